@@ -14,7 +14,7 @@ import threading
 from collections.abc import Sequence
 from typing import IO
 
-from trainer.processes.signals import STOPS, handle
+from trainer.processes.ending import STOPS, handle
 
 
 def main() -> None:

@@ -12,7 +12,7 @@ import jax
 import pytest
 
 from configs.paths import path_of
-from trainer.processes.signals import STOPS, is_ignored
+from trainer.processes.ending import STOPS, is_ignored
 
 if TYPE_CHECKING:
     from tests.gcs import Cloud

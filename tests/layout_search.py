@@ -50,7 +50,7 @@ from tests.toys import (
     with_parts,
 )
 from trainer.checkpoints.manager import Checkpoints
-from trainer.checkpoints.unpadded import StatePadding
+from trainer.checkpoints.restore import StatePadding
 from trainer.checks import record_loss
 from trainer.decoding.decoder import SHORTEST, Decoder, Request
 from trainer.decoding.score import token_losses

@@ -108,7 +108,7 @@ def test_texts_are_those_of_a_cpu(name: str, search: str, meshes: tuple[Mesh, Me
         with jax.set_mesh(mesh), jax.default_matmul_precision("highest"):
             whole = jax.NamedSharding(mesh, jax.P())
             params, placed = jax.device_put((weights(name), inputs), whole)
-            output = generate(model, SEARCHES[search], new_tokens, params, None, placed)
+            output = generate(model, SEARCHES[search], new_tokens, params, placed)
             outputs.append(jax.tree.map(np.asarray, output))
     np.testing.assert_array_equal(outputs[0].tokens_BWT, outputs[1].tokens_BWT)
     np.testing.assert_allclose(

@@ -129,6 +129,7 @@ TESTED_ELSEWHERE = {
     "data/storage/locks.py": "data/test_listing.py",
     "data/tasks/pairs.py": "data/tasks/test_translation.py",
     "data/tokenizers/bpe_dropout.py": "data/tokenizers/test_sentence_piece.py",
+    "layouts/cost/hardware.py": "layouts/cost/test_interconnect.py",  # a table
     "layouts/lint/errors.py": "layouts/lint/test_report.py",
     "models/api.py": "models/test_transformer.py",  # protocols
     "models/attention/bias.py": "models/positions/test_relative.py",
@@ -150,14 +151,9 @@ TESTED_ELSEWHERE = {
     "scripts/flag.py": "scripts/test_command_line.py",
     "scripts/meshloom.py": "scripts/test_exits.py",
     "scripts/quickstart.py": "test_readme.py",
-    "trainer/checkpoints/unpadded.py": "trainer/test_uneven.py",
     "trainer/checks.py": "scripts/commands/test_trained.py",
-    "trainer/planning/step_benchmark.py": "trainer/planning/test_search.py",
     "trainer/prepare.py": "scripts/test_processes.py",
-    "trainer/progress.py": "trainer/test_loop.py",
-    "trainer/serving/*": "scripts/commands/serving/test_serve.py",  # a server
     "trainer/traces.py": "trainer/planning/test_training.py",
-    "trainer/translation/bleu.py": "scripts/test_translation.py",
 }
 
 

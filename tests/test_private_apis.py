@@ -28,7 +28,7 @@ from layouts.layout import Layout
 from layouts.mesh import make_mesh
 from tests.toys import ROOT
 from trainer.checkpoints.integrity import checksum_chunks, wait_for_writes
-from trainer.serving.compilations import Compilations
+from trainer.serving.service import Compilations
 from trainer.translation import metrics
 
 # Orbax

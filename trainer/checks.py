@@ -18,7 +18,7 @@ from layouts.device_order import Torus
 from layouts.layout import Layout
 from layouts.lint.errors import LintContext, Problem
 from layouts.lint.recorder import Record, record
-from layouts.lint.report import check, report
+from layouts.lint.report import check, lint, report
 from layouts.lint.tracing import find_trace_problem
 from layouts.mesh import abstract_mesh
 from layouts.shards import num_shards
@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 MAX_BUBBLE = 0.2  # of their time that stages may idle without a warning
 
 NARROW_PRODUCTS = {"bfloat16": {"avx512_bf16", "amx_bf16"}, "float16": {"avx512_fp16"}}
-"""What Linux calls the products that an x86 processor has beside those of float32."""
+"""Linux's names of the products that an x86 processor may have in addition to float32's."""
 
 # Traces a jitted function of a run under a layout, on a mesh that may have no devices.
 TraceFn = Callable[[Run, Layout, Mesh | AbstractMesh], object]
@@ -61,13 +61,12 @@ def check_layout(
     run: Run, layout: Layout, mesh_sizes: Sizes, origins: Origins, torus: Torus | None = None
 ) -> list[str]:
     """Raises every error of the layout with this model and batch; returns the warnings."""
-    name, recorded = layout_name(origins), record_loss(run)
-    problems = check(name, layout, mesh_sizes, recorded, with_size_origins(origins), torus)
-    return [str(problem) for problem in problems]
+    problems = lint(layout, mesh_sizes, record_loss(run), with_size_origins(origins), torus)
+    return [str(problem) for problem in check(layout_name(origins), problems)]
 
 
 def pipeline_schedule(run: Run, layout: Layout, mesh_sizes: Sizes) -> Schedule:
-    """Returns how a run's microbatches go through stages of layers; one stage is no pipeline."""
+    """Returns how a run's microbatches go through stages of layers; one stage if not a pipeline."""
     with jax.sharding.use_abstract_mesh(abstract_mesh(dict(mesh_sizes))):
         if not run.model.model(layout).runs_stages:
             return Schedule(1, run.microbatches)
@@ -159,8 +158,23 @@ def check_run(run: Run) -> None:
     """Refuses settings that contradict each other, whatever the layout."""
     check_arrays(run)
     check_sides(run)
-    check_length(run)
-    check_groups(run)
+    max_length = run.model.max_length
+    for name, length in run.task.row_lengths.items():
+        if max_length is not None and length > max_length:
+            raise UserError(
+                f"{type(run.task).__name__}.{name} = {length}: the model has learned positions for "
+                f"{max_length} tokens.  Set Transformer.length to at least that, or choose other "
+                "positions."
+            )
+    rows = run.batch_sequences // run.microbatches
+    for name, group in run.model.groups.items():
+        length = run.task.array_lengths[name]
+        if rows * length % group:  # experts serve groups of the tokens of a microbatch
+            raise UserError(
+                f"Moe.group_tokens = {group}: a microbatch has {rows} rows of {length} places "
+                f"({name}), and they do not divide into such groups.  Legal: what divides "
+                f"{rows * length}, such as {math.gcd(rows * length, group)}, or None: a row."
+            )
 
 
 def check_arrays(run: Run) -> None:
@@ -177,7 +191,7 @@ def check_arrays(run: Run) -> None:
             if legal not in (None, size):
                 raise UserError(
                     f"Run.task = @{task}(): it gives {name} of {by_letter[letter].name} {size}, "
-                    f"and Run.model = @{model}() reads {legal}.  Set both alike."
+                    f"and Run.model = @{model}() reads {legal}.  Set both to the same size."
                 )
 
 
@@ -240,31 +254,6 @@ def check_vocabs(run: Run, vocabs: Vocabs) -> None:
             f"Transformer.source_vocab = None: task {run.task.name} has a separate vocabulary "
             f"for the source.  Set Transformer.source_vocab to at least {source.size}."
         )
-
-
-def check_length(run: Run) -> None:
-    """Refuses rows that are longer than the model can read."""
-    max_length = run.model.max_length
-    for name, length in run.task.row_lengths.items():
-        if max_length is not None and length > max_length:
-            raise UserError(
-                f"{type(run.task).__name__}.{name} = {length}: the model has learned positions for "
-                f"{max_length} tokens.  Set Transformer.length to at least that, or choose other "
-                "positions."
-            )
-
-
-def check_groups(run: Run) -> None:
-    """Refuses groups of tokens, which experts serve, that a microbatch does not divide into."""
-    rows = run.batch_sequences // run.microbatches
-    for name, group in run.model.groups.items():
-        length = run.task.array_lengths[name]
-        if rows * length % group:
-            raise UserError(
-                f"Moe.group_tokens = {group}: a microbatch has {rows} rows of {length} places "
-                f"({name}), and they do not divide into such groups.  Legal: what divides "
-                f"{rows * length}, such as {math.gcd(rows * length, group)}, or None: a row."
-            )
 
 
 def step_flops(run: Run) -> float:

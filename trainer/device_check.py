@@ -19,7 +19,6 @@ from layouts.axes import letters_of
 from layouts.layout import Layout
 from layouts.mesh import make_mesh, mesh_of_devices
 from layouts.shards import num_shards
-from models.api import Batch
 from models.feed_forward.moe.layer import Moe
 from models.loss import CROSS_ENTROPY
 from models.parts import Block
@@ -28,6 +27,7 @@ from trainer.optimizers.adamw import AdamW
 from trainer.step import TrainStepSpec, abstract_params, add_microbatches
 
 MICROBATCHES = 4
+Rows = dict[str, np.ndarray]
 TOLERANCE = 1e-3
 """Largest difference of equal gradients in float32; wrong ones differ by more than a tenth."""
 WHOLE = Layout(mesh="data:1", rules="")
@@ -74,15 +74,15 @@ def compare_with_cpu(layout: Layout) -> Iterator[Comparison]:
                 yield Comparison(name, where, *largest_difference(computed, expected))
 
 
-def tiny_models(layout: Layout, mesh: Mesh) -> Iterator[tuple[str, Transformer, Batch]]:
+def tiny_models(layout: Layout, mesh: Mesh) -> Iterator[tuple[str, Transformer, Rows]]:
     """Yields models and batches whose sizes the layout divides."""
     with jax.set_mesh(mesh):
         shards = {letter: shards_of(layout, letter) for letter in "BGVDFJQKLMEN"}
     length = 16 * math.lcm(shards["L"], shards["M"])
     rows = 2 * MICROBATCHES * math.lcm(shards["B"], shards["G"])
-    kv_heads = 2 * shards["J"]
+    kv_heads, vocab = 2 * shards["J"], 32 * shards["V"]
     dense = Transformer(
-        vocab=32 * shards["V"],
+        vocab=vocab,
         d_model=16 * shards["D"],
         d_ff=24 * shards["F"],
         kv_heads=kv_heads,
@@ -93,8 +93,8 @@ def tiny_models(layout: Layout, mesh: Mesh) -> Iterator[tuple[str, Transformer, 
     )
     experts = Block(feed_forward=Moe(experts=4 * shards["E"]))
     sparse = dataclasses.replace(dense, layers=2 * dense.layers, pattern=(Block(), experts))
-    targets = packed_rows(rows, length, dense.vocab, seed=0)
-    sources = packed_rows(rows, length, dense.vocab, seed=1)
+    targets = packed_rows(rows, length, vocab, seed=0)
+    sources = packed_rows(rows, length, vocab, seed=1)
     pairs = targets | {
         f"{name}_BM": sources[f"{name}_BL"] for name in ("inputs", "segments", "positions")
     }
@@ -105,10 +105,12 @@ def tiny_models(layout: Layout, mesh: Mesh) -> Iterator[tuple[str, Transformer, 
 
 def shards_of(layout: Layout, letter: str) -> int:
     """Returns into how many shards an axis may be split, stored or not, on the mesh that is set."""
-    return math.lcm(*(num_shards(layout.place(letter, stored=stored)[0]) for stored in (0, 1)))
+    return math.lcm(
+        *(num_shards(layout.place(letter, stored=stored)[0]) for stored in (False, True))
+    )
 
 
-def packed_rows(rows: int, length: int, vocab: int, seed: int) -> Batch:
+def packed_rows(rows: int, length: int, vocab: int, seed: int) -> Rows:
     """Makes rows of two segments and padding, of other lengths in each row."""
     rng = np.random.default_rng(seed)
     tokens_BL = rng.integers(2, vocab, (rows, length), dtype=np.int32)
@@ -130,7 +132,7 @@ def weights_of(spec: Transformer, cpu: Mesh) -> Any:
 
 
 def gradients(
-    spec: Transformer, layout: Layout, mesh: Mesh, params: Any, batch: Batch, microbatches: int
+    spec: Transformer, layout: Layout, mesh: Mesh, params: Any, batch: Rows, microbatches: int
 ) -> Any:
     """Returns the gradients, whole, of a batch under a layout."""
     model = spec.model(layout)
@@ -149,7 +151,7 @@ def gradients(
     shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract_params(model, mesh))
     arguments = jax.tree.map(placed, params, shardings), {n: rows(n, x) for n, x in batch.items()}
 
-    def summed(params: Any, batch: Batch) -> Any:
+    def summed(params: Any, batch: dict[str, jax.Array]) -> Any:
         return add_microbatches(step_spec, params, batch, jax.random.key(0))[0]
 
     whole = functools.partial(jax.sharding.reshard, out_shardings=jax.P())

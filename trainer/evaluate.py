@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import jax
@@ -15,8 +15,14 @@ from models.api import Model, Params
 from models.loss import CROSS_ENTROPY, Criterion, LossSums
 from trainer.feed import BatchSharding, dispatch_ahead
 from trainer.metrics.expert_load import Layer, stats_by_layer
-from trainer.progress import Progress, no_progress
 from trainer.step import evaluate_step
+
+Progress = Callable[[int, int], None]
+"""Is called with the parts of the work that are done, and with all."""
+
+
+def no_progress(done: int, total: int) -> None:
+    """Shows nothing."""
 
 
 class PartEvaluation(NamedTuple):
@@ -108,7 +114,11 @@ def evaluate(
     are scaled equally.  The criterion says whether experts drop the tokens beyond their evaluation
     capacity, as validation during training does, or none, as decoding.
     """
-    chosen = chosen_rows(rows, batch_sequences, batches)
+    spans = {"all": (range(len(rows)), rows.counts.tokens)}  # of each part that has rows
+    if rows.parts:
+        spans = {part.name: (part.rows, part.counts.tokens) for part in rows.parts if part.rows}
+    first = None if batches is None else max(1, batches // len(spans)) * batch_sequences
+    chosen = {name: (part_rows[:first], tokens) for name, (part_rows, tokens) in spans.items()}
     total = sum(math.ceil(len(part_rows) / batch_sequences) for part_rows, _ in chosen.values())
     done, loss, correct, parts = 0, 0.0, 0.0, {}
     with jax.set_mesh(mesh):
@@ -132,16 +142,3 @@ def evaluate(
 
 def _total(sums: Sequence[LossSums], field: str) -> float:
     return math.fsum(float(getattr(batch, field)) for batch in sums)
-
-
-def chosen_rows(
-    rows: Rows, batch_sequences: int, batches: int | None
-) -> dict[str, tuple[range, int]]:
-    """Returns the rows to evaluate of each part that has any, and the tokens of the whole part."""
-    spans = {"all": (range(len(rows)), rows.counts.tokens)}
-    if rows.parts:
-        spans = {part.name: (part.rows, part.counts.tokens) for part in rows.parts if part.rows}
-    if batches is None:
-        return spans
-    first = max(1, batches // len(spans)) * batch_sequences
-    return {name: (part_rows[:first], tokens) for name, (part_rows, tokens) in spans.items()}

@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -81,22 +80,23 @@ class BatchSharding:
 
     def to_global_arrays(self, batch: HostBatch) -> dict[str, jax.Array]:
         """Makes global arrays, given this host's rows of them."""
-        first = self.host_rows()[0] // self.microbatches
-        return {name: self._to_global_array(name, rows, first) for name, rows in batch.items()}
+        first, count = self.host_rows()[0] // self.microbatches, self.microbatch_rows
+        arrays = dict[str, jax.Array]()
+        for name, rows in batch.items():
+            of_row = rows.shape[1:]
+            pieces = rows.reshape(-1, self.microbatches, self.rows_together, *of_row)
+            rows = pieces.swapaxes(0, 1).reshape(self.microbatches, -1, *of_row)
+            shape: tuple[int, ...] = (self.microbatches, count, *of_row)
+            if self.microbatches == 1:
+                rows, shape = rows[0], shape[1:]
 
-    def _to_global_array(self, name: str, rows: np.ndarray, first: int) -> jax.Array:
-        of_row, count = rows.shape[1:], self.microbatch_rows
-        pieces = rows.reshape(-1, self.microbatches, self.rows_together, *of_row)
-        rows = pieces.swapaxes(0, 1).reshape(self.microbatches, -1, *of_row)
-        shape: tuple[int, ...] = (self.microbatches, count, *of_row)
-        if self.microbatches == 1:
-            rows, shape = rows[0], shape[1:]
+            def part(index: tuple[slice, ...] | None, rows: np.ndarray = rows) -> np.ndarray:
+                assert index is not None
+                return part_of(rows, first, index, count, row_axis=int(self.microbatches > 1))
 
-        def part(index: tuple[slice, ...] | None) -> np.ndarray:
-            assert index is not None
-            return part_of(rows, first, index, count, row_axis=int(self.microbatches > 1))
-
-        return jax.make_array_from_callback(shape, self.sharding(name, of_row), part)
+            sharding = self.sharding(name, of_row)
+            arrays[name] = jax.make_array_from_callback(shape, sharding, part)
+        return arrays
 
     def abstract(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, jax.ShapeDtypeStruct]:
         """Returns shapes, types and shardings of a batch, from the shape of each array in a row."""
@@ -125,12 +125,11 @@ def part_of(
 
 def dispatch_ahead(dispatched: Iterable[T]) -> Iterator[T]:
     """Yields each output when the next call is dispatched: devices compute while it is fetched."""
-    outputs = deque[T]()
+    previous: list[T] = []
     for output in dispatched:
-        outputs.append(output)
-        if len(outputs) > 1:
-            yield outputs.popleft()
-    yield from outputs
+        yield from previous
+        previous = [output]
+    yield from previous
 
 
 def feed(

@@ -11,7 +11,7 @@ import numpy as np
 
 from configs.errors import RunError
 from trainer.processes import peers
-from trainer.processes.signals import handle
+from trainer.processes.ending import handle
 
 NAMES = {"loss": "loss", "grad_norm": "gradient norm"}
 
@@ -78,11 +78,6 @@ class Interrupts:
         """Lets Ctrl-C end the process again: the steps are done, and no call follows."""
         if self.signal is None and signal.SIGINT in self._before:
             self._release(signal.SIGINT)
-
-    def check(self, step: int) -> None:
-        """Raises `StopRequested` where the run is to stop."""
-        if self.received(step):
-            raise StopRequested
 
 
 def check_finite(

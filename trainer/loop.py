@@ -15,7 +15,7 @@ from data.packing.rows import Rows
 from layouts.hlo.compilation import compile_program
 from layouts.layout import Layout
 from trainer.checkpoints.manager import Checkpoints
-from trainer.checkpoints.unpadded import StatePadding
+from trainer.checkpoints.restore import StatePadding
 from trainer.checkpoints.warm_start import warm_started
 from trainer.evaluate import evaluate
 from trainer.feed import BatchSharding, feed
@@ -40,19 +40,10 @@ class TrainJob:
     model_dir: Path
 
 
-@dataclasses.dataclass(frozen=True)
-class DispatchedStep:
-    """Holds a step that the devices may still work on."""
-
-    step: int
-    row_ids: np.ndarray
-    metrics: Metrics
-
-
 def train(job: TrainJob, observers: Sequence[Observer] = ()) -> Outcome:
     """Trains to the last step, from the newest checkpoint of the model directory or from the start.
 
-    Without observers it trains, validates and saves, and tells only its loggers.
+    Without observers it trains, validates and saves, and reports only to its loggers.
     """
     run, watch = job.run, Observers(observers)
     connect(job.mesh)
@@ -66,15 +57,17 @@ def train(job: TrainJob, observers: Sequence[Observer] = ()) -> Outcome:
         padding = StatePadding(train_step_spec(run, job.layout), job.mesh)
         state, step = restore_or_init(padding, checkpoints, run.start_from)
         watch.notify(Observer.on_start, run, step)
-        stopped, previous = False, None
+        stopped, previous = False, None  # previous: a step that the devices may still work on
         if step < run.steps:
             compiled = compile_train_step(job, state)
             watch.notify(Observer.on_compiled, compiled)
             batches = feed(job.splits["train"], batch_sharding(job), seed=run.seed, first_step=step)
         timer = StepTimer()
-        if lacks_evaluation(job, step, checkpoints):
+        # A signal may have ended the evaluation of the checkpoint that the run resumes.
+        is_due = bool(step) and run.at_interval(step, run.evaluate_every)
+        if is_due and on_any_process(checkpoints.best_of([step]) is None):
             with timer.spending("evaluation"):
-                _, stopped = validate_unless_stopped(job, step, state, watch, interrupts)
+                _, stopped = validate(job, step, state, watch, interrupts)
 
         while step < run.steps and not stopped:
             watch.notify(Observer.before_step, step + 1)
@@ -84,22 +77,20 @@ def train(job: TrainJob, observers: Sequence[Observer] = ()) -> Outcome:
                 with timer.spending("device"):
                     state, metrics = compiled.executable(state, batch)
             if previous is not None:  # it is read while the devices work on this one
-                watch.notify(Observer.on_step, fetch_finite(previous, timer, checkpoints))
+                watch.notify(Observer.on_step, fetch_finite(*previous, timer, checkpoints))
             step += 1
-            previous = DispatchedStep(step, row_ids, metrics)
+            previous = (step, row_ids, metrics)
 
             stopped = interrupts.received(step)
             evaluates = run.at_interval(step, run.evaluate_every)
             if stopped or evaluates or run.at_interval(step, run.checkpoint_every):
                 # Nothing is saved before its loss was seen to be finite.
-                watch.notify(Observer.on_step, fetch_finite(previous, timer, checkpoints))
+                watch.notify(Observer.on_step, fetch_finite(*previous, timer, checkpoints))
                 previous = None
                 metric = None
                 if evaluates and not stopped:  # else the run that continues this one evaluates
                     with timer.spending("evaluation"):
-                        metric, stopped = validate_unless_stopped(
-                            job, step, state, watch, interrupts
-                        )
+                        metric, stopped = validate(job, step, state, watch, interrupts)
                 with timer.spending("checkpoints"):
                     watch.notify(Observer.before_save, step)
                     checkpoints.save(step, padding.unpad(state), metric)
@@ -150,63 +141,51 @@ def batch_sharding(job: TrainJob) -> BatchSharding:
 
 
 def fetch_finite(
-    dispatched: DispatchedStep, timer: StepTimer, checkpoints: Checkpoints
+    step: int, row_ids: np.ndarray, metrics: Metrics, timer: StepTimer, checkpoints: Checkpoints
 ) -> StepResult:
     """Waits for a step's metrics; raises where they are not finite, or where a save failed."""
     with timer.spending("device"):
-        metrics = jax.device_get(dispatched.metrics)
+        metrics = jax.device_get(metrics)
     loads = metrics.pop("loads", {})
     numbers = {name: float(x) for name, x in metrics.items()}
-    check_finite(numbers, dispatched.step, dispatched.row_ids, checkpoints.wait_for_latest)
+    check_finite(numbers, step, row_ids, checkpoints.wait_for_latest)
     rates = timer.rates(numbers["tokens"])
     checkpoints.check()
-    return StepResult(dispatched.step, {"step": dispatched.step, **numbers, **rates}, loads)
-
-
-def lacks_evaluation(job: TrainJob, step: int, checkpoints: Checkpoints) -> bool:
-    """Returns whether a signal ended the evaluation of the checkpoint that the run resumes."""
-    if not step or not job.run.at_interval(step, job.run.evaluate_every):
-        return False
-    return on_any_process(checkpoints.best_of([step]) is None)
-
-
-def validate_unless_stopped(
-    job: TrainJob, step: int, state: State, watch: Observers, interrupts: Interrupts
-) -> tuple[float | None, bool]:
-    """Returns the metric of `Run.best_by`, if known, and whether the run is to stop."""
-    try:
-        return validate(job, step, state, watch, interrupts), False
-    except StopRequested:
-        return None, True
+    return StepResult(step, {"step": step, **numbers, **rates}, loads)
 
 
 def validate(
     job: TrainJob, step: int, state: State, watch: Observers, interrupts: Interrupts
-) -> float | None:
-    """Evaluates on the validation split, where there is one; returns the metric of `Run.best_by`.
+) -> tuple[float | None, bool]:
+    """Evaluates on the validation split, if there is one.
 
-    Raises `StopRequested` between two batches where the run is to stop.
+    Returns the metric of `Run.best_by`, if known, and whether the run is to stop, which ends the
+    evaluation between two batches.
     """
     rows, run = job.splits.get("validation"), job.run
     if rows is None or not len(rows):
-        return None
+        return None, False
 
     def progress(done: int, total: int) -> None:
         watch.notify(Observer.on_batch_evaluated, done, total)
-        interrupts.check(step)
+        if interrupts.received(step):
+            raise StopRequested
 
-    evaluation, parts = evaluate(
-        run.model.model(job.layout),
-        state["params"],
-        rows,
-        job.mesh,
-        batch_sequences=run.batch_sequences,
-        batches=run.evaluate_batches if step < run.steps else None,
-        progress=progress,
-    )
-    logger.info("Step %d: validation %s.", step, evaluation)
-    line: Line = {"step": step, **evaluation.numbers()}
-    for measures in watch.notify(Observer.evaluate, step, state["params"], progress):
-        line |= measures
+    try:
+        evaluation, parts = evaluate(
+            run.model.model(job.layout),
+            state["params"],
+            rows,
+            job.mesh,
+            batch_sequences=run.batch_sequences,
+            batches=run.evaluate_batches if step < run.steps else None,
+            progress=progress,
+        )
+        logger.info("Step %d: validation %s.", step, evaluation)
+        line: Line = {"step": step, **evaluation.numbers()}
+        for measures in watch.notify(Observer.evaluate, step, state["params"], progress):
+            line |= measures
+    except StopRequested:
+        return None, True
     watch.notify(Observer.on_evaluation, line, parts)
-    return line.get(run.best_by)
+    return line.get(run.best_by), False

@@ -15,42 +15,46 @@ from trainer.step import abstract_state, train_step_spec
 
 
 def check_memory(run: Run, layout: Layout, mesh: Mesh) -> None:
-    """Raises where weights, optimizer state and batch alone take more than there is."""
+    """Raises if weights, optimizer state and batch alone take more memory than there is."""
     state_bytes = shard_bytes(abstract_state(train_step_spec(run, layout), mesh))
-    sharding = BatchSharding(layout, mesh, run.batch_sequences, run.microbatches)
-    batch_bytes = shard_bytes(sharding.abstract(run.task.array_shapes))
-    memory_bytes = device_memory_bytes(mesh)
-    if memory_bytes is not None and state_bytes + batch_bytes > memory_bytes:
-        raise UserError(
-            f"the run does not fit: {state_bytes:,} bytes of weights and optimizer state and "
-            f"{batch_bytes:,} of the batch on each device, which has {memory_bytes:,}.  Choose "
-            "smaller sizes, more devices, or a layout that splits more (meshloom plan)."
-        )
+    batch_bytes = _batch_bytes(run, layout, mesh, run.batch_sequences, run.microbatches)
+    _check(
+        mesh,
+        state_bytes + batch_bytes,
+        f"the run does not fit: {state_bytes:,} bytes of weights and optimizer state and "
+        f"{batch_bytes:,} of the batch",
+        "Choose smaller sizes, more devices, or a layout that splits more (meshloom plan).",
+    )
 
 
 def check_batch_memory(run: Run, layout: Layout, mesh: Mesh, rows: int) -> None:
-    """Raises where a batch of this many rows takes more than there is."""
-    sharding = BatchSharding(layout, mesh, rows)
-    batch_bytes = shard_bytes(sharding.abstract(run.task.array_shapes))
-    memory_bytes = device_memory_bytes(mesh)
-    if memory_bytes is not None and batch_bytes > memory_bytes:
-        raise UserError(
-            f"--batch_sequences={rows}: a batch takes {batch_bytes:,} bytes on each device, which "
-            f"has {memory_bytes:,}.  Choose a smaller one."
-        )
+    """Raises if a batch of this many rows takes more memory than there is."""
+    batch_bytes = _batch_bytes(run, layout, mesh, rows)
+    problem = f"--batch_sequences={rows}: a batch takes {batch_bytes:,} bytes"
+    _check(mesh, batch_bytes, problem, "Choose a smaller one.")
 
 
 def check_cache_memory(params: Any, cache: Any, mesh: Mesh) -> None:
-    """Raises where weights and the cache of a decoding alone take more than there is."""
+    """Raises if weights and the cache of a decoding alone take more memory than there is."""
     params_bytes, cache_bytes = shard_bytes(params), shard_bytes(cache)
+    _check(
+        mesh,
+        params_bytes + cache_bytes,
+        f"the KV cache does not fit: {cache_bytes:,} bytes of it and {params_bytes:,} of weights",
+        "Choose fewer --beam or --samples, a smaller --batch_sequences or --max_tokens, shorter "
+        "lines, or more devices.",
+    )
+
+
+def _batch_bytes(run: Run, layout: Layout, mesh: Mesh, rows: int, microbatches: int = 1) -> int:
+    sharding = BatchSharding(layout, mesh, rows, microbatches)
+    return shard_bytes(sharding.abstract(run.task.array_shapes))
+
+
+def _check(mesh: Mesh, needed_bytes: int, problem: str, remedy: str) -> None:
     memory_bytes = device_memory_bytes(mesh)
-    if memory_bytes is not None and params_bytes + cache_bytes > memory_bytes:
-        raise UserError(
-            f"the KV cache does not fit: {cache_bytes:,} bytes of it and {params_bytes:,} of "
-            f"weights on each device, which has {memory_bytes:,}.  Choose fewer --beam or "
-            "--samples, a smaller --batch_sequences or --max_tokens, shorter lines, or more "
-            "devices."
-        )
+    if memory_bytes is not None and needed_bytes > memory_bytes:
+        raise UserError(f"{problem} on each device, which has {memory_bytes:,}.  {remedy}")
 
 
 def shard_bytes(tree: Any) -> int:

@@ -5,7 +5,7 @@ layout.gin         the layout given last, for the next command line; never read 
 history.jsonl      a signed record for each start of training: its step, data, vocabulary, settings
                    and changes; each checkpoint keeps one too, and every command checks it
 vocab.model        the vocabulary
-source_vocab.model that of the source, where it has its own
+source_vocab.model that of the source, if it differs
 train.lock         the process that trains there, while it does
 model.gin          of an imported model: its settings alone, for runs that start from it
 huggingface/       of an imported model: its settings and tokenizer, which an export gives back
@@ -98,7 +98,7 @@ class ModelDir:
             atomic_write(target / file.name, file.read_bytes())
 
     def vocabs(self, task: Task) -> Vocabs:
-        """Returns the vocabularies of the run; raises where they are no longer those."""
+        """Returns the vocabularies of the run; raises if they have changed."""
         record, copy_back = self.record, "Copy it back from --data_dir."
         try:
             vocabs = Vocabs.load(self.model_dir, task.source_vocab_file)

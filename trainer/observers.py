@@ -11,8 +11,7 @@ from jax.sharding import Mesh
 
 from layouts.layout import Layout
 from models.api import Params
-from trainer.evaluate import PartEvaluation
-from trainer.progress import Progress
+from trainer.evaluate import PartEvaluation, Progress
 from trainer.run import Run
 from trainer.step import State
 

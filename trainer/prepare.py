@@ -1,4 +1,4 @@
-"""Prepares the data of a run of several processes, each with the same disk or with its own."""
+"""Prepares the data of a run of several processes, which share a disk or have separate ones."""
 
 import logging
 from pathlib import Path
@@ -29,9 +29,9 @@ def prepare(
 ) -> Prepared:
     """Returns the rows of a task: process 0 prepares them while the others wait.
 
-    A process that does not find them in data_dir then has a disk of its own and prepares them
-    there.  Raises in every process unless all have the same rows.  Without a worker_count there
-    are as many workers as cores; a pipeline has its own.
+    A process that then has no rows in data_dir has a separate disk, and prepares them there.
+    Raises in every process unless all have the same rows.  Without a worker_count there are as many
+    workers as cores; a pipeline has its own.
     """
     build: dict[str, Any] = {
         "worker_count": worker_count or cores(), "pipeline": pipeline,

@@ -108,7 +108,7 @@ class Run:
             )
 
     def at_interval(self, step: int, interval: int | None) -> bool:
-        """Returns whether what happens every so many steps, and after the last one, happens now."""
+        """Returns True at multiples of `interval` and at the last step."""
         return step == self.steps or (interval is not None and step % interval == 0)
 
     @property

@@ -76,7 +76,7 @@ def trace_generate(
     tokens = (shape.source_tokens, shape.prompt_tokens, shape.suffix_tokens)
     inputs = abstract_inputs(layout, mesh, shape.rows, *tokens)
     search, new_tokens = shape.search, padded(shape.new_tokens)
-    arguments = (model, search, new_tokens, step.abstract_params(model, mesh), *inputs)
+    arguments = (model, search, new_tokens, step.abstract_params(model, mesh), inputs)
     with use_mesh(mesh):
         return generate.trace(*arguments), arguments
 

@@ -42,14 +42,19 @@ def measure_host(devices: Sequence[jax.Device]) -> HostRates:
     mesh = Mesh(np.array(devices), ("all",), axis_types=(AxisType.Explicit,))
 
     def seconds(function: Callable[[jax.Array], jax.Array], *shape: int) -> float:
-        """Times a function of each device's shard."""
+        """Returns the time of the fastest call of a function of each device's shard."""
         with jax.set_mesh(mesh):
             split = NamedSharding(mesh, jax.P("all"))
             operand = jax.device_put(np.ones((count, *shape), np.float32), split)
             spec = jax.P("all")
             mapped = jax.shard_map(function, in_specs=spec, out_specs=spec, check_vma=False)
-            compiled = jax.jit(mapped)
-            return best_s(lambda: compiled(operand).block_until_ready())
+            compiled, times_s = jax.jit(mapped), list[float]()
+            compiled(operand).block_until_ready()
+            for _ in range(ROUNDS):
+                start = time.perf_counter()
+                compiled(operand).block_until_ready()
+                times_s.append(time.perf_counter() - start)
+            return min(times_s)
 
     def chain(x: jax.Array) -> jax.Array:
         for _ in range(STEPS):
@@ -74,17 +79,6 @@ def measure_host(devices: Sequence[jax.Device]) -> HostRates:
         collective_s=max(collective_s, 0.0),
         received_per_s=sum_bytes / max(summed_s, copied_s),
     )
-
-
-def best_s(function: Callable[[], object]) -> float:
-    """Returns the fastest of some calls, after one that compiles."""
-    function()
-    times_s = []
-    for _ in range(ROUNDS):
-        start = time.perf_counter()
-        function()
-        times_s.append(time.perf_counter() - start)
-    return min(times_s)
 
 
 def estimate_host_timing(

@@ -2,15 +2,13 @@
 
 import dataclasses
 import functools
-import itertools
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 KINDS = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
-
-
+TOLERANCE = 0.1  # of traffic that differs from what the layout requires
 CHECKOUT = Path(__file__).parents[2]
 
 
@@ -93,24 +91,15 @@ def by_mesh_axis(collectives: Iterable[Collective], mesh: Mapping[str, int]) -> 
 
 
 def unexpected_traffic(
-    compiled: Iterable[Collective],
-    expected: Iterable[Collective],
-    mesh: Mapping[str, int],
-    tolerance: float = 0.1,
+    compiled: Iterable[Collective], expected: Iterable[Collective], mesh: Mapping[str, int]
 ) -> list[UnexpectedTraffic]:
     """Returns mesh axes whose compiled traffic differs from what the layout requires."""
     compiled, expected = list(compiled), list(expected)
-    compiled_bytes = by_mesh_axis(compiled, mesh)
-    expected_bytes = by_mesh_axis(expected, mesh)
+    sizes, expected_sizes = by_mesh_axis(compiled, mesh), by_mesh_axis(expected, mesh)
     return [
-        UnexpectedTraffic(
-            name,
-            compiled_bytes[name],
-            expected_bytes[name],
-            tuple(differences(name, compiled, expected)),
-        )
-        for name in mesh
-        if abs(compiled_bytes[name] - expected_bytes[name]) > tolerance * expected_bytes[name]
+        UnexpectedTraffic(name, size, required, tuple(differences(name, compiled, expected)))
+        for name, size in sizes.items()
+        if abs(size - (required := expected_sizes[name])) > TOLERANCE * required
     ]
 
 
@@ -137,14 +126,10 @@ def differences(
 
 def heaviest(collectives: Iterable[Collective]) -> list[Collective]:
     """Merges equal collectives, and sorts those that send the most first."""
-
-    def kind(collective: Collective) -> tuple:
-        return collective._replace(times=0)
-
-    merged = []
-    for _, group in itertools.groupby(sorted(collectives, key=kind), key=kind):
-        equal = list(group)
-        merged.append(equal[0]._replace(times=sum(collective.times for collective in equal)))
+    times = Counter[Collective]()
+    for collective in collectives:
+        times[collective._replace(times=0)] += collective.times
+    merged = (kind._replace(times=count) for kind, count in sorted(times.items()))
     return sorted(merged, key=lambda collective: -collective.received_bytes)
 
 
@@ -163,8 +148,17 @@ def size_text(size_bytes: float) -> str:
     >>> size_text(640), size_text(2_621_440)
     ('640 B', '2.62 MB')
     """
-    for unit in ("B", "kB", "MB", "GB"):
-        if size_bytes < 1000:
-            return f"{size_bytes:.3g} {unit}"
-        size_bytes /= 1000
-    return f"{size_bytes:.3g} TB"
+    return scaled(size_bytes, "B")
+
+
+def scaled(amount: float, unit: str) -> str:
+    """Writes an amount with a metric prefix.
+
+    >>> scaled(34_628_173_824, "FLOPs")
+    '34.6 GFLOPs'
+    """
+    prefixes = iter(" kMGTPEZY")
+    prefix = next(prefixes).strip()
+    while amount >= 1000:
+        amount, prefix = amount / 1000, next(prefixes)
+    return f"{amount:.3g} {prefix}{unit}"

@@ -1,14 +1,45 @@
-"""Follows the values of a trace from their makers to their users."""
+"""Follows the values of a trace from their makers to their users; counts FLOPs and peak memory."""
 
+import functools
 import math
-from collections.abc import Iterator, Mapping
+import operator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import numpy as np
 from jax.extend.core import Jaxpr, Literal, jaxprs_in_params
 
 from layouts.cost.collectives import checkout_file
-from layouts.cost.convolutions import convolution_flops
 from layouts.shards import Entry, mesh_axes
+
+
+def convolution_flops(eqn: Any) -> int:
+    """Counts the FLOPs of a traced convolution, twice the multiplications not with padding."""
+    settings = eqn.params
+    left, kernel, out = (v.aval.shape for v in (*eqn.invars, *eqn.outvars))
+    of_left, of_kernel, of_out = settings["dimension_numbers"]
+    pairs = math.prod(
+        valid_pairs(
+            left[of_left[axis]], kernel[of_kernel[axis]], out[of_out[axis]],
+            stride=settings["window_strides"][axis - 2], dilate=settings["lhs_dilation"][axis - 2],
+            spread=settings["rhs_dilation"][axis - 2], low=settings["padding"][axis - 2][0],
+        )
+        for axis in range(2, len(left))
+    )  # fmt: skip
+    batch = left[of_left[0]] // settings["batch_group_count"]
+    return 2 * batch * out[of_out[1]] * kernel[of_kernel[1]] * pairs
+
+
+@functools.cache
+def valid_pairs(
+    size: int, kernel: int, out: int, *, stride: int, dilate: int, spread: int, low: int
+) -> int:
+    """Counts pairs of an output and a kernel index along one axis that meet an input."""
+    index = np.arange(out)[:, None] * stride + np.arange(kernel) * spread - low
+    inside = (index >= 0) & (index <= (size - 1) * dilate) & (index % dilate == 0)
+    return int(np.sum(inside))
+
 
 # Operations that only give the same numbers another shape or type.
 VIEWS = ("reshape", "transpose", "convert_element_type", "squeeze", "broadcast_in_dim")
@@ -141,3 +172,108 @@ def source_line(eqn: Any) -> str:
     frames = eqn.source_info.traceback.frames if eqn.source_info.traceback else ()
     lines = (f"{checkout_file(frame.file_name)}:{frame.line_num}" for frame in frames)
     return next((line for line in lines if not line.startswith(":")), "")
+
+
+def peak_bytes(jaxpr: Jaxpr, mesh: Mapping[str, int]) -> int:
+    """Estimates the peak memory on one device without the arguments, if nothing is fused.
+
+    A value lives from its equation to its last use, and is sharded as it is around a look-up.
+    """
+    flow, live, peak = Flow(jaxpr), 0, 0
+    uses = [(i, v) for i, eqn in enumerate(jaxpr.eqns) for v in eqn.invars]
+    uses += [(len(jaxpr.eqns), v) for v in jaxpr.outvars]
+    sizes, freed = dict[Any, int](), Counter[int]()
+    for v, i in {v: i for i, v in uses if not isinstance(v, Literal) and v in flow.makers}.items():
+        placed = flow.before(v) if flow.makers[v].primitive.name == "reshard" else flow.after(v)
+        sizes[v] = min(local_bytes(v.aval, mesh), local_bytes(placed.aval, mesh))
+        freed[i] += sizes[v]
+    for i, eqn in enumerate(jaxpr.eqns):
+        bodies = () if eqn.primitive.name == KERNEL else jaxprs_in_params(eqn.params)
+        inner = max((peak_bytes(body, mesh) for body in bodies), default=0)
+        live += sum(sizes.get(v, 0) for v in eqn.outvars)
+        peak = max(peak, live + inner)
+        live -= freed[i]
+    return peak
+
+
+# What kernels compute the bounds of their loops by, from the place of a block in the grid.
+INDEX_OPS: Mapping[str, Callable[..., "Index"]] = {
+    "add": operator.add,
+    "sub": operator.sub,
+    "mul": operator.mul,
+    "div": operator.floordiv,
+}
+Index = np.ndarray | int
+
+
+def kernel_flops(eqn: Any) -> int:
+    """Counts the FLOPs of a kernel: as its author estimates them, or of the blocks that run."""
+    estimate = eqn.params["cost_estimate"]
+    if estimate is not None:
+        return estimate.flops
+    (body,), blocks = bodies(eqn)
+    grid = eqn.params["grid_mapping"].grid
+    # Splash attention reads from an array whether a causal mask hides a block, and a trace has no
+    # values.  With such a mask alone it reads the positions of queries.  Blocks of queries and keys
+    # are equal.
+    is_causal = "q_sequence_ref" in (eqn.params["jaxpr"].debug_info.arg_names or ())
+    share = 1.0
+    if is_causal and eqn.params["name"].startswith("splash"):
+        share = (grid[-1] + 1) / (2 * grid[-1])
+    return round(blocks * share * block_flops(body, grid))
+
+
+def flops_by_kernel(jaxpr: Jaxpr) -> dict[str, float]:
+    """Returns the FLOPs of one call of each kernel of a trace, of calls of a name the mean."""
+    flops, calls = Counter[str](), Counter[str]()
+    for eqn, times in executed_equations(jaxpr):
+        if eqn.primitive.name == KERNEL:
+            flops[eqn.params["name"]] += times * kernel_flops(eqn)
+            calls[eqn.params["name"]] += times
+    return {name: flops[name] / calls[name] for name in calls}
+
+
+def block_flops(body: Jaxpr, grid: tuple[int, ...]) -> float:
+    """Counts the FLOPs of a block: the mean over the grid, where loops are of different length."""
+    indices: dict[Any, Index] = {}
+    flops = 0.0
+    for eqn in body.eqns:
+        name = eqn.primitive.name
+        known = [index_of(v, indices) for v in eqn.invars]
+        operands = [index for index in known if index is not None]
+        if name == "program_id":
+            axis = eqn.params["axis"]
+            shape = [size if i == axis else 1 for i, size in enumerate(grid)]
+            indices[eqn.outvars[0]] = np.arange(grid[axis]).reshape(shape)
+        elif name in INDEX_OPS and len(operands) == 2:
+            indices[eqn.outvars[0]] = INDEX_OPS[name](*operands)
+        elif name == "dot_general":
+            flops += product_flops(eqn)
+        else:
+            inner, trip_count = bodies(eqn)
+            times = mean_trip_count(eqn, known) if name == "while" else trip_count
+            flops += times * math.fsum(total_flops(jaxpr) for jaxpr in inner)
+    return flops
+
+
+def index_of(v: Any, indices: dict[Any, Index]) -> Index | None:
+    """Returns an integer that follows from the place in the grid; None for other values."""
+    if isinstance(v, Literal):
+        value = np.asarray(v.val)
+        return int(value) if value.dtype.kind == "i" else None
+    return indices.get(v)
+
+
+def mean_trip_count(loop: Any, operands: list[Index | None]) -> float:
+    """Returns how often a loop "while index < bound" runs; 1 where they are not known."""
+    condition = loop.params["cond_jaxpr"].jaxpr
+    first_carry = loop.params["cond_nconsts"] + loop.params["body_nconsts"]
+    variables = condition.invars[loop.params["cond_nconsts"] :]
+    carried = dict(zip(variables, operands[first_carry:], strict=True))
+    last_eqn = condition.eqns[-1]
+    if last_eqn.primitive.name != "lt" or any(isinstance(v, Literal) for v in last_eqn.invars):
+        return 1.0
+    first, last = map(carried.get, last_eqn.invars)
+    if first is None or last is None:
+        return 1.0
+    return float(np.mean(np.maximum(np.subtract(last, first), 0)))

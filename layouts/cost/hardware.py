@@ -70,16 +70,6 @@ PEAK_BF16_FLOPS = {
 }
 
 
-def known_kind(device_kind: str) -> str | None:
-    """Returns the key of a chip in the table above, from JAX's `device_kind`.
-
-    >>> known_kind("TPU v5 lite"), known_kind("TPU v5"), known_kind("cpu")
-    ('v5e', 'v5p', None)
-    """
-    kinds = (kind for kind, chip in CHIPS.items() if device_kind.startswith(chip.kind))
-    return next(kinds, None)
-
-
 def peak_flops(devices: Iterable[jax.Device]) -> float | None:
     """Returns the peak bfloat16 FLOP/s of all devices; None if a kind is not in the table."""
     total = 0.0

@@ -1,7 +1,12 @@
 """Estimates how long collectives take: on a TPU slice by links, rings and bisections, among GPUs
-by what each sends to others of its node and to other nodes."""
+by what each sends to others of its node and to other nodes.
+
+Lists the slices of TPUs that Google Cloud offers, and nodes of GPUs.
+"""
 
 import dataclasses
+import functools
+import itertools
 import math
 import re
 from typing import NamedTuple
@@ -16,7 +21,6 @@ from layouts.cost.hardware import (
     LINK_UTILISATION,
     NETWORK_BANDWIDTH,
     Chip,
-    known_kind,
 )
 from layouts.device_order import CHIP_AXES, CORE
 
@@ -104,7 +108,9 @@ class Topology:
     @classmethod
     def of(cls, devices: np.ndarray) -> "Topology | None":
         """Returns the box of chips that these devices are on; None if their kind is unknown."""
-        kind = known_kind(devices.flat[0].device_kind)
+        device_kind = devices.flat[0].device_kind  # "TPU v5 lite" comes before "TPU v5"
+        kinds = (kind for kind, chip in CHIPS.items() if device_kind.startswith(chip.kind))
+        kind = next(kinds, None)
         if kind is None:
             return None
         axes = CHIPS[kind].axes
@@ -178,12 +184,9 @@ class Topology:
             return inside_s
         sent_bytes = RING.get(kind, 1) * size_bytes / (np.min(devices) if kind in RING else 1)
         share = 1 if kind == "collective-permute" else 1 - 1 / len(boxes)
-        return float(inside_s + share * sent_bytes / self.network_rate)
-
-    @property
-    def network_rate(self) -> float:
-        """Returns the bytes per second between boxes that a device has while all devices send."""
-        return NETWORK_BANDWIDTH[self.kind] * LINK_UTILISATION / self.chip.cores
+        # Bytes per second between boxes that a device has while all devices send.
+        rate = NETWORK_BANDWIDTH[self.kind] * LINK_UTILISATION / self.chip.cores
+        return float(inside_s + share * sent_bytes / rate)
 
     def seconds_inside(self, kind: str, size_bytes: float, coords: np.ndarray) -> float:
         """Returns the seconds of one collective among devices of one box.
@@ -211,3 +214,66 @@ class Topology:
         chip_bytes = groups * cores * size_bytes
         crossing = max(a.chips * a.stride / (8 if a.wraps else 4) for a in along)
         return chip_bytes * crossing / link
+
+
+# docs.cloud.google.com/tpu/docs/ v2, v3, v4, v5e, v5p and v6e, and, for 4x8 and 8x16 of v3,
+# docs.cloud.google.com/kubernetes-engine/docs/concepts/plan-tpus.  Read on 23 November 2026.
+OF_256_CHIPS = "1x1 2x2 2x4 4x4 4x8 8x8 8x16 16x16"
+WITHIN_A_CUBE = "2x2x1 2x2x2 2x2x4 2x4x4"
+SHAPES = {
+    "v2": "2x2 4x4 8x8 8x16 16x16",
+    "v3": "2x2 4x4 4x8 8x8 8x16 16x16 16x32 32x32",
+    "v4": WITHIN_A_CUBE,
+    "v5e": OF_256_CHIPS,
+    "v5p": WITHIN_A_CUBE,
+    "v6e": OF_256_CHIPS,
+}
+# Larger slices of these consist of whole cubes, AxBxC with A <= B <= C.
+CUBE_SIDE = 4
+MAX_CHIPS_OF_CUBES = {"v4": 4096, "v5p": 6144}
+# Not offered: the eight chips on which the Giant Models guide serves its 64B (section 3.2).
+PUBLISHED = {"v3:4x2"}
+MAX_NEARBY = 4  # in a message
+LARGEST_NODES = 2048  # of GPUs, that a plan suggests
+
+
+@functools.cache
+def offered_slices(kind: str) -> tuple[Topology, ...]:
+    """Returns all slices of a kind, the fewest chips first, of equal ones the most compact.
+
+    Of GPUs these are the sizes of one node, then powers of two of full nodes.
+
+    >>> [topology.name for topology in offered_slices("v2")]
+    ['v2:2x2', 'v2:4x4', 'v2:8x8', 'v2:8x16', 'v2:16x16']
+    """
+    if kind in GPUS:
+        full, doublings = GPUS_OF_A_NODE[-1], range(1, LARGEST_NODES.bit_length())
+        shapes = [*(f"1x{n}" for n in GPUS_OF_A_NODE), *(f"{2**i}x{full}" for i in doublings)]
+    else:
+        shapes = [*SHAPES[kind].split(), *shapes_of_cubes(MAX_CHIPS_OF_CUBES.get(kind, 0))]
+    slices = (Topology.named(f"{kind}:{shape}") for shape in shapes)
+    return tuple(sorted(slices, key=lambda topology: (topology.chips, max(topology.extents))))
+
+
+def shapes_of_cubes(max_chips: int) -> list[str]:
+    """Returns the shapes of whole cubes, up to a number of chips.
+
+    >>> shapes_of_cubes(256)
+    ['4x4x4', '4x4x8', '4x4x12', '4x4x16', '4x8x8']
+    """
+    sides = range(CUBE_SIDE, max_chips // CUBE_SIDE**2 + 1, CUBE_SIDE)
+    boxes = itertools.combinations_with_replacement(sides, 3)
+    return ["x".join(map(str, box)) for box in boxes if math.prod(box) <= max_chips]
+
+
+def check_offered(topology: Topology) -> None:
+    """Raises an error that lists slices of similar size if Google Cloud does not offer this one."""
+    offered, box = offered_slices(topology.kind), topology.box
+    if box in offered or box.name in PUBLISHED:
+        return
+    nearest = sorted(offered, key=lambda other: abs(math.log(other.chips / box.chips)))
+    nearby = [other.name for other in offered if other in nearest[:MAX_NEARBY]]
+    raise UserError(
+        f"--topology={topology.name}: Google Cloud offers no such slice.  "
+        f"Legal nearby: {', '.join(nearby)}."
+    )

@@ -19,16 +19,56 @@ from layouts.cost.dataflow import (
     VIEWS,
     Flow,
     bodies,
+    kernel_flops,
     local_bytes,
     local_size,
+    peak_bytes,
     places,
     product_flops,
     source_line,
 )
-from layouts.cost.dot_axes import Letters
-from layouts.cost.kernels import kernel_flops
-from layouts.cost.peak_memory import peak_bytes
 from layouts.shards import Entry, mesh_axes
+
+
+@dataclasses.dataclass(frozen=True)
+class Letters:
+    """Numbers the axes of a product's operands and result; equal axes have equal numbers.
+
+    >>> Letters.of((((2,), (0,)), ((), ())), 3, 2)  # BLD,DF->BLF
+    Letters(left=(1, 2, 0), right=(0, 5), out=(1, 2, 5))
+    >>> Letters.of((((2,), (1,)), ((0,), (0,))), 3, 3)  # BLK,BKM->BLM
+    Letters(left=(0, 3, 1), right=(0, 1, 7), out=(0, 3, 7))
+    """
+
+    left: tuple[int, ...]
+    right: tuple[int, ...]
+    out: tuple[int, ...]
+
+    @classmethod
+    def of(cls, numbers: Any, left_rank: int, right_rank: int) -> "Letters":
+        """Reads pairs of summed axes, then pairs of batch axes, which come first in the result."""
+        (left_sum, right_sum), (left_batch, right_batch) = numbers
+        left, right = dict[int, int](), dict[int, int]()
+        pairs = zip((*left_batch, *left_sum), (*right_batch, *right_sum), strict=True)
+        for letter, (a, b) in enumerate(pairs):
+            left[a] = right[b] = letter
+        shared = len(left)
+        for axis in range(left_rank):
+            left.setdefault(axis, shared + axis)
+        for axis in range(right_rank):
+            right.setdefault(axis, shared + left_rank + axis)
+        kept = sorted(n for n in (*left.values(), *right.values()) if n >= shared)
+        return cls(ordered(left), ordered(right), (*range(len(left_batch)), *kept))
+
+    def at(self, left: int | None, right: int | None, out: int | None) -> tuple[int | None, ...]:
+        """Returns the letters at these axes of both operands and the result."""
+        axes = ((self.left, left), (self.right, right), (self.out, out))
+        return tuple(None if axis is None else letters[axis] for letters, axis in axes)
+
+
+def ordered(letters: dict[int, int]) -> tuple[int, ...]:
+    return tuple(letters[axis] for axis in sorted(letters))
+
 
 REDUCTIONS = ("reduce_sum", "reduce_max", "reduce_min", "reduce_and", "reduce_or", "argmax")
 MANUAL = {"psum": "all-reduce", "psum_invariant": "all-reduce", "pmax": "all-reduce",
@@ -38,7 +78,7 @@ MANUAL = {"psum": "all-reduce", "psum_invariant": "all-reduce", "pmax": "all-red
 GROWING = ("all-gather", "reduce-scatter")  # the whole tensor is more than what a device keeps
 
 
-# Operations that read operands from memory and write results; all else is fused into these.
+# Operations that read operands from memory and write results; others are fused into these.
 MEMORY_OPS = (
     *PRODUCTS, "gather", "scatter-add", *REDUCTIONS, "cumsum", "sort", "top_k", "concatenate"
 )  # fmt: skip
@@ -136,7 +176,7 @@ class Counter:
         self.rules: dict[str, Callable[[Any, Flow], Iterator[Transfer]]] = {
             "dot_general": self.product,
             "reshard": self.move,
-            "reshape": self.regroup,
+            "reshape": self.move,
             "gather": self.lookup,
             "scatter-add": self.lookup_backward,
             **dict.fromkeys(REDUCTIONS, self.reduction),
@@ -224,9 +264,7 @@ class Counter:
                 for letter in dict.fromkeys(split)
                 if letter is not None
             ]
-            costs = [
-                sum(transfer.received_bytes(size) for transfer in choice) for choice in choices
-            ]
+            costs = [sum(t.received_bytes(size) for t in choice) for choice in choices]
             if choices:
                 yield from choices[costs.index(min(costs))]
 
@@ -238,28 +276,24 @@ class Counter:
                 yield sum_over(mesh_axis, out)
 
     def move(self, eqn: Any, flow: Flow) -> Iterator[Transfer]:
-        """Reshards a tensor; slicing a replicated axis sends nothing."""
+        """Reshards or reshapes a tensor; slicing a replicated axis sends nothing.
+
+        An axis that is split elsewhere afterwards is exchanged.
+        """
         if flow.frames(eqn):
             return
-        old, new = self.local(eqn.invars[0]), self.local(eqn.outvars[0])
-        for mesh_axis in self.mesh:
-            before, after = old.splits(mesh_axis), new.splits(mesh_axis)
-            if mesh_axis in old.unreduced - new.unreduced:
-                yield sum_over(mesh_axis, new)
-            elif before is not None and before != after:
-                yield Transfer("all-gather" if after is None else "all-to-all", mesh_axis, old)
-
-    def regroup(self, eqn: Any, flow: Flow) -> Iterator[Transfer]:
-        """Reshapes a tensor; an axis that is then split elsewhere is exchanged."""
         old, new = self.local(eqn.invars[0]), self.local(eqn.outvars[0])
         shapes = eqn.invars[0].aval.shape, eqn.outvars[0].aval.shape
         for mesh_axis in self.mesh:
             before, after = old.splits(mesh_axis), new.splits(mesh_axis)
-            if before is None:
-                continue
-            if after is None:
+            is_moved = before != after
+            if eqn.primitive.name == "reshape":
+                is_moved = math.prod(shapes[0][:before]) != math.prod(shapes[1][:after])
+            if mesh_axis in old.unreduced - new.unreduced:
+                yield sum_over(mesh_axis, new)
+            elif before is not None and after is None:
                 yield Transfer("all-gather", mesh_axis, old)
-            elif math.prod(shapes[0][:before]) != math.prod(shapes[1][:after]):
+            elif before is not None and is_moved:
                 yield Transfer("all-to-all", mesh_axis, old)
 
     def lookup(self, eqn: Any, flow: Flow) -> Iterator[Transfer]:
@@ -282,7 +316,7 @@ class Counter:
         updates = self.local(flow.before(eqn.invars[2]))
         numbers = eqn.params["dimension_numbers"]
         if numbers.operand_batching_dims:
-            return  # each row has a table of its own
+            return  # each row has another table
         for mesh_axis in self.mesh:
             if mesh_axis in table.unreduced:
                 continue
@@ -319,10 +353,8 @@ def exchange(
     if letter not in letters.out:
         if mesh_axis not in out.unreduced:
             yield sum_over(mesh_axis, out)
-    elif split[2] is None:
-        yield Transfer("all-gather", mesh_axis, out)
     elif split[2] != letter:
-        yield Transfer("all-to-all", mesh_axis, out)
+        yield Transfer("all-gather" if split[2] is None else "all-to-all", mesh_axis, out)
 
 
 def sum_over(mesh_axis: str, out: LocalTensor) -> Transfer:

@@ -103,11 +103,6 @@ def compute_s(chip: Chip, ops: Iterable[OpCost]) -> tuple[float, float]:
     return products_s, other_s
 
 
-def cycles_s(chip: Chip, cycles: Mapping[str, int]) -> tuple[float, float]:
-    """Returns seconds of products and of other operations, by a compiler's cycle estimates."""
-    return cycles["products"] / chip.clock_hz, cycles["other"] / chip.clock_hz
-
-
 def add_up(
     topology: Topology,
     coords: np.ndarray,

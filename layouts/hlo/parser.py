@@ -1,11 +1,14 @@
-"""Parses the lines and tables of a compiled program, as XLA prints them."""
+"""Parses a compiled program as XLA prints it: instructions, tables, products, device groups."""
 
 import dataclasses
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+
+import numpy as np
 
 from layouts.cost.collectives import checkout_file
+from layouts.cost.dataflow import valid_pairs
 
 ITEM_BITS = {"pred": 8, "s4": 4, "u4": 4, "bf16": 16, "c64": 64, "c128": 128}
 
@@ -34,8 +37,13 @@ class Instruction:
 
     def is_in(self, scope: str) -> bool:
         """Returns whether it was traced in this named scope."""
-        op_name = re.search(r'op_name="([^"]*)"', self.rest)
-        return op_name is not None and scope in op_name[1].split("/")
+        return scope in self.op_name.split("/")
+
+    @property
+    def op_name(self) -> str:
+        """Returns the scopes and the operation that JAX made it for; "" if it does not say."""
+        match = re.search(r'op_name="([^"]*)"', self.rest)
+        return match[1] if match else ""
 
     def number(self, name: str) -> int | None:
         """Returns the value of an attribute such as `index`."""
@@ -129,3 +137,89 @@ def frames(text: str) -> dict[int, str]:
         above = nearest.get(int(parent[1]) - 1, "") if parent else ""  # printed counting from 2
         nearest[int(number)] = lines.get(location[1], above) if location else above
     return nearest
+
+
+def group_axes(instruction: Instruction, mesh: Mapping[str, int]) -> tuple[tuple[str, ...], int]:
+    """Returns the mesh axes along which the devices of a group differ, and the group size."""
+    group = first_group(instruction.rest, math.prod(mesh.values()))
+    indices = np.unravel_index(group, tuple(mesh.values()))
+    axes = tuple(name for name, i in zip(mesh, indices, strict=True) if len(np.unique(i)) > 1)
+    return axes, len(group)
+
+
+def first_group(text: str, devices: int) -> np.ndarray:
+    """Returns the device numbers of the first group.
+
+    >>> first_group("replica_groups=[2,4]<=[4,2]T(1,0), dimensions={0}", 8)
+    array([0, 2, 4, 6])
+    >>> first_group("replica_groups=mesh['axis_0'=2,'axis_1'=4] {'axis_1'}", 8)
+    array([0, 1, 2, 3])
+    >>> first_group("source_target_pairs={{0,0},{1,4}}", 8)
+    array([1, 4])
+    """
+    if pairs := re.search(r"source_target_pairs=\{(.*?)\}\}", text):
+        moves = [dims(pair) for pair in re.findall(r"[\d,]+\d", pairs[1])]
+        moved = np.array([move for move in moves if move[0] != move[1]] or [[0, 0]])
+        return np.unique(moved[0])
+    if named := re.search(r"replica_groups=mesh\[(.*?)\] ?\{(.*?)\}", text):
+        return first_of_mesh(named[1], named[2])
+    if tiled := re.search(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", text):
+        numbers = np.arange(devices).reshape(dims(tiled[2]))
+        numbers = numbers.transpose(dims(tiled[3])) if tiled[3] else numbers
+        return numbers.reshape(dims(tiled[1]))[0]
+    listed = re.search(r"replica_groups=\{\{([\d,]+)\}", text)
+    return np.array(dims(listed[1])) if listed else np.arange(devices)
+
+
+def first_of_mesh(sizes: str, axes: str) -> np.ndarray:
+    """Returns the first group along axes of a mesh that the compiler made up."""
+    mesh = {name: int(size) for name, size in re.findall(r"'(\w+)'=(\d+)", sizes)}
+    numbers = np.arange(math.prod(mesh.values())).reshape(tuple(mesh.values()))
+    group_names = re.findall(r"'(\w+)'", axes)
+    inner = [i for i, name in enumerate(mesh) if name in group_names]
+    outer = [i for i, name in enumerate(mesh) if name not in group_names]
+    count = math.prod(numbers.shape[i] for i in inner)
+    return numbers.transpose(outer + inner).reshape(-1, count)[0]
+
+
+def product_flops(instruction: Instruction, computation: Computation) -> int:
+    """Counts the FLOPs of a matrix product, which TPUs write as a convolution; else 0."""
+    if instruction.opcode == "dot":
+        left = sizes_of(instruction.operands[0], computation)
+        summed = re.search(r"lhs_contracting_dims=\{([\d,]*)\}", instruction.rest)
+        inner = math.prod(left[i] for i in dims(summed[1])) if summed else 1
+        return 2 * inner * math.prod(sizes_of(instruction.name, computation))
+    if instruction.opcode == "convolution":
+        return convolution_flops(instruction, computation)
+    return 0
+
+
+def convolution_flops(instruction: Instruction, computation: Computation) -> int:
+    """Counts twice the multiplications that are not with padding or holes."""
+    labels = re.search(r"dim_labels=(\w+)_(\w+)->(\w+)", instruction.rest)
+    assert labels is not None, instruction.rest
+    names = (*instruction.operands, instruction.name)
+    left, kernel, out = (
+        dict(zip(axes, sizes_of(name, computation), strict=True))
+        for axes, name in zip(labels.groups(), names, strict=True)
+    )
+    window = re.search(r"window=\{([^}]*)\}", instruction.rest)
+    settings = dict(part.split("=") for part in window[1].split()) if window else {}
+    groups = re.search(r"batch_group_count=(\d+)", instruction.rest)
+    spatial = [axis for axis in labels[3] if axis.isdigit()]
+    pairs = 1
+    for i, axis in enumerate(sorted(spatial)):
+        pairs *= valid_pairs(
+            left[axis], kernel[axis], out[axis],
+            stride=nth(settings, "stride", i), dilate=nth(settings, "lhs_dilate", i),
+            spread=nth(settings, "rhs_dilate", i), low=nth(settings, "pad", i, 0),
+        )  # fmt: skip
+    batch = left["b"] // (int(groups[1]) if groups else 1)
+    return 2 * batch * out["f"] * kernel["i"] * pairs
+
+
+def nth(settings: Mapping[str, str], name: str, i: int, default: int = 1) -> int:
+    """Reads a setting of the window along one axis; of a pad, the lower side."""
+    if name not in settings:
+        return default
+    return int(settings[name].split("x")[i].split("_")[0])

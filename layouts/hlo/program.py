@@ -2,18 +2,23 @@
 
 import dataclasses
 import functools
+import itertools
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from layouts.cost.collectives import KINDS, Collective
-from layouts.hlo.flops import product_flops
-from layouts.hlo.parser import Computation, Instruction, frames, joined_lines, parse_instruction
-from layouts.hlo.replica_groups import group_axes
-
-FUSED_REDUCE_SCATTER = (
-    "all-reduce-scatter"  # what the TPU compiler names a fused all-reduce and slice
+from layouts.hlo.parser import (
+    Computation,
+    Instruction,
+    frames,
+    group_axes,
+    joined_lines,
+    parse_instruction,
+    product_flops,
 )
+
+FUSED_REDUCE_SCATTER = "all-reduce-scatter"  # the TPU compiler's fusion of all-reduce and slice
 # Names of fusions, on TPUs, that start, continue or end a collective and compute something else.
 ASYNC_FUSION = re.compile(r"async[-_]collective")
 KERNEL = 'custom_call_target="tpu_custom_call"'
@@ -81,10 +86,8 @@ class CompiledText:
     @functools.cached_property
     def executed(self) -> list[ExecutedInstruction]:
         """Lists all that a step executes, trip counts of loops multiplied."""
-        entries = (self.computations[name] for name in self.entries)
-        return [
-            executed for entry in entries for executed in self._walk(entry, 1, None, self.scope)
-        ]
+        walks = (self._walk(self.computations[e], 1, None, self.scope) for e in self.entries)
+        return list(itertools.chain.from_iterable(walks))
 
     def _walk(
         self,
@@ -102,20 +105,14 @@ class CompiledText:
                 inner_times *= self.trip_count(instruction, computation)
             elif instruction.opcode in ("fusion", "async-start"):
                 fusion = instruction
-            if instruction.opcode == "conditional":
-                yield from self._branch(instruction, times, fused_in)
+            if instruction.opcode == "conditional":  # the branch that computes the most, as a trace
+                walks = [
+                    list(self._walk(self.computations[name], times, fused_in))
+                    for name in branches(instruction)
+                ]
+                yield from max(walks, key=total_flops)
             for name in called(instruction):
                 yield from self._walk(self.computations[name], inner_times, fusion)
-
-    def _branch(
-        self, conditional: Instruction, times: int, fused_in: Instruction | None
-    ) -> list[ExecutedInstruction]:
-        """Walks the branch that computes the most, as the count of a trace does."""
-        walks = [
-            list(self._walk(self.computations[name], times, fused_in))
-            for name in branches(conditional)
-        ]
-        return max(walks, key=total_flops)
 
     def trip_count(self, loop: Instruction, computation: Computation) -> int:
         """Returns how often a loop runs: its counter goes up to a constant, by 1 in JAX's scans.
@@ -157,7 +154,7 @@ class CompiledText:
 
     @functools.cached_property
     def cycles(self) -> dict[str, int]:
-        """Adds up the compiler's estimates of a step: cycles of matrix products and of all else."""
+        """Adds up the compiler's estimates of a step: cycles of matrix products and of the rest."""
         cycles = {"products": 0, "other": 0}
         for executed in self.executed:
             estimate = re.search(r'"estimated_cycles":"(\d+)"', executed.instruction.rest)
@@ -172,7 +169,8 @@ class CompiledText:
         """Lists the kernels that a step runs: Pallas calls."""
         return [
             KernelCall(
-                kernel_name(instruction),
+                # Of scopes and operation, the last scope is the name that the kernel has in JAX.
+                instruction.op_name.rpartition("/")[0].rpartition("/")[2] or instruction.name,
                 instruction.bytes
                 + sum(executed.computation[o].bytes for o in instruction.operands),
                 executed.times,
@@ -205,8 +203,8 @@ class CompiledText:
             if group == 1:
                 continue
             sizes = [executed.computation[name].bytes for name in instruction.operands]
-            # The rows of a ragged exchange are in the smaller of its first two operands: the other,
-            # before it or after, has places for as many from each device.
+            # The smaller of the first two operands of a ragged exchange holds its rows; the other
+            # one is a buffer for as many rows from each device.
             is_ragged = instruction.opcode.startswith("ragged-")
             size = min(sizes[:2]) if is_ragged else sum(sizes)
             size *= group if kind == "all-gather" else 1
@@ -214,7 +212,8 @@ class CompiledText:
             origin = instruction
             if fusion is not None:
                 overlaps |= fusion.opcode == "async-start"
-                if is_async(fusion):
+                names = (fusion.name, fusion.attribute("calls") or "")
+                if any(ASYNC_FUSION.match(name) for name in names):
                     channel = instruction.number("channel_id")
                     if channel in channels:
                         continue
@@ -232,16 +231,9 @@ class CompiledText:
         """Returns the line of the model, and the equation, that an instruction was made for."""
         frame = re.search(r"stack_frame_id=(\d+)", instruction.rest)
         line = self.sources.get(int(frame[1]), "") if frame else ""
-        op_name = re.search(r'op_name="([^"]*)"', instruction.rest)
-        name = equation(op_name[1]) if op_name else instruction.name
-        backward = " (backward)" if op_name and "transpose(" in op_name[1] else ""
+        name = equation(instruction.op_name) or instruction.name
+        backward = " (backward)" * ("transpose(" in instruction.op_name)
         return f"{line} {name}".strip() + backward
-
-
-def is_async(fusion: Instruction) -> bool:
-    """Returns whether a fusion overlaps a part of a collective with other work."""
-    names = (fusion.name, fusion.attribute("calls") or "")
-    return any(ASYNC_FUSION.match(name) for name in names)
 
 
 def copied(name: str, computation: Computation) -> Instruction:
@@ -257,12 +249,6 @@ def constant(name: str, computation: Computation) -> int | None:
     instruction = copied(name, computation)
     number = re.match(r"(\d+)\)", instruction.rest)
     return int(number[1]) if instruction.opcode == "constant" and number else None
-
-
-def kernel_name(instruction: Instruction) -> str:
-    """Returns the name that a kernel has in JAX: the part before the name of the operation."""
-    op_name = re.search(r'op_name="([^"]*)"', instruction.rest)
-    return op_name[1].split("/")[-2] if op_name and "/" in op_name[1] else instruction.name
 
 
 def equation(op_name: str) -> str:
@@ -293,9 +279,9 @@ def branches(conditional: Instruction) -> list[str]:
 
 
 def called(instruction: Instruction) -> list[str]:
-    """Returns the computations that an instruction always executes, but those of reductions."""
+    """Returns the computations that an instruction always executes, except reductions'."""
     if instruction.opcode == "while":
-        names = [instruction.attribute("body")]  # conditions only compare, but that of an open loop
+        names = [instruction.attribute("body")]  # conditions only compare, except an open loop's
     elif instruction.opcode in ("call", "fusion", "async-start"):
         names = [instruction.attribute("calls") or instruction.attribute("to_apply")]
     else:

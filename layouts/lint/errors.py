@@ -203,7 +203,12 @@ def _spelling_problem(context: LintContext, part: str, before: list[str]) -> Pro
         )
     axis = context.axes.by_name.get(rule.axis) or declared_axes().get(rule.axis)
     if axis is None:
-        return _unknown_axis(context, rule)
+        letters = {letter for tensor in context.record.tensors for letter in tensor.axes}
+        letters |= {"H"} if "J" in letters else set()  # a rule for heads speaks of kv_heads
+        axes = tuple(a.name for letter, a in context.axes.by_letter.items() if letter in letters)
+        near = did_you_mean(rule.axis, [*context.axes.by_name, *SYNONYMS]).strip()
+        fix = f"{near}  This model's axes: {', '.join(axes)}.".strip()
+        return Problem("error", "unknown-axis", "no such axis.", fix=fix, legal={"axis": axes})
     if rule.mesh_axis not in context.mesh:
         near = did_you_mean(rule.mesh_axis, context.mesh).strip()
         fix = f"The mesh has {', '.join(context.mesh)} ({context.source('mesh')})."
@@ -220,21 +225,12 @@ def _spelling_problem(context: LintContext, part: str, before: list[str]) -> Pro
             "error",
             "unpaddable-axis",
             "cannot be padded.",
-            fix=f'Legal with a "+": {join_or(paddable)}, and no "?" beside it.',
+            fix=f'Legal with a "+": {join_or(paddable)}, and no "?" with it.',
             legal={"axis": paddable},
         )
     if rule[:2] in [other[:2] for other in parse_rules(";".join(before))]:
         return Problem("error", "duplicate-rule", "appears twice.", fix="Remove one of them.")
     return None
-
-
-def _unknown_axis(context: LintContext, rule: Rule) -> Problem:
-    letters = {letter for tensor in context.record.tensors for letter in tensor.axes}
-    letters |= {"H"} if "J" in letters else set()  # a rule for heads speaks of kv_heads
-    axes = tuple(axis.name for letter, axis in context.axes.by_letter.items() if letter in letters)
-    near = did_you_mean(rule.axis, [*context.axes.by_name, *SYNONYMS]).strip()
-    fix = f"{near}  This model's axes: {', '.join(axes)}.".strip()
-    return Problem("error", "unknown-axis", "no such axis.", fix=fix, legal={"axis": axes})
 
 
 class SplitCause(NamedTuple):
@@ -310,15 +306,11 @@ def _num_shards(context: LintContext, rules: tuple[SourcedRule, ...]) -> int:
 
 
 def _repeats(context: LintContext, cause: SplitCause) -> int:
-    """Returns into how many groups each shard of an axis is cut: those of stages of layers are."""
-    return context.layout.pipeline_repeats if _makes_stages(context, cause) else 1
-
-
-def _makes_stages(context: LintContext, cause: SplitCause) -> bool:
-    """Returns whether the rules that split an axis make stages of layers."""
+    """Returns into how many groups each shard of an axis is cut: the layers of a stage are."""
     ruled = tuple(sourced.rule.mesh_axis for sourced in cause.rules)
     is_stages = cause.letter == "N" and ruled == context.layout.stage_axes
-    return is_stages and _num_shards(context, cause.rules) > 1
+    has_stages = is_stages and _num_shards(context, cause.rules) > 1
+    return context.layout.pipeline_repeats if has_stages else 1
 
 
 def _weights(context: LintContext, names: list[str]) -> list[str]:
@@ -346,23 +338,18 @@ def _indivisible(context: LintContext, cause: SplitCause, names: list[str]) -> P
     name, weights = context.name(cause.letter), _weights(context, names)
     from_data = name in context.origins and len(weights) < len(names)
     setter = f" ({context.origins[name]})" if from_data else ""
-    legal = _sizes_that_divide(context, cause)
+    legal, size = _sizes_that_divide(context, cause), str(cause.size)
+    if cause.pattern > 1:  # the settings have layers, not repeats of their pattern
+        size = f"{cause.size * cause.pattern} ({size} repeats of a pattern of {cause.pattern})"
     return Problem(
         "error",
         "indivisible",
-        f"{name} = {_size_text(cause)}{setter} does not divide over {_mesh_axes(context, cause)}.",
+        f"{name} = {size}{setter} does not divide over {_mesh_axes(context, cause)}.",
         first_names(weights or names),
         context.cite(*cause.rules),
         f"Legal: {_listed(legal)}.  {_alternative(context, cause)}",
         legal,
     )
-
-
-def _size_text(cause: SplitCause) -> str:
-    """Writes a size as the settings have it: layers, not repeats of their pattern."""
-    if cause.pattern == 1:
-        return str(cause.size)
-    return f"{cause.size * cause.pattern} ({cause.size} repeats of a pattern of {cause.pattern})"
 
 
 def _padded_size(context: LintContext, cause: SplitCause) -> int:

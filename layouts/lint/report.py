@@ -12,7 +12,12 @@ from layouts.device_order import Torus, describe_legal_orders, order_problems
 from layouts.layout import Layout
 from layouts.lint.errors import LintContext, Problem, check_conflicts, check_spelling
 from layouts.lint.recorder import Record, Weight
-from layouts.lint.warnings import check_efficiency, check_idle_rules, check_repeats
+from layouts.lint.warnings import (
+    check_idle_rules,
+    check_mesh_axes,
+    check_repeats,
+    check_replicated_weights,
+)
 from layouts.padding import with_axes
 from layouts.shards import mesh_axes
 from layouts.slices import slice_counts
@@ -31,39 +36,28 @@ def lint(
     axes of the data to the settings of their sizes, "batch" to "Run.batch_sequences".
     """
     problems, context = check_spelling(LintContext(layout, mesh_sizes, record, origins))
-    problems += check_device_order(context, torus)
-    problems += check_slices(context)
+    problems += check_devices(context, torus)
     has_all_rules = all(problem.severity == "warning" for problem in problems)
-    problems += check_conflicts(context) + check_idle_rules(context)
-    problems += check_repeats(context)
+    problems += check_conflicts(context) + check_idle_rules(context) + check_repeats(context)
     if has_all_rules:  # a misspelt rule may be what would make the layout efficient
-        problems += check_efficiency(context)
+        problems += check_mesh_axes(context) + check_replicated_weights(context)
     return sorted(problems, key=lambda problem: problem.severity)
 
 
-def check_device_order(context: LintContext, torus: Torus | None) -> list[Problem]:
-    """Reports why the devices of a slice cannot be put into the layout's order."""
-    order = context.layout.order
-    if order is None or not (wrong := order_problems(order, context.mesh, torus)):
-        return []
-    subject, fix = (
-        f"order {order!r} ({context.source('order')})",
-        describe_legal_orders(context.mesh, torus),
-    )
-    return [Problem("error", "device-order", "  ".join(wrong), subject, fix=fix)]
-
-
-def check_slices(context: LintContext) -> list[Problem]:
-    """Reports why no number of slices can lie along the mesh axes as the layout says."""
-    slices = context.layout.slices
-    if slices is None:
-        return []
+def check_devices(context: LintContext, torus: Torus | None) -> list[Problem]:
+    """Reports why devices have no such order, or why slices do not divide the mesh axes."""
+    order, slices, problems = context.layout.order, context.layout.slices, []
+    if order is not None and (wrong := order_problems(order, context.mesh, torus)):
+        subject = f"order {order!r} ({context.source('order')})"
+        fix = describe_legal_orders(context.mesh, torus)
+        problems.append(Problem("error", "device-order", "  ".join(wrong), subject, fix=fix))
     try:
-        slice_counts(slices, context.mesh)
+        if slices is not None:
+            slice_counts(slices, context.mesh)
     except UserError as error:
         subject = f"slices {slices!r} ({context.source('slices')})"
-        return [Problem("error", "slices", str(error).partition(": ")[2], subject)]
-    return []
+        problems.append(Problem("error", "slices", str(error).partition(": ")[2], subject))
+    return problems
 
 
 def report(name: str, problems: list[Problem]) -> str:
@@ -73,16 +67,8 @@ def report(name: str, problems: list[Problem]) -> str:
     return "\n".join([f"Layout {name!r}: {count}.", *(f"  {line}" for line in lines)])
 
 
-def check(
-    name: str,
-    layout: Layout,
-    mesh_sizes: Mapping[str, int],
-    record: Record,
-    origins: Mapping[str, str],
-    torus: Torus | None = None,
-) -> list[Problem]:
+def check(name: str, problems: list[Problem]) -> list[Problem]:
     """Raises all problems together if one is an error; otherwise returns the warnings."""
-    problems = lint(layout, mesh_sizes, record, origins, torus)
     if any(problem.severity == "error" for problem in problems):
         raise UserError(report(name, problems))
     return problems

@@ -5,8 +5,8 @@ from collections.abc import Callable, Mapping
 
 from configs.errors import UserError
 from layouts.layout import Layout
-from layouts.lint.errors import LintContext, Problem, SourcedRule, find_conflicts
-from layouts.lint.statements import find_statement
+from layouts.lint.errors import LintContext, Problem, find_conflicts
+from layouts.lint.recorder import find_statement
 
 # Traces a program under a layout on a mesh of these sizes, allocating nothing.
 Trace = Callable[[Layout, Mapping[str, int]], object]
@@ -29,12 +29,14 @@ def find_trace_problem(context: LintContext, trace: Trace) -> Problem | None:
         for field in ("rules", "param_rules")
         if getattr(nearest.layout, field) != getattr(context.layout, field)
     }
+    # The first sentence of the message is about types.
+    reason = re.split(r"(?<=[^.\s]{2})\.\s", " ".join(str(error).split()), maxsplit=1)[0]
     bindings = (f'Layout.{field} = "{value}"' for field, (value,) in legal.items())
     return Problem(
         "error",
         "untraceable",
         f"JAX cannot shard this.  {statement.describe(context.scoped_layout)}"
-        f"    {statement.text}\n    JAX says: {first_sentence(error)}",
+        f"    {statement.text}\n    JAX says: {reason[:400]}",
         statement.line,
         context.cite(*changed) if changed else "",
         f"A layout that works: {', '.join(bindings)}.",
@@ -43,7 +45,7 @@ def find_trace_problem(context: LintContext, trace: Trace) -> Problem | None:
 
 
 def error_of(trace: Trace, layout: Layout, sizes: Mapping[str, int]) -> Exception | None:
-    """Returns what a trace raises, but for mistakes that already have a message of their own."""
+    """Returns what a trace raises, except mistakes that already have a message of their own."""
     try:
         trace(layout, sizes)
     except UserError:
@@ -51,12 +53,6 @@ def error_of(trace: Trace, layout: Layout, sizes: Mapping[str, int]) -> Exceptio
     except Exception as error:  # JAX has no common type for what it cannot shard
         return error
     return None
-
-
-def first_sentence(error: Exception) -> str:
-    """Returns the first sentence of a message, which is about types."""
-    text = " ".join(str(error).split())
-    return re.split(r"(?<=[^.\s]{2})\.\s", text, maxsplit=1)[0][:400]
 
 
 def nearest_layout(context: LintContext, trace: Trace, letters: set[str]) -> LintContext:
@@ -74,7 +70,9 @@ def nearest_layout(context: LintContext, trace: Trace, letters: set[str]) -> Lin
     rules = sorted(context.rules, key=lambda sourced: sourced.rule.axis not in names)
     for sourced in rules:
         for change in (sourced.softened, None):
-            candidate = with_change(context, sourced, change)
+            changed = (change if other == sourced else other for other in context.rules)
+            kept = [str(r) for field, r in filter(None, changed) if field == sourced.field]
+            candidate = context.replace(sourced.field, kept)
             if candidate.rules != context.rules and works(candidate):
                 return candidate
     nearest = context.replace("rules", []).replace("param_rules", [])
@@ -84,12 +82,3 @@ def nearest_layout(context: LintContext, trace: Trace, letters: set[str]) -> Lin
                 nearest = candidate
                 break
     return nearest
-
-
-def with_change(
-    context: LintContext, sourced: SourcedRule, change: SourcedRule | None
-) -> LintContext:
-    """Replaces a rule by another, or drops it."""
-    rules = [change if other == sourced else other for other in context.rules]
-    kept = [str(rule) for field, rule in filter(None, rules) if field == sourced.field]
-    return context.replace(sourced.field, kept)

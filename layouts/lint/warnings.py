@@ -16,11 +16,6 @@ MIN_SPLIT_SHARE = 0.5  # of the FLOPs that a mesh axis should split
 MAX_REPLICATED_SHARE = 0.02  # of the parameter bytes
 
 
-def check_efficiency(context: LintContext) -> list[Problem]:
-    """Reports mesh axes that split little of the computation, and weights that none splits."""
-    return [*_idle_mesh_axes(context), *_replicated_weights(context)]
-
-
 def check_idle_rules(context: LintContext) -> list[Problem]:
     """Reports rules that split nothing."""
     matched: set[SourcedRule] = set()
@@ -61,7 +56,7 @@ def _idle_rule(context: LintContext, sourced: SourcedRule, matched: bool) -> Pro
     return Problem("warning", "unmatched-rule", f"matches nothing: {reason}", rule=rule)
 
 
-def _idle_mesh_axes(context: LintContext) -> list[Problem]:
+def check_mesh_axes(context: LintContext) -> list[Problem]:
     """Reports mesh axes along which every device computes most products again."""
     problems = []
     for mesh_axis, size in context.mesh.items():
@@ -131,7 +126,7 @@ def _rules_that_split(
     return added, share
 
 
-def _replicated_weights(context: LintContext) -> list[Problem]:
+def check_replicated_weights(context: LintContext) -> list[Problem]:
     """Reports the weights that every device holds, if they are a large part."""
     devices = math.prod(context.mesh.values())
     replicated = _replicated(context)

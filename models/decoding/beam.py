@@ -50,12 +50,26 @@ class Beam:
         self, layout: Layout, state: Beams, logits_BWV: Array, inputs: DecodeInputs, step: Array
     ) -> tuple[Beams, Array, Array]:
         # Scores are the model's probabilities, END before the minimum included.
-        log_z_BW = layout.reshard(jax.nn.logsumexp(logits_BWV, axis=-1), "BW")
-        tokens_BUT, score_BU, parent_BU = self.continuations(
-            layout, state, logits_BWV, log_z_BW[:, :, None], inputs, step
+        log_z_BW1 = layout.reshard(jax.nn.logsumexp(logits_BWV, axis=-1), "BW")[:, :, None]
+        # The best texts one token longer: as many as the beam is wide, and for each hypothesis its
+        # ENDs, which may be the best.
+        rows, width, vocab = layout.unpadded_shape("BWV", logits_BWV.shape)
+        ends = len(inputs.stop_ids)
+        best = (1 + ends) * width
+        k = min(best + ends, vocab)  # more than the beam can need: END may be masked
+        best_BWU, token_BWU = layout.top_k(logits_BWV, k, "BWV")
+        best_BWU, token_BWU = layout.reshard(best_BWU, "BWU"), layout.reshard(token_BWU, "BWU")
+        early_B = is_early(inputs, step)
+        best_BWU = without_end(layout, best_BWU, token_BWU, early_B, inputs.stop_ids, "BWU")
+        score_BWU = state.score_BW[:, :, None] + best_BWU - log_z_BW1
+        score_BU, token_BU = (
+            layout.reshape(x, (rows, width * k), "BU") for x in (score_BWU, token_BWU)
         )
+        score_BU, at_BU = layout.top_k(score_BU, min(best, width * k), "BU")
+        token_BU, parent_BU = layout.take_along_axis(token_BU, at_BU, "BU"), at_BU // k
+        tokens_BUT = layout.take_along_axis(state.tokens_BWT, parent_BU, "BUT")
         here_BUT = layout.iota("BUT", tokens_BUT.shape, "T") == step
-        token_BU = jnp.sum(jnp.where(here_BUT, tokens_BUT, 0), axis=2, dtype=jnp.int32)
+        tokens_BUT = jnp.where(here_BUT, token_BU[:, :, None], tokens_BUT)
         ends_BU = is_end(token_BU, inputs.stop_ids) | (step + 1 >= inputs.max_new_tokens_B)[:, None]
 
         # An END counts if it is among the best `width`.  The best unfinished texts continue.
@@ -76,37 +90,6 @@ class Beam:
             layout.take_along_axis(parent_BU, at_BW, "BW"),
         )
 
-    def continuations(
-        self,
-        layout: Layout,
-        state: Beams,
-        logits_BWV: Array,
-        log_z_BW1: Array,
-        inputs: DecodeInputs,
-        step: Array,
-    ) -> tuple[Array, Array, Array]:
-        """Returns the best texts one token longer, and their parents.
-
-        As many as the beam is wide, and for each hypothesis its ENDs, which may be the best.
-        """
-        rows, width, vocab = layout.unpadded_shape("BWV", logits_BWV.shape)
-        ends = len(inputs.stop_ids)
-        best = (1 + ends) * width
-        k = min(best + ends, vocab)  # more than the beam can need: END may be masked
-        best_BWU, token_BWU = layout.top_k(logits_BWV, k, "BWV")
-        best_BWU, token_BWU = layout.reshard(best_BWU, "BWU"), layout.reshard(token_BWU, "BWU")
-        early_B = is_early(inputs, step)
-        best_BWU = without_end(layout, best_BWU, token_BWU, early_B, inputs.stop_ids, "BWU")
-        score_BWU = state.score_BW[:, :, None] + best_BWU - log_z_BW1
-        score_BU, token_BU = (
-            layout.reshape(x, (rows, width * k), "BU") for x in (score_BWU, token_BWU)
-        )
-        score_BU, at_BU = layout.top_k(score_BU, min(best, width * k), "BU")
-        token_BU, parent_BU = layout.take_along_axis(token_BU, at_BU, "BU"), at_BU // k
-        tokens_BUT = layout.take_along_axis(state.tokens_BWT, parent_BU, "BUT")
-        here_BUT = layout.iota("BUT", tokens_BUT.shape, "T") == step
-        return jnp.where(here_BUT, token_BU[:, :, None], tokens_BUT), score_BU, parent_BU
-
     def divisor(self, tokens: Array) -> Array:
         """Returns the divisor of the log-probability of a text of this length."""
         length = tokens.astype(float)
@@ -123,7 +106,7 @@ class Beam:
 
 
 def merge_best(layout: Layout, kept: DecodeOutput, more: DecodeOutput) -> DecodeOutput:
-    """Merges two lists of texts; keeps as many as the first has, the best, in order."""
+    """Merges two lists of texts; keeps the best, in order, to the length of the first list."""
 
     def joined(old: Array, new: Array, axes: str) -> Array:
         return jnp.concatenate([layout.reshard(old, axes), layout.reshard(new, axes)], axis=1)

@@ -1,6 +1,5 @@
 """Keeps keys and values of the hypotheses of a sentence, in one cache or in one for each."""
 
-import abc
 import dataclasses
 from collections.abc import Callable
 
@@ -23,7 +22,7 @@ def repeat(layout: Layout, x: Array, width: int, axes: str) -> Array:
 
 
 @dataclasses.dataclass(frozen=True)
-class HypothesisCaches(abc.ABC):
+class HypothesisCaches:
     """Says which slots the tokens of each hypothesis have, and feeds them to the model.
 
     A cache holds the prompt, then one slot at each step for each of its hypotheses, then the
@@ -31,6 +30,10 @@ class HypothesisCaches(abc.ABC):
     """
 
     layout: Layout
+    flat: bool
+    """Whether all hypotheses of a sentence share one cache: each sees its own ancestors, and when
+    they change, the mask is rearranged and not the cache (GShard, Lepikhin et al. 2020, appendix
+    A.1).  Otherwise each has a cache, which moves when a hypothesis continues another."""
     rows: int
     width: int
     prompt: int
@@ -38,21 +41,34 @@ class HypothesisCaches(abc.ABC):
     suffix: int = 0
 
     @property
-    @abc.abstractmethod
     def per_cache(self) -> int:
         """Returns the number of hypotheses in a cache."""
+        return self.width if self.flat else 1
 
-    @abc.abstractmethod
     def expand(self, cache: Cache) -> Cache:
         """Returns the caches of the hypotheses from those of the sentences."""
 
-    @abc.abstractmethod
+        def repeated(x: Array, axes: str) -> Array:
+            return self.merge(repeat(self.layout, x, self.width, axes), axes)
+
+        return cache if self.flat else change_arrays(cache, repeated)
+
     def reorder(self, cache: Cache, mask_BWM: Array, parents_BW: Array) -> tuple[Cache, Array]:
         """Returns the caches and the mask of hypotheses that continue these parents."""
+        if self.flat:
+            return cache, self.layout.take_along_axis(mask_BWM, parents_BW, "BWM")
 
-    @abc.abstractmethod
+        def moved(x: Array, axes: str) -> Array:
+            x = self.layout.reshape(x, (self.rows, self.width, *x.shape[1:]), axes)
+            return self.merge(self.layout.take_along_axis(x, parents_BW, axes), axes)
+
+        return change_arrays(cache, moved, with_sources=False), mask_BWM
+
     def merge(self, x: Array, axes: str) -> Array:
-        """Merges the hypotheses, the second of these axes, into the rows or the length."""
+        """Merges the hypotheses, the second of these axes, into the length if flat, or the rows."""
+        rows, width, *rest = x.shape
+        shape = (rows, width * rest[0], *rest[1:]) if self.flat else (rows * width, *rest)
+        return self.layout.reshape(x, shape, axes[0] + axes[2:])
 
     @property
     def suffix_index(self) -> int:
@@ -82,13 +98,10 @@ class HypothesisCaches(abc.ABC):
         self, model_step: ModelStep, cache: Cache, mask_BWM: Array, lengths_BW: Array,
         tokens_BWL: Array, positions_BWL: Array,
     ) -> Array:  # fmt: skip
-        """Feeds the suffix behind each text in one pass; returns the logits after each token."""
-        mask_BWLM = self.suffix_mask(mask_BWM, lengths_BW)
-        index = jnp.int32(self.suffix_index)
-        return self.feed(model_step, cache, tokens_BWL, positions_BWL, mask_BWLM, index)[1]
+        """Feeds the suffix after each text in one pass; returns the logits after each token.
 
-    def suffix_mask(self, mask_BWM: Array, lengths_BW: Array) -> Array:
-        """Lets each token of a suffix see its prompt, its text and the suffix up to itself."""
+        Each token of a suffix sees its prompt, its text and the suffix up to itself.
+        """
         shape = (self.rows, self.width, self.suffix, self.cache_length)
         slot_BWLM, hypothesis_BWLM, position_BWLM = (
             self.layout.iota("BWLM", shape, letter) for letter in "MWL"
@@ -97,7 +110,8 @@ class HypothesisCaches(abc.ABC):
         first_BWLM = self.suffix_index + hypothesis_BWLM % self.per_cache * self.suffix
         text_BWLM = mask_BWM[:, :, None, :] & (step_BWLM < lengths_BW[:, :, None, None])
         suffix_BWLM = (first_BWLM <= slot_BWLM) & (slot_BWLM <= first_BWLM + position_BWLM)
-        return text_BWLM | suffix_BWLM
+        mask_BWLM, index = text_BWLM | suffix_BWLM, jnp.int32(self.suffix_index)
+        return self.feed(model_step, cache, tokens_BWL, positions_BWL, mask_BWLM, index)[1]
 
     def feed(
         self, model_step: ModelStep, cache: Cache, tokens_BWL: Array, positions_BWL: Array,
@@ -109,53 +123,6 @@ class HypothesisCaches(abc.ABC):
         cache, logits_BLV = model_step(cache, tokens_BL, positions_BL, mask_BLM, cache_index)
         shape = (*tokens_BWL.shape, logits_BLV.shape[-1])
         return cache, self.layout.reshape(logits_BLV, shape, "BWLV")
-
-
-class SharedCache(HypothesisCaches):
-    """Keeps one cache for all hypotheses of a sentence.
-
-    Each sees its own ancestors; when they change, the mask is rearranged and not the cache.  GShard
-    (Lepikhin et al. 2020), appendix A.1.
-    """
-
-    @property
-    def per_cache(self) -> int:
-        return self.width
-
-    def expand(self, cache: Cache) -> Cache:
-        return cache
-
-    def reorder(self, cache: Cache, mask_BWM: Array, parents_BW: Array) -> tuple[Cache, Array]:
-        return cache, self.layout.take_along_axis(mask_BWM, parents_BW, "BWM")
-
-    def merge(self, x: Array, axes: str) -> Array:
-        shape = (x.shape[0], x.shape[1] * x.shape[2], *x.shape[3:])
-        return self.layout.reshape(x, shape, axes[0] + axes[2:])
-
-
-class SeparateCaches(HypothesisCaches):
-    """Keeps a cache for each hypothesis, which moves when a hypothesis continues another."""
-
-    @property
-    def per_cache(self) -> int:
-        return 1
-
-    def expand(self, cache: Cache) -> Cache:
-        def repeated(x: Array, axes: str) -> Array:
-            return self.merge(repeat(self.layout, x, self.width, axes), axes)
-
-        return change_arrays(cache, repeated)
-
-    def reorder(self, cache: Cache, mask_BWM: Array, parents_BW: Array) -> tuple[Cache, Array]:
-        def moved(x: Array, axes: str) -> Array:
-            x = self.layout.reshape(x, (self.rows, self.width, *x.shape[1:]), axes)
-            return self.merge(self.layout.take_along_axis(x, parents_BW, axes), axes)
-
-        return change_arrays(cache, moved, with_sources=False), mask_BWM
-
-    def merge(self, x: Array, axes: str) -> Array:
-        shape = (x.shape[0] * x.shape[1], *x.shape[2:])
-        return self.layout.reshape(x, shape, axes[0] + axes[2:])
 
 
 def change_arrays(

@@ -38,17 +38,10 @@ class Ensemble:
         return {"members": [self.model.init_cache(member, source, *sizes) for member in prepared]}
 
     def step(
-        self,
-        prepared: Members,
-        cache: Cache,
-        tokens_BL: Array,
-        positions_BL: Array,
-        mask_BLM: Array,
-        cache_index: Array,
+        self, prepared: Members, cache: Cache, *inputs: Array, **named: Any
     ) -> tuple[Cache, Array]:
-        inputs = tokens_BL, positions_BL, mask_BLM, cache_index
         members = zip(prepared, cache["members"], strict=True)
-        stepped = [self.model.step(*member, *inputs) for member in members]
+        stepped = [self.model.step(*member, *inputs, **named) for member in members]
         total_BLV = functools.reduce(jnp.add, (jax.nn.softmax(logits) for _, logits in stepped))
         return {"members": [cache for cache, _ in stepped]}, jnp.log(total_BLV / len(stepped))
 

@@ -12,13 +12,7 @@ import jax.numpy as jnp
 from layouts.layout import Layout
 from layouts.shards import mesh_axes
 from models.api import Batch, Cache, Decodable, step_layout
-from models.decoding.caches import (
-    HypothesisCaches,
-    ModelStep,
-    SeparateCaches,
-    SharedCache,
-    repeat,
-)
+from models.decoding.caches import HypothesisCaches, ModelStep, repeat
 
 Array = jax.Array
 BEGIN, END = 0, 1  # ids of the vocabularies that `data` trains
@@ -26,19 +20,7 @@ BEGIN, END = 0, 1  # ids of the vocabularies that `data` trains
 NEW_TOKENS, SUFFIX = "new_tokens", "suffix"
 
 
-@functools.partial(
-    jax.tree_util.register_dataclass,
-    data_fields=[
-        "prompts_BL",
-        "prompt_lengths_B",
-        "seeds_B",
-        "max_new_tokens_B",
-        "min_new_tokens_B",
-        "begins_B",
-        "suffix_L",
-    ],
-    meta_fields=["begin_id", "stop_ids"],
-)
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class DecodeInputs:
     """Holds what to decode, by sentence."""
@@ -56,10 +38,12 @@ class DecodeInputs:
     begins_B: Array | None = None
     """The token before each prompt, where they differ."""
     suffix_L: Array | None = None
-    """What the texts are ranked by: the likelihood of these tokens behind each."""
-    begin_id: int = BEGIN
+    """What the texts are ranked by: the likelihood of these tokens after each."""
+    source: Batch | None = None
+    """What is translated."""
+    begin_id: int = dataclasses.field(default=BEGIN, metadata={"static": True})
     """What the model reads before each text."""
-    stop_ids: tuple[int, ...] = (END,)
+    stop_ids: tuple[int, ...] = dataclasses.field(default=(END,), metadata={"static": True})
     """What ends a text; each is called END in this folder."""
 
 
@@ -103,12 +87,7 @@ class Search(Protocol):
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
 def generate(
-    model: Decodable,
-    search: Search,
-    new_tokens: int,
-    params: Any,
-    source: Batch | None,
-    inputs: DecodeInputs,
+    model: Decodable, search: Search, new_tokens: int, params: Any, inputs: DecodeInputs
 ) -> DecodeOutput:
     """Continues each prompt, or translates each source, with at most `new_tokens` tokens.
 
@@ -116,18 +95,17 @@ def generate(
     Models guide, section 3.2): prompt, samples and suffixes share one cache where it is flat.
     What a sentence gets follows from itself and its seed, whatever else is in the batch.
     """
-    operands = (params, source, inputs)
     if not splits_batch_alone(model.layout, params):
-        return generate_together(model, search, new_tokens, *operands)
+        return generate_together(model, search, new_tokens, params, inputs)
     # Devices that share one loop would agree after each token whether it ends.
     replicated = model.with_layout(model.layout.replicated())
     on_each_device = jax.shard_map(
         functools.partial(generate_together, replicated, search, new_tokens),
-        in_specs=jax.tree.map(spec_of, operands),
+        in_specs=jax.tree.map(spec_of, (params, inputs)),
         out_specs=model.layout.place("B"),
         check_vma=False,  # whether a device's own loop ends varies by device
     )
-    return on_each_device(*operands)
+    return on_each_device(params, inputs)
 
 
 def splits_batch_alone(layout: Layout, params: Any) -> bool:
@@ -145,16 +123,11 @@ def spec_of(array: Array) -> jax.P:
 
 
 def generate_together(
-    model: Decodable,
-    search: Search,
-    new_tokens: int,
-    params: Any,
-    source: Batch | None,
-    inputs: DecodeInputs,
+    model: Decodable, search: Search, new_tokens: int, params: Any, inputs: DecodeInputs
 ) -> DecodeOutput:
     """Does what `generate` does with one loop for the whole mesh."""
     layout = step_layout(model.layout)
-    hypotheses, prepared, cache = start_model(model, search, new_tokens, params, source, inputs)
+    hypotheses, prepared, cache = start_model(model, search, new_tokens, params, inputs)
     model_step = functools.partial(model.step, prepared)
     last_B, cache, mask_BM = prefill(layout, model_step, cache, inputs, hypotheses.cache_length)
     cache, mask_BWM = hypotheses.expand(cache), repeat(layout, mask_BM, search.width, "BWM")
@@ -193,35 +166,23 @@ def generate_together(
     return ranked(layout, texts, jnp.mean(log_p_BWL, axis=2))
 
 
-def initial_cache(
-    model: Decodable,
-    search: Search,
-    new_tokens: int,
-    params: Any,
-    source: Batch | None,
-    inputs: DecodeInputs,
-) -> Cache:
-    """Returns the cache of `generate` before the first new token."""
-    hypotheses, _, cache = start_model(model, search, new_tokens, params, source, inputs)
+def initial_cache(*arguments: Any) -> Cache:
+    """Returns the cache of `generate`, given its arguments, before the first new token."""
+    hypotheses, _, cache = start_model(*arguments)
     return hypotheses.expand(cache)
 
 
 def start_model(
-    model: Decodable,
-    search: Search,
-    new_tokens: int,
-    params: Any,
-    source: Batch | None,
-    inputs: DecodeInputs,
+    model: Decodable, search: Search, new_tokens: int, params: Any, inputs: DecodeInputs
 ) -> tuple[HypothesisCaches, Any, Cache]:
     """Returns the kind of cache for the hypotheses, the prepared weights and the empty cache."""
     rows, prompt = inputs.prompts_BL.shape
     suffix = 0 if inputs.suffix_L is None else inputs.suffix_L.shape[0]
-    hypotheses = (SharedCache if search.flat else SeparateCaches)(
-        step_layout(model.layout), rows, search.width, prompt, new_tokens, suffix
+    hypotheses = HypothesisCaches(
+        step_layout(model.layout), search.flat, rows, search.width, prompt, new_tokens, suffix
     )
     prepared = model.prepare(params, for_one_call=True)
-    cache = model.init_cache(prepared, source, rows, hypotheses.cache_length)
+    cache = model.init_cache(prepared, inputs.source, rows, hypotheses.cache_length)
     return hypotheses, prepared, cache
 
 

@@ -1,13 +1,14 @@
 """Continues texts that join and leave a running batch between calls: fixed slots, fixed shapes.
 
 The cache is a ring buffer: at each step all texts write their token to the same index, wherever
-each began, and see as many tokens back as they have.  So a step is one executable, whatever runs in
+each began, and see back to their first token.  So a step is one executable, whatever runs in
 the slots; when there are more or longer texts than slots hold, all move to slots of another size.
 Batching at each token: Yu et al. 2022 (Orca), section 3.1.
 """
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -100,18 +101,17 @@ class SlotDecoder:
         def zeros(dtype: Any = jnp.int32) -> Array:
             return layout.reshard(jnp.zeros(self.slots, dtype), "B")
 
-        numbers = [zeros() for _ in range(5)]
         return Slots(
             cache=self.model.init_cache(prepared, None, self.slots, self.cache_length),
             cache_index=jnp.zeros((), jnp.int32),
-            lengths_B=numbers[0],
-            last_B=numbers[1],
-            steps_B=numbers[2],
+            lengths_B=zeros(),
+            last_B=zeros(),
+            steps_B=zeros(),
             running_B=zeros(bool),
             settings=SlotSettings(
                 seeds_B=zeros(jnp.uint32),
-                max_new_tokens_B=numbers[3],
-                min_new_tokens_B=numbers[4],
+                max_new_tokens_B=zeros(),
+                min_new_tokens_B=zeros(),
                 temperature_B=zeros(float),
                 top_k_B=zeros(),
                 top_p_B=zeros(float),
@@ -140,40 +140,25 @@ class SlotDecoder:
         # The token at position p of a text of n tokens is written n - p before the next index.
         index_BM = layout.iota("BM", (len(last_B), self.cache_length), "M")
         position_BM = (index_BM - slots.cache_index + lengths_B[:, None]) % self.cache_length
-        put = functools.partial(put_rows, joining.slots_B)
-        return Slots(
-            cache=jax.tree.map_with_path(
-                lambda path, old, new: put(old, new, letters_of(path[-1].key), position_BM),
-                slots.cache,
-                cache,
-            ),
-            cache_index=slots.cache_index,
-            lengths_B=put(slots.lengths_B, lengths_B, "B"),
-            last_B=put(slots.last_B, last_B, "B"),
-            steps_B=put(slots.steps_B, jnp.zeros_like(last_B), "B"),
-            running_B=put(slots.running_B, jnp.ones_like(last_B, bool), "B"),
-            settings=jax.tree.map(
-                lambda old, new: put(old, new, "B"), slots.settings, joining.settings
-            ),
-        )
+        zeros_B, ones_B = jnp.zeros_like(last_B), jnp.ones_like(last_B, bool)
+        new = Slots(cache, slots.cache_index, lengths_B, last_B, zeros_B, ones_B, joining.settings)
+
+        def put(axes: str, old: Array, new: Array) -> Array:
+            return put_rows(joining.slots_B, old, new, axes, position_BM if "M" in axes else None)
+
+        return each_array(put, slots, new)
 
     def resize(self, slots: Slots, slots_B: Array) -> Slots:
         """Moves texts from slots of another size: slot b gets that of slots_B[b].
 
-        A slot gets none where that is out of range.  The cache must be long enough for each text.
+        If that is out of range, the slot is empty.  The cache must be long enough for each text.
         """
-        move = functools.partial(move_rows, slots_B, slots.cache_index, self.cache_length)
-        return Slots(
-            cache=jax.tree.map_with_path(
-                lambda path, old: move(old, letters_of(path[-1].key)), slots.cache
-            ),
-            cache_index=jnp.zeros_like(slots.cache_index),
-            lengths_B=move(slots.lengths_B, "B"),
-            last_B=move(slots.last_B, "B"),
-            steps_B=move(slots.steps_B, "B"),
-            running_B=move(slots.running_B, "B"),
-            settings=jax.tree.map(lambda old: move(old, "B"), slots.settings),
-        )
+
+        def move(axes: str, old: Array) -> Array:
+            return move_rows(slots_B, slots.cache_index, self.cache_length, old, axes)
+
+        moved = each_array(move, slots)
+        return moved._replace(cache_index=jnp.zeros_like(slots.cache_index))
 
     def steps(self, prepared: Any, slots: Slots, count: Array) -> tuple[Slots, NewTokens]:
         """Adds `count` tokens to each text that has not ended."""
@@ -221,63 +206,68 @@ class SlotDecoder:
         return slots, token_B, log_p_B
 
     def choose(self, layout: Layout, logits_BWV: Array, slots: Slots) -> tuple[Array, Array]:
-        """Chooses the next token of each text as `Sampling` does; returns its log-probability."""
-        settings = slots.settings
+        """Chooses the next token of each text as `Sampling` does; returns its log-probability.
+
+        It computes only what some text needs.
+        """
+        settings, steps_B = slots.settings, slots.steps_B
         log_z_BW = layout.reshard(jax.nn.logsumexp(logits_BWV, axis=-1), "BW")
         tokens_BWV = layout.iota("BWV", logits_BWV.shape, "V")
-        early_B = slots.steps_B + 1 < settings.min_new_tokens_B
+        early_B = steps_B + 1 < settings.min_new_tokens_B
         logits_BWV = without_end(layout, logits_BWV, tokens_BWV, early_B, self.stop_ids, "BWV")
-        token_BW, logit_BW = choose_by_settings(
-            layout, logits_BWV, settings, slots.steps_B, slots.running_B
-        )
+        samples_B = slots.running_B & (settings.temperature_B >= LOWEST_TEMPERATURE)
+        of_all_B = samples_B & (settings.top_k_B == 0)
+        of_best_B = samples_B & (settings.top_k_B > 0)
+        has_nucleus_B = settings.top_p_B < 1
+        noise = (settings.seeds_B, steps_B)
+        # Texts that are not sampled have some legal temperature.
+        temperature_B11 = jnp.where(samples_B, settings.temperature_B, 1)[:, None, None]
+        top_k_B11, top_p_B11 = settings.top_k_B[:, None, None], settings.top_p_B[:, None, None]
+        # Without a nucleus, round-off of the cumulative sum must not drop the last tokens.
+        top_p_B11 = jnp.where(top_p_B11 < 1, top_p_B11, 2)
+
+        def replace(chosen_B: Array, new: Chosen, old: Chosen) -> Chosen:
+            token_BW, logit_BW = (
+                jnp.where(chosen_B[:, None], *pair) for pair in zip(new, old, strict=True)
+            )
+            return token_BW, logit_BW
+
+        def of_all(chosen: Chosen) -> Chosen:
+            new = jax.lax.cond(
+                jnp.any(of_all_B & has_nucleus_B),
+                lambda: sampled(layout, logits_BWV, temperature_B11, top_p_B11, noise),
+                lambda: sampled(layout, logits_BWV, temperature_B11, None, noise),
+            )
+            return replace(of_all_B, new, chosen)
+
+        def of_best(candidates: int, chosen: Chosen) -> Chosen:
+            new = sampled_of_best(
+                layout, logits_BWV, candidates, temperature_B11, top_k_B11, top_p_B11, noise
+            )
+            return replace(of_best_B, new, chosen)
+
+        def unchanged(chosen: Chosen) -> Chosen:
+            return chosen
+
+        vocab = layout.unpadded_shape("BWV", logits_BWV.shape)[-1]
+        largest_k = jnp.max(jnp.where(of_best_B, settings.top_k_B, 0))
+        few = min(FEW_CANDIDATES, vocab)
+        chosen = likeliest(layout, logits_BWV)
+        chosen = jax.lax.cond(jnp.any(of_all_B), of_all, unchanged, chosen)
+        branches = (unchanged, functools.partial(of_best, few), functools.partial(of_best, vocab))
+        branch = jnp.where(largest_k > few, 2, jnp.where(largest_k > 0, 1, 0))
+        token_BW, logit_BW = jax.lax.switch(branch, branches, chosen)
         return token_BW[:, 0], (logit_BW - log_z_BW)[:, 0]
 
 
-def choose_by_settings(
-    layout: Layout, logits_BWV: Array, settings: SlotSettings, steps_B: Array, running_B: Array
-) -> Chosen:
-    """Chooses tokens by the settings of each text; computes only what some text needs."""
-    samples_B = running_B & (settings.temperature_B >= LOWEST_TEMPERATURE)
-    of_all_B, of_best_B = (samples_B & (settings.top_k_B == 0), samples_B & (settings.top_k_B > 0))
-    has_nucleus_B = settings.top_p_B < 1
-    noise = (settings.seeds_B, steps_B)
-    # Texts that are not sampled have some legal temperature.
-    temperature_B11 = jnp.where(samples_B, settings.temperature_B, 1)[:, None, None]
-    top_k_B11, top_p_B11 = settings.top_k_B[:, None, None], settings.top_p_B[:, None, None]
-    # Without a nucleus, round-off of the cumulative sum must not drop the last tokens.
-    top_p_B11 = jnp.where(top_p_B11 < 1, top_p_B11, 2)
+def each_array(change: Callable[..., Array], *slots: Slots) -> Slots:
+    """Changes the arrays that have axes, given their letters."""
 
-    def replace(chosen_B: Array, new: Chosen, old: Chosen) -> Chosen:
-        token_BW, logit_BW = (
-            jnp.where(chosen_B[:, None], *pair) for pair in zip(new, old, strict=True)
-        )
-        return token_BW, logit_BW
+    def changed(path: tuple[Any, ...], *arrays: Array) -> Array:
+        axes = letters_of(jax.tree_util.keystr(path[-1:], simple=True))
+        return change(axes, *arrays) if axes else arrays[0]
 
-    def of_all(chosen: Chosen) -> Chosen:
-        new = jax.lax.cond(
-            jnp.any(of_all_B & has_nucleus_B),
-            lambda: sampled(layout, logits_BWV, temperature_B11, top_p_B11, noise),
-            lambda: sampled(layout, logits_BWV, temperature_B11, None, noise),
-        )
-        return replace(of_all_B, new, chosen)
-
-    def of_best(candidates: int, chosen: Chosen) -> Chosen:
-        new = sampled_of_best(
-            layout, logits_BWV, candidates, temperature_B11, top_k_B11, top_p_B11, noise
-        )
-        return replace(of_best_B, new, chosen)
-
-    def unchanged(chosen: Chosen) -> Chosen:
-        return chosen
-
-    vocab = layout.unpadded_shape("BWV", logits_BWV.shape)[-1]
-    largest_k = jnp.max(jnp.where(of_best_B, settings.top_k_B, 0))
-    few = min(FEW_CANDIDATES, vocab)
-    chosen = likeliest(layout, logits_BWV)
-    chosen = jax.lax.cond(jnp.any(of_all_B), of_all, unchanged, chosen)
-    branches = (unchanged, functools.partial(of_best, few), functools.partial(of_best, vocab))
-    branch = jnp.where(largest_k > few, 2, jnp.where(largest_k > 0, 1, 0))
-    return jax.lax.switch(branch, branches, chosen)
+    return jax.tree.map_with_path(changed, *slots)
 
 
 def put_rows(

@@ -43,8 +43,8 @@ def has_repeats(layout: Layout) -> bool:
 class Schedule(NamedTuple):
     """Says which microbatch each stage runs at each tick.
 
-    Microbatches go in waves, as many together as there are stages: the first of a wave is back from
-    the last stage just when the first stage has passed on the others.
+    Microbatches go in waves of one for each stage: the first of a wave is back from the last stage
+    just when the first stage has passed on the others.
     """
 
     stages: int
@@ -98,7 +98,7 @@ def inside_stages(layout: Layout) -> Layout:
 
 
 def with_nested_maps(layout: Layout, x: Array, blocks: int) -> Array:
-    """Returns x unchanged, after so many nested `shard_map`s that those inside stages compile.
+    """Returns x unchanged, after enough nested `shard_map`s that those inside stages compile.
 
     In jax 0.10.2 XLA keeps the mesh axes around nested maps in a hash table.  If the table grows
     when it inserts the first map inside another one, it loses the axes of that map, and XLA aborts
@@ -213,7 +213,7 @@ def run_stages(
         in_specs=(jax.P(axes), place),
         out_specs=(jax.P(axes), jax.P(None, None, axes)),
         axis_names=set(axes),
-        check_vma=False,  # the types of what layers compute do not tell that stages differ
+        check_vma=False,  # the types of what layers compute do not show that stages differ
     )(weights_N, shared)
     y_ABLD = jax.shard_map(
         take_last_stage,
@@ -226,7 +226,7 @@ def run_stages(
 
 
 def by_microbatch(x: Array, delay: Array | int, schedule: Schedule) -> Array:
-    """Sorts what a stage did at each tick by microbatch, then by how often that had gone around."""
+    """Sorts what a stage did at each tick by microbatch, then by repeat."""
     stages, repeats = schedule.stages, schedule.repeats
     x = jax.lax.dynamic_slice_in_dim(x, delay, schedule.ticks - stages + 1)
     missing = -len(x) % (stages * repeats)

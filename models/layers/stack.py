@@ -60,13 +60,9 @@ class Stack(nnx.Module):
                 pattern[0], spec, inside, weights_N, cross_attention=cross_attention
             )
         else:
+            kinds = [firsts.index(key) for key in keys]
             self.layers_N = BlockSequence(
-                pattern,
-                [firsts.index(key) for key in keys],
-                spec,
-                inside,
-                weights_N,
-                cross_attention=cross_attention,
+                pattern, kinds, spec, inside, weights_N, cross_attention=cross_attention
             )
         positions = spec.positions
         self.bias = positions.build_bias(layout, weights) if positions.shares_bias else None
@@ -83,21 +79,24 @@ class Stack(nnx.Module):
         return self.norm(x_BLD), loads
 
     def contexts(self, make_contexts: MakeContexts) -> tuple[Contexts, ...]:
-        """Returns the contexts of each kind of block, with what all its layers share."""
-        return tuple(self.with_shared_positions(kind, make_contexts(kind)) for kind in self.kinds)
+        """Returns the contexts of each kind of block, with what all its layers share.
 
-    def with_shared_positions(self, kind: BlockParts, contexts: Contexts) -> Contexts:
-        """Adds the angles of rotary positions, or a shared relative bias."""
-        context = contexts.row
-        if context.positions_BL is not None:
-            width = kind.attention.position_width(self.spec)
-            prepared = kind.positions.prepare(context.positions_BL, width)
-            context = dataclasses.replace(context, prepared=prepared)
-        if self.bias is not None and kind.positions == self.spec.positions:
-            assert context.relative_positions is not None
-            bias = self.bias(context.relative_positions, self.causal)
-            context = dataclasses.replace(context, bias=bias)
-        return contexts._replace(row=context)
+        That is the angles of rotary positions, or a shared relative bias.
+        """
+        shared = []
+        for kind in self.kinds:
+            contexts = make_contexts(kind)
+            context = contexts.row
+            if context.positions_BL is not None:
+                width = kind.attention.position_width(self.spec)
+                prepared = kind.positions.prepare(context.positions_BL, width)
+                context = dataclasses.replace(context, prepared=prepared)
+            if self.bias is not None and kind.positions == self.spec.positions:
+                assert context.relative_positions is not None
+                bias = self.bias(context.relative_positions, self.causal)
+                context = dataclasses.replace(context, bias=bias)
+            shared.append(contexts._replace(row=context))
+        return tuple(shared)
 
     def run_layers(
         self, weights: Stacked, x_BLD: Array, inputs: Inputs, first: Array | int = 0
@@ -130,7 +129,10 @@ class Stack(nnx.Module):
         """Returns the function with the rematerialization of the settings."""
         if self.spec.remat == "none":
             return run
-        return jax.checkpoint(run, policy=remat_policy(self.spec))
+        policy = jax.checkpoint_policies.save_only_these_names(*self.spec.remat_saves)
+        if self.spec.remat == "dots":
+            policy = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
+        return jax.checkpoint(run, policy=policy)
 
     def init_cache(
         self,
@@ -180,10 +182,3 @@ class Stack(nnx.Module):
 def kind_of(parts: BlockParts) -> object:
     """Returns what the contexts of a block depend on: blocks of one kind share them."""
     return parts.attention, parts.source_attention, parts.positions
-
-
-def remat_policy(spec: TransformerSpec) -> Callable[..., bool]:
-    """Returns the checkpoint policy: what a layer saves for its backward pass."""
-    if spec.remat == "dots":
-        return jax.checkpoint_policies.dots_with_no_batch_dims_saveable
-    return jax.checkpoint_policies.save_only_these_names(*spec.remat_saves)

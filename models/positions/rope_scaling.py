@@ -70,7 +70,8 @@ class Llama3Scaling(RopeScaling):
         kept_k = (rotations_k - self.low_freq_factor) / (
             self.high_freq_factor - self.low_freq_factor
         )
-        return mean_of(rates_k, rates_k / self.factor, np.clip(kept_k, 0, 1))
+        kept_k = np.clip(kept_k, 0, 1)
+        return kept_k * rates_k + (1 - kept_k) * (rates_k / self.factor)
 
 
 @spec
@@ -108,7 +109,7 @@ class YarnScaling(RopeScaling):
         width = 2 * len(rates_k)
 
         def number(rotations: float) -> float:
-            """Returns the number of the rate with so many rotations in a row (section 3.2)."""
+            """Returns the index of the rate with this many rotations in a row (section 3.2)."""
             rate = rotations * 2 * math.pi / self.original_length
             return -width * math.log(rate) / (2 * math.log(theta))
 
@@ -117,9 +118,5 @@ class YarnScaling(RopeScaling):
             first, last = math.floor(first), math.ceil(last)
         first, last = max(first, 0), min(last, width - 1)
         ramp_k = (np.arange(len(rates_k)) - first) / (last - first or 0.001)
-        return mean_of(rates_k, rates_k / self.factor, 1 - np.clip(ramp_k, 0, 1))
-
-
-def mean_of(a: Rates, b: Rates, share: np.ndarray) -> Rates:
-    """Returns a in this share, and b in the rest."""
-    return share * a + (1 - share) * b
+        kept_k = 1 - np.clip(ramp_k, 0, 1)
+        return kept_k * rates_k + (1 - kept_k) * (rates_k / self.factor)

@@ -32,13 +32,8 @@ class Sinusoidal(Positions):
         table_LD: Array | None,
         scale: float,
     ) -> Array:
-        return x_BLD * scale + sinusoids(layout, positions_BL, x_BLD.shape[-1])
-
-
-def sinusoids(layout: Layout, positions_BL: Array, d_model: int) -> Array:
-    """Returns sines and cosines of growing wavelengths.  Vaswani et al. 2017, section 3.5."""
-    half = d_model // 2
-    rates_d = 10_000.0 ** (-jnp.arange(half) / max(half - 1, 1))
-    angles_BLd = jnp.einsum("BL,d->BLd", positions_BL.astype(float), rates_d)
-    waves_BLd = jnp.concatenate([jnp.sin(angles_BLd), jnp.cos(angles_BLd)], axis=-1)
-    return layout.reshard(waves_BLd, "BLD")
+        half = x_BLD.shape[-1] // 2
+        rates_d = 10_000.0 ** (-jnp.arange(half) / max(half - 1, 1))
+        angles_BLd = jnp.einsum("BL,d->BLd", positions_BL.astype(float), rates_d)
+        waves_BLd = jnp.concatenate([jnp.sin(angles_BLd), jnp.cos(angles_BLd)], axis=-1)
+        return x_BLD * scale + layout.reshard(waves_BLd, "BLD")

@@ -119,8 +119,7 @@ def neighbours(coords: np.ndarray) -> np.ndarray:
 
 def slices_of(chip: str) -> list["Topology"]:
     """Returns a slice of each power of two of devices, the most compact."""
-    from layouts.cost.interconnect import Topology
-    from layouts.cost.slice_shapes import offered_slices
+    from layouts.cost.interconnect import Topology, offered_slices
 
     others = map(Topology.named, OTHER_SLICES.get(chip, ()))
     slices: dict[int, Topology] = {}

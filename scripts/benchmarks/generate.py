@@ -81,7 +81,7 @@ def measure(
 
         def run(rows: int, count: int) -> None:
             inputs = inputs_of(rows, prompt, count)
-            generate(model, greedy, count, params, None, inputs).tokens_BWT.block_until_ready()
+            generate(model, greedy, count, params, inputs).tokens_BWT.block_until_ready()
 
         def times(rows: int) -> dict[str, float]:
             warm_s = seconds(lambda: run(rows, new_tokens))
@@ -90,9 +90,7 @@ def measure(
                 best_seconds(lambda: run(rows, new_tokens)) - best_seconds(lambda: run(rows, 1))
             ) / (new_tokens - 1)
             inputs = inputs_of(rows, prompt, new_tokens)
-            cache = jax.eval_shape(
-                lambda: initial_cache(model, greedy, new_tokens, params, None, inputs)
-            )
+            cache = jax.eval_shape(lambda: initial_cache(model, greedy, new_tokens, params, inputs))
             read_bytes = shard_bytes(params) + shard_bytes(cache)
             return {
                 "token_s": token_s,
@@ -150,7 +148,7 @@ def compare_samples(flags: Flags, samples: int) -> dict[str, Any]:
         rows, search = searches[name]
         inputs = inputs_of(rows, flags.prompt, flags.new_tokens, SUFFIX)
         with jax.set_mesh(mesh):
-            decoded = generate(model, search, flags.new_tokens, params, None, inputs)
+            decoded = generate(model, search, flags.new_tokens, params, inputs)
             decoded.score_BW.block_until_ready()
 
     def measured() -> dict[str, float]:

@@ -16,7 +16,7 @@ from configs.errors import UserError
 from layouts.hlo.program import CompiledText
 from layouts.layout import Layout
 from layouts.lint.recorder import record
-from layouts.lint.report import check
+from layouts.lint.report import check, lint
 from layouts.mesh import make_mesh, mesh_sizes
 
 DEVICES = 8
@@ -111,7 +111,8 @@ def illegal() -> str:
         return made
 
     try:
-        check("of section 8.5", ILLEGAL, mesh_sizes(ILLEGAL.mesh, DEVICES), record(trace), {})
+        problems = lint(ILLEGAL, mesh_sizes(ILLEGAL.mesh, DEVICES), record(trace), {})
+        check("of section 8.5", problems)
     except UserError as error:
         return str(error)
     raise AssertionError("a layout that splits two axes of one tensor over one mesh axis passed")

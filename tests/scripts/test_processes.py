@@ -178,8 +178,8 @@ def test_a_process_that_waits_says_for_which() -> None:
     """Before any module of a command is imported, which would show log records too."""
     program = (
         "from scripts import cli, exits\n"
-        "from trainer.processes import meeting\n"
-        "meeting.LOG_EVERY_S = 0.1\n"
+        "from trainer.processes import join\n"
+        "join.LOG_EVERY_S = 0.1\n"
         "exits.exits(cli.cli.main)\n"
     )
     flags = ["--model_dir=none", "--process_count=2", "--process_index=0", "--start_timeout_s=1"]

@@ -9,7 +9,7 @@ import pytest
 
 from configs.errors import RunError
 from trainer.interrupts import Interrupts, check_finite
-from trainer.processes.signals import STOPS
+from trainer.processes.ending import STOPS
 
 
 @pytest.mark.parametrize("number", STOPS)

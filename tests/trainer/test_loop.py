@@ -16,12 +16,11 @@ from tests.toys import TOY, WHOLE
 from tests.trainer.bigram import LENGTH, VOCAB, text_rows
 from tests.trainer.planning.runs import TASK
 from trainer.checkpoints.manager import Checkpoints
-from trainer.evaluate import PartEvaluation
+from trainer.evaluate import PartEvaluation, Progress
 from trainer.loop import TrainJob, train
 from trainer.observers import CompiledStep, Line, Observer, Outcome, StepResult
 from trainer.optimizers.adamw import AdamW
 from trainer.optimizers.schedules import Constant
-from trainer.progress import Progress
 from trainer.run import Run
 from trainer.step import abstract_params
 

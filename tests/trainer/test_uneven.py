@@ -27,7 +27,7 @@ from models.transformer import TransformerModel
 from tests.toys import FLOAT64, ROUND_OFF, WHOLE, pair_rows, toy
 from tests.trainer.test_layout_sweep import by_path
 from trainer.checkpoints.manager import Checkpoints
-from trainer.checkpoints.unpadded import StatePadding
+from trainer.checkpoints.restore import StatePadding
 from trainer.decoding.score import token_losses
 from trainer.feed import BatchSharding
 from trainer.optimizers.adafactor import Adafactor
@@ -229,7 +229,7 @@ def test_scores_and_samples_are_those_of_one_device() -> None:
                 seeds_B=put(np.arange(4, dtype=np.uint32), "B"),
                 max_new_tokens_B=put(np.full(4, 4, np.int32), "B"),
             )
-            texts = generate(model, Sampling(width=2), 4, params, None, requested)
+            texts = generate(model, Sampling(width=2), 4, params, requested)
         return losses_BL, *map(np.asarray, texts)
 
     computed, expected = made(True), made(False)

@@ -1,7 +1,7 @@
 """Saves checkpoints in the background, verifies them, and restores them under any layout.
 
 A checkpoint's step says how many updates have been made.  Orbax writes and reads the arrays; here
-is what it leaves to its user: which checkpoints to keep, and how to tell a damaged one.
+is what it leaves to its user: which checkpoints to keep, and how to recognize a damaged one.
 """
 
 import contextlib
@@ -36,6 +36,8 @@ from trainer.checkpoints.integrity import (
     DamagedCheckpoint,
     ListingHandler,
     Save,
+    StreamedArray,
+    StreamedHandler,
     checksum_chunks,
     on_all_processes,
     read,
@@ -43,7 +45,6 @@ from trainer.checkpoints.integrity import (
     verify,
     wait_for_writes,
 )
-from trainer.checkpoints.streamed import StreamedArray, StreamedHandler
 from trainer.model_dir import ModelDir
 from trainer.resume.history import CHECKPOINTS, ITEM, record_saved, starts
 from trainer.run import Run
@@ -68,7 +69,7 @@ class Saved(NamedTuple):
 
 
 @dataclasses.dataclass
-class Checkpoints:
+class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
     """Saves and restores the checkpoints in `<model_dir>/checkpoints`.  Only `save` changes them.
 
     Keeps the newest `keep_last`, and the one with the best metric as well.  Each checkpoint says
@@ -89,9 +90,6 @@ class Checkpoints:
         self._noted: int | None = None  # the step that the record has as saved
         self._damaged: list[int] = []
         self._scores: dict[int, float | None] = {}  # metrics, as `_score` returns them
-
-    def __enter__(self) -> "Checkpoints":
-        return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         try:
@@ -171,13 +169,10 @@ class Checkpoints:
 
     def _read_array(self, step: int, path: str, saved: Saved) -> np.ndarray:
         """Reads one array, whatever its sharding, into the memory of the host."""
-
-        def tree(leaf: object) -> Tree:
-            return traverse_util.unflatten_dict({path: leaf}, sep="/")
-
+        tree = functools.partial(traverse_util.unflatten_dict, sep="/")
         args = ocp.args.PyTreeRestore(
-            item=tree(jax.ShapeDtypeStruct(saved.shape, saved.dtype)),
-            restore_args=tree(ocp.RestoreArgs(restore_type=np.ndarray)),
+            item=tree({path: jax.ShapeDtypeStruct(saved.shape, saved.dtype)}),
+            restore_args=tree({path: ocp.RestoreArgs(restore_type=np.ndarray)}),
             partial_restore=True,
         )
         restored = read(lambda: self._reader.restore(self._path(step), args=args))
@@ -207,8 +202,8 @@ class Checkpoints:
         if model_dir.has_run():
             return model_dir.load((), ()).make(Run).higher_is_better
         logger.warning(
-            "%s does not say whether a higher metric is better, and there is no config.gin beside "
-            "it: the best checkpoint is the one with the lowest.", self.folder,
+            "%s does not say whether a higher metric is better, and its model directory has no "
+            "config.gin: the best checkpoint is the one with the lowest.", self.folder,
         )  # fmt: skip
         return False
 

@@ -48,6 +48,13 @@ def warm_started(params: Params, folder: str, model: Model, mesh: Mesh) -> Param
     Routers and shared experts that the other run does not have stay as they are.
     """
     new = traverse_util.flatten_dict(params, sep="/")
+
+    def layout_of(path: str) -> Layout:
+        """Returns the layout that reads the letters of a weight as the axes of its part."""
+        named = set(zip(axes_of_path(path), model.weights()[path].axes, strict=True))
+        declared = [axis for axis in model.spec.declared_axes if (axis.letter, axis.name) in named]
+        return with_axes(model.layout, *declared)
+
     with Checkpoints(path_of(folder)) as checkpoints:
         step = checkpoints.latest
         if step is None:
@@ -61,7 +68,7 @@ def warm_started(params: Params, folder: str, model: Model, mesh: Mesh) -> Param
             if path.startswith("params/")
         }
         sources = weight_sources(new, saved, f"Run.start_from = {folder!r}, step {step}")
-        layouts = {path: layout_of(model, path) for path in new}
+        layouts = {path: layout_of(path) for path in new}
         places = {source.path: layouts[path] for path, source in sources.items()}
         shardings = {
             path: NamedSharding(
@@ -89,13 +96,6 @@ def warm_started(params: Params, folder: str, model: Model, mesh: Mesh) -> Param
         "Weights of %s, step %d%s.", folder, step, f"; new: {', '.join(kept)}" if kept else ""
     )
     return traverse_util.unflatten_dict(weights, sep="/")
-
-
-def layout_of(model: Model, path: str) -> Layout:
-    """Returns the layout in which the letters of a weight stand for the axes of its part."""
-    named = set(zip(axes_of_path(path), model.weights()[path].axes, strict=True))
-    declared = [axis for axis in model.spec.declared_axes if (axis.letter, axis.name) in named]
-    return with_axes(model.layout, *declared)
 
 
 def weight_sources(

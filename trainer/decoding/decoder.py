@@ -3,12 +3,13 @@
 import dataclasses
 import itertools
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from jax.sharding import AbstractMesh, Mesh, NamedSharding
+from jax.typing import DTypeLike
 
 from data.vocab import EOS, PAD
 from layouts.layout import Layout
@@ -80,10 +81,9 @@ class Decoder:
     stop_ids: tuple[int, ...] = (EOS,)
     """What ends a text, first the end of what the model was trained on."""
     reads_begin: bool = True
-    """Whether it does so before a prompt, too; otherwise the first token of a prompt is the first
-    that it reads."""
+    """Whether it reads it before a prompt, too; otherwise it reads the prompt alone."""
     suffix: tuple[int, ...] = ()
-    """Ranks samples by its likelihood behind each; where it is empty, by their own."""
+    """Ranks samples by its likelihood after each; if it is empty, by the samples' likelihood."""
 
     def decode(
         self, requests: Sequence[Request]
@@ -116,13 +116,11 @@ class Decoder:
         largest = max(shapes, key=lambda shape: shape.rows * sum(shape[1:]), default=None)
         if largest is not None:
             rows, source, prompt, new_tokens = largest
-            inputs = abstract_inputs(
-                self.model.layout, self.mesh, rows, source, prompt, len(self.suffix)
-            )
+            shape = (rows, source, prompt, len(self.suffix))
+            inputs = abstract_inputs(self.model.layout, self.mesh, *shape)
+            arguments = (self.model, self.search, new_tokens, self.params, inputs)
             with jax.set_mesh(self.mesh):
-                cache = trace_cache.eval_shape(
-                    self.model, self.search, new_tokens, self.params, *inputs
-                )
+                cache = trace_cache.eval_shape(*arguments)
             check_cache_memory(self.params, cache, self.mesh)
 
     def _start(self, batch: Sequence[Request], shape: BatchShape) -> DecodeOutput:
@@ -132,28 +130,26 @@ class Decoder:
         begins, prompts = split_begins(
             [request.prompt for request in filled], self.begin_id, reads_begin=self.reads_begin
         )
-        begins_B = None if self.reads_begin else self._put(np.array(begins, np.int32), "B")
-        min_new_tokens = max(request.min_new_tokens for request in filled)
-        min_new_tokens_B = np.array([request.min_new_tokens for request in filled], np.int32)
+
+        def vector(values: Iterable[int], dtype: DTypeLike = np.int32) -> jax.Array:
+            return self._put(np.array([*values], dtype), "B")
+
+        has_minimum = any(request.min_new_tokens > 1 for request in filled)
         inputs = DecodeInputs(
             prompts_BL=self._put(rows_of(prompts, prompt), "Bl"),
-            prompt_lengths_B=self._put(np.array(list(map(len, prompts)), np.int32), "B"),
-            seeds_B=self._put(np.array([r.seed for r in filled], np.uint32), "B"),
-            max_new_tokens_B=self._put(np.array([r.max_new_tokens for r in filled], np.int32), "B"),
-            min_new_tokens_B=self._put(min_new_tokens_B, "B") if min_new_tokens > 1 else None,
-            begins_B=begins_B,
+            prompt_lengths_B=vector(map(len, prompts)),
+            seeds_B=vector((request.seed for request in filled), np.uint32),
+            max_new_tokens_B=vector(request.max_new_tokens for request in filled),
+            min_new_tokens_B=vector(r.min_new_tokens for r in filled) if has_minimum else None,
+            begins_B=None if self.reads_begin else vector(begins),
             suffix_L=self._put(np.array(self.suffix, np.int32), "l") if self.suffix else None,
+            source=self._sources(filled, source) if source else None,
             begin_id=self.begin_id,
             stop_ids=self.stop_ids,
         )
         with jax.set_mesh(self.mesh):
             output: DecodeOutput = generate(
-                self.model,
-                self.search,
-                new_tokens,
-                self.params,
-                self._sources(filled, source) if source else None,
-                inputs,
+                self.model, self.search, new_tokens, self.params, inputs
             )
         return output
 
@@ -208,21 +204,21 @@ def row_shards(layout: Layout, mesh: Mesh) -> int:
 
 def abstract_inputs(
     layout: Layout, mesh: Mesh | AbstractMesh, rows: int, source: int, prompt: int, suffix: int = 0
-) -> tuple[dict[str, Any] | None, DecodeInputs]:
-    """Returns the shapes of sources, where they have a length, and of what is decoded from them."""
+) -> DecodeInputs:
+    """Returns the shapes of what is decoded, of sources if they have a length."""
 
     def array(axes: str, *shape: int, dtype: Any = np.int32) -> Any:
         return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, layout.place(axes)))
 
     names = ("inputs_BM", "segments_BM", "positions_BM")
-    inputs = DecodeInputs(
+    return DecodeInputs(
         prompts_BL=array("Bl", rows, prompt),
         prompt_lengths_B=array("B", rows),
         seeds_B=array("B", rows, dtype=np.uint32),
         max_new_tokens_B=array("B", rows),
         suffix_L=array("l", suffix) if suffix else None,
+        source={name: array("Bm", rows, source) for name in names} if source else None,
     )
-    return {name: array("Bm", rows, source) for name in names} if source else None, inputs
 
 
 def batches_of(

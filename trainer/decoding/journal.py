@@ -29,7 +29,7 @@ def fingerprint(lines: Iterable[str]) -> str:
 
 
 @dataclasses.dataclass
-class Journal:
+class Journal(contextlib.AbstractContextManager["Journal"]):
     """Keeps the finished lines of an output; OUTPUT.made holds the settings that made it.
 
     While lines are missing, OUTPUT.part has a JSON object with the settings and one for each
@@ -73,9 +73,6 @@ class Journal:
             self._file.truncate(0)
             self._file.write(kept)
         return {entry["line"]: entry["hypotheses"] for entry in entries[1:]}
-
-    def __enter__(self) -> "Journal":
-        return self
 
     def __exit__(self, *_: object) -> None:
         self._lock.close()

@@ -14,10 +14,9 @@ from data.task import Task
 from data.vocabs import Vocabs
 from models.api import Batch, Model, Params
 from trainer.decoding.requests import check_tag
-from trainer.evaluate import device_batches
+from trainer.evaluate import Progress, device_batches, no_progress
 from trainer.feed import BatchSharding, dispatch_ahead
 from trainer.multihost import fetched
-from trainer.progress import Progress, no_progress
 
 
 @dataclasses.dataclass(frozen=True)

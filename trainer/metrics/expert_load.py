@@ -1,6 +1,6 @@
 """Reports what the routers of a step did, layer by layer."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -12,30 +12,23 @@ Layer = dict[str, Any]
 
 def stats_by_layer(loads: Mapping[str, Any]) -> dict[str, Layer]:
     """Returns the numbers of each layer with experts, by stack and number: "decoder 1"."""
-    return {
-        f"{stack} {number}": layer_stats(load)
-        for stack, stacked in sorted(loads.items())
-        for number, load in layers_of(stacked)
-    }
-
-
-def layers_of(stacked: Any) -> Iterator[tuple[int, Load]]:
-    """Yields loads by the number of their layer, from 0, of the stacked loads of a stack."""
-    blocks = stacked if isinstance(stacked, dict) else {"block0": stacked}
-    loads = {}
-    for block, load in blocks.items():
-        if load is not None:
-            for repeat in range(len(load.tokens)):
-                layer = Load(*(np.asarray(field)[repeat] for field in load))
-                loads[repeat * len(blocks) + int(block.removeprefix("block"))] = layer
-    yield from sorted(loads.items())
+    stats = dict[str, Layer]()
+    for stack, stacked in sorted(loads.items()):
+        blocks = stacked if isinstance(stacked, dict) else {"block0": stacked}
+        layers = dict[int, Layer]()
+        for block, load in blocks.items():
+            for repeat in range(0 if load is None else len(load.tokens)):
+                number = repeat * len(blocks) + int(block.removeprefix("block"))
+                layers[number] = layer_stats(Load(*(np.asarray(x)[repeat] for x in load)))
+        stats |= {f"{stack} {number}": layers[number] for number in sorted(layers)}
+    return stats
 
 
 def layer_stats(load: Load) -> Layer:
     """Returns shares and means of one layer.
 
-    load: each expert's part of the choices that found a place; dropped: the share of first,
-    second, ... choices that found none; idle: experts without a token; entropy in nats.
+    load: each expert's share of the choices that got a slot; dropped: the share of first, second,
+    ... choices that got none; idle: experts without a token; entropy in nats.
     """
     tokens = max(float(load.tokens), 1.0)
     kept_e, chosen_i = np.asarray(load.kept_e), np.maximum(load.chosen_i, 1)

@@ -15,6 +15,7 @@ from data.storage.files import atomic_write
 from trainer.metrics.jsonl import EVALUATIONS, METRICS, is_number, read_lines
 
 Line = dict[str, Any]
+SCALE = 9.5  # of smoothing, in steps
 
 
 class RunPlots:
@@ -160,7 +161,7 @@ def of_one_shape(lines: list[Line], key: str) -> list[Line]:
     return [line for line, shape in zip(lines, shapes, strict=True) if [shape] == usual]
 
 
-def smoothed(values: list[float], scale: float = 9.5) -> list[float]:
+def smoothed(values: list[float]) -> list[float]:
     """Fits a line around each value, in which a neighbour at distance k weighs exp(-k / scale).
 
     A mean of the values before would lag: it is above a falling loss.  A mean of both sides lags at
@@ -172,9 +173,9 @@ def smoothed(values: list[float], scale: float = 9.5) -> list[float]:
     ones_S = np.isfinite(value_S).astype(np.float64)
     value_S = np.where(ones_S, value_S, 0.0)
     count = len(values)
-    scale_S = np.minimum((np.arange(count) + 1) / 10, scale)
+    scale_S = np.minimum((np.arange(count) + 1) / 10, SCALE)
     n, x, xx, y, xy = np.zeros((5, count))
-    reach = min(math.ceil(scale * math.log(100)), count - 1)  # a neighbour there weighs 1 %
+    reach = min(math.ceil(SCALE * math.log(100)), count - 1)  # a neighbour there weighs 1 %
     for k in range(-reach, reach + 1):
         places = slice(max(0, -k), count - max(0, k))
         neighbours = slice(max(0, k), count + min(0, k))
@@ -202,7 +203,7 @@ def png_of(draw: Callable[[Any], Any]) -> bytes:
     """Returns the figure that a function makes with pyplot, as a PNG file."""
     pyplot = import_pyplot()
     file = io.BytesIO()
-    with pyplot.rc_context({"text.parse_math": False}):  # a name with $ is no formula
+    with pyplot.rc_context({"text.parse_math": False}):  # a name with $ is not a formula
         figure = draw(pyplot)
         figure.savefig(file, dpi=120, format="png")
     pyplot.close(figure)

@@ -21,7 +21,7 @@ class ProfileSteps(NamedTuple):
 
     @classmethod
     def parse(cls, text: str, steps: int) -> "ProfileSteps":
-        """Reads the range in a run of so many steps.
+        """Parses the range of steps, which must be within the steps of the run.
 
         >>> ProfileSteps.parse("10:13", steps=100)
         ProfileSteps(first=10, last=13)

@@ -1,11 +1,11 @@
 """Writes a run's numbers: metrics.jsonl, evaluations.jsonl, its trackers, a plot of the loss."""
 
 import contextlib
+import dataclasses
 import json
 import logging
 from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from data.storage.errors import write_errors
@@ -28,7 +28,8 @@ class MetricsFile:
     def __init__(self, path: Path, first_step: int, last_saved: int = 0):
         """Opens the file; lines after `first_step`, left by a killed run, are dropped.
 
-        Damaged lines, and those that checkpoints up to `last_saved` had, are moved to files beside.
+        Damaged lines, and those that checkpoints up to `last_saved` had, move to other files of the
+        folder.
         """
         self._path = path
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -60,36 +61,31 @@ class MetricsFile:
         self._file.close()
 
 
+@dataclasses.dataclass(eq=False)
 class MetricsWriter(Observer):
     """Writes metrics.jsonl and evaluations.jsonl, and sends the same to the run's trackers."""
 
-    def __init__(
-        self,
-        model_dir: Path,
-        flops_per_step: float | None = None,
-        peak_flops: float | None = None,
-        settings: Mapping[str, Any] = MappingProxyType({}),
-    ):
-        self._model_dir = model_dir
-        self._flops_per_step = flops_per_step
-        self._peak_flops = peak_flops
-        self._settings = settings
-        self._succeeded = False
-        self._open = contextlib.ExitStack()
+    model_dir: Path
+    flops_per_step: float | None = None
+    peak_flops: float | None = None
+    settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._succeeded, self._open = False, contextlib.ExitStack()
 
     def on_start(self, run: Run, first_step: int) -> None:
         self._run = run
-        self._folder = WorkingFolder(self._model_dir)
+        self._folder = WorkingFolder(self.model_dir)
         self._open.callback(self._folder.close)
         self._folder.fetch(METRICS, EVALUATIONS, *ID_FILES)
-        saved = last_saved(self._model_dir)
+        saved = last_saved(self.model_dir)
         self._train, self._evaluations = (
             MetricsFile(self._folder.path / name, first_step, saved)
             for name in (METRICS, EVALUATIONS)
         )
         for file in (self._train, self._evaluations):
             self._open.callback(file.close)
-        tracked = TrackedRun(self._folder.path, self._model_dir.name, first_step, self._settings)
+        tracked = TrackedRun(self._folder.path, self.model_dir.name, first_step, self.settings)
         self._trackers = [tracker.open(tracked) for tracker in run.trackers]
         for tracker in self._trackers:
             self._open.callback(lambda close: close(succeeded=self._succeeded), tracker.close)
@@ -98,7 +94,12 @@ class MetricsWriter(Observer):
         """Writes a step's numbers; those of layers with experts go under "experts"."""
         if not self._run.at_interval(result.step, self._run.log_every):
             return
-        line, layers = result.line | self._utilisation(result.line), stats_by_layer(result.loads)
+        # The rate of the model's own FLOPs, and its share of what the devices can do.
+        flops, step_s, peak = self.flops_per_step, result.line.get("step_s"), self.peak_flops
+        rate = None if flops is None or step_s is None else flops / step_s
+        share = None if rate is None or peak is None else rate / peak
+        line = result.line | {"model_flops_per_s": rate, "share_of_peak": share}
+        layers = stats_by_layer(result.loads)
         self._train.write({**line, "experts": layers} if layers else line)
         self._track("train", line)
         self._track("experts", {"step": result.step, **scalars(layers)})
@@ -124,13 +125,6 @@ class MetricsWriter(Observer):
 
     def close(self) -> None:
         self._open.close()
-
-    def _utilisation(self, line: Line) -> Line:
-        """Returns the rate of the model's own FLOPs, and its share of what the devices can do."""
-        flops, step_s = self._flops_per_step, line.get("step_s")
-        rate = None if flops is None or step_s is None else flops / step_s
-        share = None if rate is None or self._peak_flops is None else rate / self._peak_flops
-        return {"model_flops_per_s": rate, "share_of_peak": share}
 
     def _track(self, group: str, line: Line) -> None:
         numbers = {

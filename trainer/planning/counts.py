@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import jax
 import numpy as np
@@ -17,16 +17,15 @@ from jax.sharding import AbstractMesh, Mesh
 
 from configs.errors import RunError
 from layouts.cost.collectives import Collective
+from layouts.cost.dataflow import flops_by_kernel
 from layouts.cost.interconnect import Topology
 from layouts.cost.jaxpr_cost import CPU, TPU, CompilerTraits, OpCost
-from layouts.cost.kernels import flops_by_kernel
 from layouts.cost.step_time import (
     PRODUCT_UTILISATION,
     Timing,
     add_up,
     compute_s,
     coordinates,
-    cycles_s,
 )
 from layouts.hlo.compilation import compile_program, platform_of, text_of
 from layouts.hlo.program import CompiledText
@@ -39,6 +38,7 @@ TEMPORARIES = "activations and temporaries"
 MAX_EXCESS_FLOPS = 0.05  # of those of the trace
 READABLE = ("CPU", "TPU")  # platforms whose compiled text is understood
 Item = TypeVar("Item", bound=Hashable)
+T = TypeVar("T")
 
 
 class WorkCounts(NamedTuple):
@@ -83,6 +83,13 @@ class MemoryUse(NamedTuple):
     compile_s: float | None = None
     out_of_memory: bool = False
     """Whether the compiler gave up; everything but `needed_bytes` is then from the trace."""
+
+
+class Counts(NamedTuple, Generic[T]):
+    """Counts what a program costs one device: its work, as a whole or by phase, and its memory."""
+
+    work: T
+    memory: MemoryUse
 
 
 def slice_mesh(sizes: dict[str, int], topology: Topology | None) -> AbstractMesh:
@@ -235,9 +242,12 @@ def time_on_slice(
     """
     memory_s = 0.0
     if counts.cycles is not None:
-        products_s, other_s = cycles_s(topology.chip, counts.cycles)
-        kernels_s = compute_s(topology.chip, counts.kernels)
-        products_s, other_s = products_s + kernels_s[0], other_s + kernels_s[1]
+        products_s, other_s = (
+            counts.cycles[kind] / topology.chip.clock_hz + kernels_s
+            for kind, kernels_s in zip(
+                ("products", "other"), compute_s(topology.chip, counts.kernels), strict=True
+            )
+        )
     elif counts.ops:
         products_s, other_s = compute_s(topology.chip, counts.ops)
     else:

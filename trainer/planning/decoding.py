@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import jax
 from jax.extend.core import Jaxpr
@@ -12,19 +12,19 @@ from jax.interpreters.partial_eval import dce_jaxpr
 from jax.sharding import AbstractMesh, Mesh
 
 from layouts.cost.collectives import UnexpectedTraffic, unexpected_traffic
-from layouts.cost.dataflow import local_bytes
+from layouts.cost.dataflow import local_bytes, peak_bytes
 from layouts.cost.interconnect import Topology
 from layouts.cost.jaxpr_cost import cost_of
-from layouts.cost.peak_memory import peak_bytes
 from layouts.cost.step_time import Timing
 from layouts.hlo.program import CompiledText
 from layouts.layout import Layout
 from layouts.mesh import topology_mesh, use_mesh
-from models.decoding.generate import NEW_TOKENS, SUFFIX, generate_together
+from models.decoding.generate import NEW_TOKENS, SUFFIX, DecodeInputs, generate_together
 from trainer.decoding.decoder import trace_cache
 from trainer.memory import shard_bytes
 from trainer.planning.counts import (
     TEMPORARIES,
+    Counts,
     MemoryUse,
     ProgramPlan,
     TracedFunction,
@@ -37,32 +37,23 @@ from trainer.planning.counts import (
 from trainer.run import Run
 from trainer.traces import DecodeShape, trace_generate
 
+T = TypeVar("T")
 trace_together = jax.jit(generate_together, static_argnums=(0, 1, 2))
 
 
-class DecodeWork(NamedTuple):
-    """Counts what one device does before the first token, for each token, and for a suffix."""
+class Phases(NamedTuple, Generic[T]):
+    """Holds something of the work before the first token, of each token, and of a suffix."""
 
-    prefill: WorkCounts
-    """The work on sources and prompts."""
-    token: WorkCounts
-    suffix: WorkCounts | None = None
-    """The work on the suffix behind all samples, if one ranks them."""
-
-
-class DecodeCounts(NamedTuple):
-    """Counts what decoding costs one device."""
-
-    work: DecodeWork
-    memory: MemoryUse
+    prefill: T
+    """Of sources and prompts."""
+    token: T
+    suffix: T | None = None
+    """Of the suffix behind all samples, if one ranks them."""
 
 
-class DecodeTimings(NamedTuple):
-    """Holds the predicted times of the prefill, of a token and of a suffix."""
-
-    prefill: Timing
-    token: Timing
-    suffix: Timing | None = None
+DecodeWork = Phases[WorkCounts]
+DecodeTimings = Phases[Timing]
+DecodeCounts = Counts[DecodeWork]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,11 +62,11 @@ class TracedDecode(TracedFunction):
 
     shape: DecodeShape
     params: Any
-    inputs: Any
+    inputs: DecodeInputs
     """Sources and requests."""
     cache: Any
     jaxpr: Jaxpr
-    """The trace of one loop for the whole mesh, even where each device runs a loop of its own.
+    """The trace of one loop for the whole mesh, even if each device runs a separate loop.
 
     What no token needs, such as the logits of a prompt, is removed."""
 
@@ -150,7 +141,7 @@ def trace_decode(
         cache = trace_cache.eval_shape(*arguments)
         jaxpr = trace_together.trace(*arguments).jaxpr.jaxpr
     needed, _ = dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))
-    _, _, _, params, *inputs = arguments
+    *_, params, inputs = arguments
     return TracedDecode(run, layout, mesh, trace, shape, params, inputs, cache, needed)
 
 

@@ -1,18 +1,28 @@
-"""Lists a plan's figures under stable names, for files and tables."""
+"""Lists a plan's figures under stable names; predicts the cost of a step that is compiled."""
 
+import json
+import logging
 from collections.abc import Iterable
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
-from layouts.cost.collectives import Collective, heaviest
+import jax
+
+from data.storage.files import atomic_write
+from layouts.cost.collectives import Collective, heaviest, scaled, size_text
+from layouts.cost.interconnect import Topology
 from layouts.cost.step_time import seconds
 from layouts.layout import Layout
 from layouts.lint.report import table
 from models.decoding.sampling import Sampling
-from trainer.planning.counts import ProgramPlan, excess_flops
+from trainer.observers import CompiledStep, Observer, Outcome
+from trainer.planning import training
+from trainer.planning.counts import Compilation, ProgramPlan, excess_flops
 from trainer.planning.decoding import DecodePlan
 from trainer.planning.figures import SCHEMA_VERSION
 from trainer.planning.training import StepPlan
 
+logger = logging.getLogger(__name__)
 MAX_WEIGHTS = 12  # in a list of the largest
 HOUR_S = 3600
 
@@ -23,7 +33,9 @@ def as_json(plan: StepPlan, layout: Layout, measured_s: float | None = None) -> 
     The times are those of a measured step if there is one.
     """
     step_s, topology = plan.step_s if measured_s is None else measured_s, plan.topology
+    timing = plan.timing
     hours = None if step_s is None else step_s * plan.run.steps / HOUR_S
+    weights = sorted(table(plan.weights, layout, plan.mesh), key=lambda w: -w.bytes_per_device)
     return {
         **common_figures(plan),
         "attention": dict(plan.attention),
@@ -35,8 +47,9 @@ def as_json(plan: StepPlan, layout: Layout, measured_s: float | None = None) -> 
         "idle_s": plan.idle_s,
         "collectives": collectives(plan, plan.work.collectives),
         "step_time_s": step_s,
-        "step_time_range_s": plan.step_range_s,
-        "step_time_parts_s": None if plan.timing is None else plan.timing.parts,
+        # No step was ever measured on GPUs.
+        "step_time_range_s": timing.range_s if timing and topology and topology.is_gpu else None,
+        "step_time_parts_s": None if timing is None else timing.parts,
         "unit": plan.run.task.unit,
         "tokens_per_step": plan.tokens_per_step,
         "tokens_per_s": None if step_s is None else plan.tokens_per_step / step_s,
@@ -44,8 +57,12 @@ def as_json(plan: StepPlan, layout: Layout, measured_s: float | None = None) -> 
         "run_steps": plan.run.steps,
         "run_hours": hours,
         "chip_hours": None if hours is None or topology is None else hours * topology.chips,
-        "weights": largest_weights(plan, layout),
-    }
+        "weights": [
+            {"path": row.path, "axes": row.axes, "bytes": row.bytes,
+             "bytes_per_device": row.bytes_per_device}
+            for row in weights[:MAX_WEIGHTS]
+        ],
+    }  # fmt: skip
 
 
 def decode_as_json(plan: DecodePlan) -> dict[str, Any]:
@@ -105,17 +122,6 @@ def common_figures(plan: StepPlan | DecodePlan) -> dict[str, Any]:
     }
 
 
-def largest_weights(plan: StepPlan, layout: Layout) -> list[dict[str, Any]]:
-    """Lists the weights that take the most of one device, the largest first."""
-    rows = table(plan.weights, layout, plan.mesh)
-    rows.sort(key=lambda row: -row.bytes_per_device)
-    return [
-        {"path": row.path, "axes": row.axes, "bytes": row.bytes,
-         "bytes_per_device": row.bytes_per_device}
-        for row in rows[:MAX_WEIGHTS]
-    ]  # fmt: skip
-
-
 def collectives(plan: ProgramPlan, counted: Iterable[Collective]) -> list[dict[str, Any]]:
     """Lists all collectives, starting with those of which a device receives the most bytes."""
     rows = []
@@ -150,14 +156,79 @@ def by_line(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     return sorted(sums.values(), key=lambda row: (-row["seconds"], -row["received_bytes"]))
 
 
-def scaled(amount: float, unit: str) -> str:
-    """Writes an amount with a metric prefix.
+class CostPrediction(Observer):
+    """Predicts the cost of a step before the first one runs, and compares its time at the end.
 
-    >>> scaled(34_628_173_824, "FLOPs")
-    '34.6 GFLOPs'
+    Keeps the prediction as plan.json in the model directory.
     """
-    prefixes = iter(" kMGTPEZY")
-    prefix = next(prefixes).strip()
-    while amount >= 1000:
-        amount, prefix = amount / 1000, next(prefixes)
-    return f"{amount:.3g} {prefix}{unit}"
+
+    def __init__(self, model_dir: Path):
+        self._file = model_dir / "plan.json"
+        self._step_s: float | None = None
+
+    def on_compiled(self, compiled: CompiledStep) -> None:
+        prediction = predict(compiled)
+        self._step_s = prediction.plan.step_s
+        logger.info(prediction.summary)
+        if jax.process_index() == 0:
+            text = json.dumps(as_json(prediction.plan, compiled.layout), indent=2)
+            atomic_write(self._file, text + "\n")
+
+    def on_end(self, outcome: Outcome) -> None:
+        if outcome.step_s is not None:
+            logger.info(compare(outcome.step_s, self._step_s))
+
+
+class Prediction(NamedTuple):
+    """Holds the predicted cost of a step, in numbers and in one or two lines."""
+
+    plan: training.StepPlan
+    summary: str
+
+
+def predict(compiled: CompiledStep) -> Prediction:
+    """Reads the compiled program for its memory, FLOPs and traffic; on TPUs, predicts its time."""
+    c, mesh = compiled, compiled.mesh
+    step = training.TracedStep(c.run, c.layout, mesh, c.traced, c.state, c.batch)
+    counted, how_counted = count(step, c.executable, c.compile_s)
+    topology = Topology.of(mesh.devices) if step.platform == "TPU" else None
+    plan = training.plan_step(step, topology, counted)
+    return Prediction(plan, summary(plan, how_counted))
+
+
+def count(
+    step: training.TracedStep, executable: object, compile_s: float
+) -> tuple[training.StepCounts, str]:
+    """Counts what is in an executable; from its trace if the text is of a newer compiler."""
+    try:
+        return training.count_step(step, Compilation.read(executable, step.platform, compile_s)), ""
+    except Exception as error:  # training goes on without a prediction
+        reason = f"  Counted from its trace, because its text cannot be read: {error!r}."
+        return training.estimate_step(step), reason
+
+
+def summary(plan: training.StepPlan, how_counted: str = "") -> str:
+    """Returns memory, FLOPs and traffic of a step in a line, and its time, if known, in another."""
+    causes = sorted(plan.memory.bytes_by_cause.items(), key=lambda item: -item[1])
+    parts = ", ".join(f"{name} {size_text(size)}" for name, size in causes if size)
+    received = sum(collective.received_bytes for collective in plan.work.collectives)
+    text = (
+        f"Step: {size_text(plan.memory.needed_bytes)} per device ({parts}), "
+        f"{scaled(plan.executed_flops, 'FLOPs')} "
+        f"(of the model: {scaled(plan.model_flops, 'FLOPs')}), "
+        f"{size_text(received)} of traffic per device.{how_counted}"
+    )
+    if plan.step_s is None or plan.topology is None:
+        return text
+    return (
+        f"{text}\nPredicted step time: {plan.step_s:.3g} s, from the compiler's cycles and links "
+        f"of {plan.topology.name}, at published rates."
+    )
+
+
+def compare(step_s: float, predicted_s: float | None) -> str:
+    """Returns how long steps took and what was predicted."""
+    if predicted_s is None:
+        return f"Step time: {step_s:.3g} s."
+    error = step_s / predicted_s - 1
+    return f"Step time: {step_s:.3g} s measured, {predicted_s:.3g} s predicted ({error:+.0%})."

@@ -3,27 +3,101 @@
 import dataclasses
 import logging
 import math
-from collections.abc import Callable, Iterable, Sequence
+import statistics
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
+
+import jax
+import numpy as np
 
 from configs.errors import RunError, UserError
 from layouts.candidates import DATA_PARALLEL, FSDP, FSDP_AND_MODEL, candidates, with_shard_axis
 from layouts.cost.calibration import HostRates
 from layouts.cost.interconnect import Topology
 from layouts.device_order import orders
+from layouts.hlo.compilation import compile_program
 from layouts.layout import Layout
 from layouts.lint.report import table
 from layouts.lint.warnings import executed_flops
 from layouts.mesh import batch_shards, make_mesh, mesh_sizes
 from trainer.checks import find_untraceable, record_loss
+from trainer.feed import BatchSharding
 from trainer.planning import training
 from trainer.planning.child import CompilerAborted
 from trainer.planning.counts import TEMPORARIES
-from trainer.planning.step_benchmark import StepBenchmark, median_s, slowdown, time_rounds
 from trainer.run import Run
+from trainer.step import init_state, train_step, train_step_spec
 from trainer.traces import trace_train_step
 
 logger = logging.getLogger(__name__)
+BURST_S = 0.5  # far longer than another process gets a core for
+FIRST_TOKEN = 2  # smaller ids have a meaning
+RoundTimes = dict[str, float]  # seconds of a step of each benchmark in one round
+
+
+class StepBenchmark:
+    """Compiles a run's step under one layout and times it."""
+
+    def __init__(self, run: Run, layout: Layout) -> None:
+        self._mesh, step_spec = make_mesh(layout), train_step_spec(run, layout)
+        sharding = BatchSharding(layout, self._mesh, run.batch_sequences, run.microbatches)
+        self._batch = sharding.to_global_arrays(random_batch(run))
+        self._state = init_state(step_spec, self._mesh)
+        with jax.set_mesh(self._mesh):
+            traced = train_step.trace(step_spec, self._state, self._batch)
+            self._step = compile_program(traced, self._mesh, run.compiler_options)
+        self.run_steps(1)
+        self._steps = math.ceil(BURST_S / self.run_steps(1))
+
+    def time_step(self) -> float:
+        """Returns the seconds of a step: the mean of a burst that takes `BURST_S`."""
+        return self.run_steps(self._steps) / self._steps
+
+    def run_steps(self, steps: int) -> float:
+        """Runs steps and returns their total seconds."""
+        start = time.perf_counter()
+        with jax.set_mesh(self._mesh):
+            for _ in range(steps):
+                self._state, metrics = self._step(self._state, self._batch)
+                jax.block_until_ready((self._state, metrics))
+        return time.perf_counter() - start
+
+
+def random_batch(run: Run) -> dict[str, np.ndarray]:
+    """Makes rows of one full segment each."""
+    rng, rows = np.random.default_rng(0), run.batch_sequences
+    vocab = min(run.model.vocab_rows, run.model.source_vocab_size or run.model.vocab_rows)
+
+    def array(name: str, shape: tuple[int, ...]) -> np.ndarray:
+        if name.startswith("segments"):
+            return np.ones((rows, *shape), np.int32)
+        if name.startswith("positions"):
+            return np.tile(np.arange(*shape, dtype=np.int32), (rows, 1))
+        return rng.integers(FIRST_TOKEN, vocab, (rows, *shape)).astype(np.int32)
+
+    return {name: array(name, shape) for name, shape in run.task.array_shapes.items()}
+
+
+def time_rounds(benchmarks: Mapping[str, StepBenchmark], count: int) -> list[RoundTimes]:
+    """Times a step of each benchmark in every round; every other round goes backwards."""
+    rounds = []
+    for number in range(count):
+        order = list(benchmarks)[:: 1 if number % 2 == 0 else -1]
+        rounds.append({name: benchmarks[name].time_step() for name in order})
+        logger.info("round %d of %d: %.1f s", number + 1, count, sum(rounds[-1].values()))
+    return rounds
+
+
+def median_s(rounds: Sequence[RoundTimes], name: str) -> float:
+    return statistics.median(times[name] for times in rounds)
+
+
+def slowdown(rounds: Sequence[RoundTimes], name: str) -> float:
+    """Returns the median over rounds of a step's time over that of the fastest in its round."""
+    return statistics.median(times[name] / min(times.values()) for times in rounds)
+
+
 Hardware = Topology | HostRates
 MIN_GAIN = 0.005  # of a step: a smaller one is not worth an order in the file
 STANDARD = {DATA_PARALLEL: 1, FSDP: 1, FSDP_AND_MODEL: 2}
@@ -85,10 +159,7 @@ def rank_layouts(
 
 
 def plan_layouts(
-    run: Run,
-    layouts: list[Layout],
-    hardware: Hardware,
-    planned: list[RankedLayout],
+    run: Run, layouts: list[Layout], hardware: Hardware, planned: list[RankedLayout]
 ) -> list[RankedLayout]:
     """Plans each layout by its trace, and appends it to those that are planned already."""
     ranking = list(planned)
@@ -200,6 +271,12 @@ def shortlist(
     ranking: Sequence[RankedLayout], configured: Sequence[Layout], count: int
 ) -> list[RankedLayout]:
     """Returns the first of a ranking, then standard layouts and those of the run's files."""
+
+    def may_fit(plan: training.StepPlan) -> bool:
+        """Returns whether memory holds all except temporaries, which a trace overestimates."""
+        least_bytes = plan.memory.needed_bytes - plan.memory.bytes_by_cause[TEMPORARIES]
+        return plan.topology is None or least_bytes <= plan.topology.chip.memory_bytes
+
     chosen = list(ranking[:count])
     for rules, shapes in STANDARD.items():
         kind = [r for r in ranking if (r.layout.rules, r.layout.param_rules) == rules]
@@ -207,14 +284,6 @@ def shortlist(
     of_files = {unordered(layout) for layout in configured}
     chosen += [ranked for ranked in ranking if unordered(ranked.layout) in of_files]
     return list({unordered(ranked.layout): ranked for ranked in chosen}.values())
-
-
-def may_fit(plan: training.StepPlan) -> bool:
-    """Returns whether memory holds everything but temporaries, which a trace overestimates."""
-    if plan.topology is None:
-        return True
-    least_bytes = plan.memory.needed_bytes - plan.memory.bytes_by_cause[TEMPORARIES]
-    return least_bytes <= plan.topology.chip.memory_bytes
 
 
 def compile_layouts(

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +27,7 @@ from trainer.memory import shard_bytes
 from trainer.planning.counts import (
     TEMPORARIES,
     Compilation,
+    Counts,
     MemoryUse,
     ProgramPlan,
     TracedFunction,
@@ -100,11 +101,7 @@ class TracedStep(TracedFunction):
         return {"step": shard_bytes(once), "microbatch": self.gradient_bytes - shard_bytes(once)}
 
 
-class StepCounts(NamedTuple):
-    """Counts what a training step costs one device."""
-
-    work: WorkCounts
-    memory: MemoryUse
+StepCounts = Counts[WorkCounts]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,13 +130,6 @@ class StepPlan(ProgramPlan):
     @property
     def step_s(self) -> float | None:
         return None if self.timing is None else self.timing.step_s
-
-    @property
-    def step_range_s(self) -> tuple[float, float] | None:
-        """Returns the least and the longest step time on GPUs, where no step was ever measured."""
-        if self.timing is None or self.topology is None or not self.topology.is_gpu:
-            return None
-        return self.timing.range_s
 
     @property
     def idle_s(self) -> float | None:
@@ -220,6 +210,8 @@ def plan_step(
         timing = time_on_slice(topology, device_coords, step.sizes, counts.work)
     devices = math.prod(step.sizes.values())
     expected = step.cost.collectives if devices > 1 else ()
+    with use_mesh(step.mesh):
+        attention = step.run.model.attention_choices(step.layout, step.run.task.array_lengths)
     return StepPlan(
         mesh=step.sizes,
         topology=topology,
@@ -228,7 +220,7 @@ def plan_step(
         run=step.run,
         weights=record_loss(step.run).weights,
         schedule=pipeline_schedule(step.run, step.layout, step.sizes),
-        attention=attention_choices(step),
+        attention=attention,
         gradient_sums=step.gradient_sums,
         model_flops=step_flops(step.run),
         executed_flops=float(counts.work.flops * devices),
@@ -239,12 +231,6 @@ def plan_step(
         ),
         timing=timing,
     )
-
-
-def attention_choices(step: TracedStep) -> dict[str, str]:
-    """Names what computes the attention of each part of the model on the devices of a step."""
-    with use_mesh(step.mesh):
-        return step.run.model.attention_choices(step.layout, step.run.task.array_lengths)
 
 
 def with_device_order(plan: StepPlan, order: str | None) -> StepPlan:

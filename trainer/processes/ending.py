@@ -1,9 +1,11 @@
-"""Ends a process at once, whatever its main thread is doing, and says why."""
+"""Ends a process at once, whatever its main thread is doing; handles the signals that stop it."""
 
 import faulthandler
 import os
+import signal
 import sys
-from typing import NoReturn
+from collections.abc import Callable
+from typing import Any, NoReturn
 
 FAILED = 1
 STALLED = 75
@@ -36,3 +38,22 @@ def dump_stacks() -> None:
     """Prints the stack of every thread to the standard error."""
     sys.stderr.flush()
     faulthandler.dump_traceback(sys.stderr, all_threads=True)
+
+
+STOPS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
+"""SIGTERM and SIGHUP are what schedulers send before they take a machine away."""
+
+
+def is_ignored(number: int) -> bool:
+    """Returns whether a signal was ignored at start, such as SIGHUP under `nohup`."""
+    return signal.getsignal(number) is signal.SIG_IGN
+
+
+def handle(number: int, handler: Callable[..., Any]) -> Any:
+    """Installs a handler and returns the one before; a signal that was ignored at start stays so.
+
+    JAX handles SIGTERM in a run of several processes, unknown to Python: this replaces it.
+    """
+    before = signal.getsignal(number) or signal.SIG_DFL
+    signal.signal(number, signal.SIG_IGN if is_ignored(number) else handler)
+    return before

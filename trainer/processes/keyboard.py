@@ -14,8 +14,7 @@ import time
 from collections.abc import Iterator
 from types import FrameType
 
-from trainer.processes.ending import INTERRUPTED, end_process, show_cursor
-from trainer.processes.signals import handle
+from trainer.processes.ending import INTERRUPTED, end_process, handle, show_cursor
 
 DEADLINE_S = 1.5
 
@@ -79,7 +78,7 @@ def _end_late(source: int) -> None:
     count = 0
     while signals := os.read(source, 64):
         count += signals.count(signal.SIGINT)
-        # A training loop that is to save first has a handler of its own for the first one.
+        # A training loop, which saves first, has another handler for the first one.
         if count > 1 or (count and signal.getsignal(signal.SIGINT) is interrupt):
             time.sleep(DEADLINE_S)
             end_process(INTERRUPTED)

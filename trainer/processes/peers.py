@@ -6,14 +6,71 @@ at once, even while their main threads wait in a collective or in the compiler. 
 process reads its links; it never waits for the main thread.
 """
 
+import contextlib
+import json
 import selectors
+import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from trainer.processes.ending import FAILED, RESTART, STALLED, dump_stacks, end_process
-from trainer.processes.link import Link, Message, join_names
+
+Message = list[Any]
+
+# A host that vanishes closes nothing: the kernel probes it from time to time, and gives up after
+# 10 + 4 * 5 s.
+KEEP_ALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 4, "TCP_USER_TIMEOUT": 30_000}
+
+
+class Link:
+    """Holds one connection, and the received part of an incomplete message.
+
+    A message is a JSON list on a line: its kind, then its values.
+    """
+
+    def __init__(self, connection: socket.socket):
+        self.connection = connection
+        self.host = connection.getpeername()[0]
+        self._rest = b""
+        self.unread = list[Message]()  # received together with the one that started the run
+        connection.settimeout(None)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in KEEP_ALIVE.items():
+            if hasattr(socket, name):  # not all systems have all of them
+                connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+    def send(self, message: Message) -> None:
+        """Sends a message; that the other side is gone is noticed where it is read."""
+        with contextlib.suppress(OSError):
+            self.connection.sendall(json.dumps(message).encode() + b"\n")
+
+    def receive(self) -> list[Message] | None:
+        """Returns the complete messages that are there; None where the connection is closed."""
+        try:
+            data = self.connection.recv(1 << 20)
+        except OSError:
+            return None
+        if not data:
+            return None
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        return [json.loads(line) for line in lines]
+
+    def close(self) -> None:
+        self.connection.close()
+
+
+def join_names(processes: Iterable[int]) -> str:
+    """Lists processes in words.
+
+    >>> join_names([2]), join_names([3, 1, 2])
+    ('process 2', 'processes 1, 2, 3')
+    """
+    indices = sorted(processes)
+    word = "process" if len(indices) == 1 else "processes"
+    return f"{word} {', '.join(map(str, indices))}"
+
 
 POLL_S = 0.2
 GRACE_S = 10.0

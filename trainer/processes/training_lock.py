@@ -172,8 +172,8 @@ def _warn_of_dead(path: Path, other: Holder) -> None:
 def _is_alive(path: Path, other: Holder, *, is_locked: bool) -> bool:
     """Returns whether the process that a lock names still trains.
 
-    On this host, a lock of the system tells.  A file system may keep those of each host apart, or
-    have none: then it tells that the file is touched.
+    On this host, the lock of the system decides.  A file system may keep locks per host, or have
+    none: then a process trains if it touches the file.
     """
     if other.host == socket.gethostname():
         return not is_locked and _is_running(other.pid)

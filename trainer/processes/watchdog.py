@@ -5,7 +5,7 @@ import time
 from collections.abc import Mapping
 
 from trainer.evaluate import PartEvaluation
-from trainer.observers import CompiledStep, Line, Observer, Outcome, StepResult
+from trainer.observers import CompiledStep, Line, Observer, StepResult
 from trainer.processes import peers
 from trainer.processes.ending import STALLED, dump_stacks, end_process
 
@@ -40,9 +40,6 @@ class Watchdog(Observer):
 
     def on_evaluation(self, line: Line, parts: Mapping[str, PartEvaluation]) -> None:
         self._moved = time.monotonic()
-
-    def on_end(self, outcome: Outcome) -> None:
-        self._closed.set()
 
     def close(self) -> None:
         self._closed.set()

@@ -1,7 +1,7 @@
 """Answers questions by the likelihood of each choice."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -13,12 +13,11 @@ from data.packing.pair_rows import PairRows
 from data.packing.rows import Counts, Rows
 from data.task import Task
 from data.tasks.prompts import PromptRows
-from data.vocab import Vocab
 from data.vocabs import Vocabs
 from models.api import Model, Params
 from trainer.decoding.decoder import Ids
 from trainer.decoding.score import row_losses
-from trainer.progress import Progress, no_progress
+from trainer.evaluate import Progress, no_progress
 from trainer.questions.prompts import Prompt, Template, encode_prompts
 
 
@@ -69,22 +68,21 @@ def make_completions(
         ]
     texts = [p.text + template.space + choice for p in prompts for choice in p.question.choices]
     encoded = iter(encode_prompts(texts, task, vocabs, None))
-    return [list(_continuations(prompt, encoded, vocabs.target)) for prompt in prompts]
-
-
-def _continuations(
-    prompt: Prompt, encoded: Iterator[np.ndarray], vocab: Vocab
-) -> Iterator[Completion]:
-    """Yields the completions of a decoder, whose tokens come next.
-
-    A choice behind no token at all follows begin_id, whatever a decoder reads before prompts.
-    """
-    targets = [next(encoded) for _ in prompt.question.choices]
-    start = shared_prefix([prompt.tokens, *targets])
-    begins = [vocab.begin_id] if start == 0 and not vocab.reads_begin else []
-    for ids in targets:
-        whole = [*begins, *ids]
-        yield Completion(None, whole, slice(start + len(begins), len(whole)))
+    completions = []
+    for prompt in prompts:
+        ids_of_choices = [next(encoded) for _ in prompt.question.choices]
+        start = shared_prefix([prompt.tokens, *ids_of_choices])
+        # A choice after no token at all follows begin_id, whatever a decoder reads before prompts.
+        begins = [vocabs.target.begin_id] if start == 0 and not vocabs.target.reads_begin else []
+        completions.append(
+            [
+                Completion(
+                    None, [*begins, *ids], slice(start + len(begins), len(begins) + len(ids))
+                )
+                for ids in ids_of_choices
+            ]
+        )
+    return completions
 
 
 def shared_prefix(texts: Sequence[Ids]) -> int:

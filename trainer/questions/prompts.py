@@ -6,12 +6,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from configs.errors import UserError
+from configs.errors import UserError, listed
 from data.sources.pairs import chosen_tag, tagged
 from data.task import Task
 from data.vocabs import Vocabs
-from trainer.decoding.decoder import Ids
+from trainer.decoding.decoder import Decoder, Ids, Request
 from trainer.decoding.requests import check_tag
+from trainer.evaluate import Progress, no_progress
 from trainer.questions.questions import Question
 
 QUESTION, ANSWER = "{question}", "{answer}"
@@ -24,7 +25,7 @@ class Template:
     before: str
     """What the question follows."""
     between: str
-    """What lies between the question and the answer, without the white space at its end."""
+    """What is between the question and the answer, without the white space at its end."""
     space: str
     """The white space in front of an answer, which belongs to its tokens."""
     after: str
@@ -121,3 +122,58 @@ def encode_prompts(
         return vocabs.target.encode(texts)
     tag = chosen_tag(tag, task.tags)
     return vocabs.of_source.encode([tagged(text, tag) for text in texts])
+
+
+def check_answers_fit(
+    path: str, prompts: Sequence[Prompt], task: Task, max_new_tokens: int
+) -> None:
+    """Refuses questions that are longer than the rows the model was trained on."""
+    if task.has_source:
+        length, row, answer, name = task.row_lengths["source_length"], "source row", 1, "its end"
+        if max_new_tokens > task.length:
+            raise UserError(
+                f"--max_tokens={max_new_tokens}: a row of the model has {task.length} tokens."
+            )
+    else:
+        length, row, answer = task.length, "row", max_new_tokens
+        name = "the answer (--max_tokens)"
+    problems = [
+        f"{path}:{prompt.question.line}: {len(prompt.tokens)} tokens of the prompt and {answer} of "
+        f"{name} do not fit the model's {row} of {length}.  Shorten the question, or lower "
+        "--shots or --max_tokens."
+        for prompt in prompts
+        if len(prompt.tokens) + answer > length
+    ]
+    if problems:
+        raise UserError(listed(path, problems))
+
+
+def answer_questions(
+    decoder: Decoder,
+    prompts: Sequence[Prompt],
+    template: Template,
+    task: Task,
+    vocabs: Vocabs,
+    max_new_tokens: int,
+    progress: Progress = no_progress,
+) -> list[str]:
+    """Returns the answer to each question, of at most `max_new_tokens` tokens."""
+    answers, done = [""] * len(prompts), 0
+    for batch in decoder.decode(answer_requests(prompts, task, vocabs, max_new_tokens)):
+        for i, hypotheses in batch:
+            answers[i] = template.answer_of(vocabs.target.decode(hypotheses[0].tokens))
+        done += len(batch)
+        progress(done, len(prompts))
+    return answers
+
+
+def answer_requests(
+    prompts: Sequence[Prompt], task: Task, vocabs: Vocabs, max_new_tokens: int
+) -> list[Request]:
+    """Returns what to decode: behind each prompt, or from it where the model has an encoder."""
+    if not task.has_source:
+        return [Request(prompt.tokens, max_new_tokens) for prompt in prompts]
+    end_id = vocabs.of_source.end_id
+    return [
+        Request([], max_new_tokens, source=[*map(int, prompt.tokens), end_id]) for prompt in prompts
+    ]

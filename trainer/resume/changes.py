@@ -29,7 +29,15 @@ OVERRIDABLE = ("Run.batch_sequences", "Run.label_smoothing", "Run.z_loss", "Run.
 def check_changes(title: str, saved: Run, run: Run, *, override: bool) -> list[Change]:
     """Returns the settings that change; raises those that may not, by their names."""
     changes = [Change(*row) for row in diff(saved, run)]
-    refused = [change for change in changes if not _may_change(change)]
+    refused = [
+        change
+        for change in changes
+        if change.name not in FREE
+        and not change.name.startswith(FREE_PREFIXES)
+        and change.name.rpartition(".")[2] not in getattr(_spec_of(change), "free_on_resume", ())
+        and not issubclass(_spec_of(change), TrackerSpec)
+        and not _needs_override(change)
+    ]
     if not refused and opt_state_shapes(saved) != opt_state_shapes(run):
         of_optimizer = [c for c in changes if issubclass(_spec_of(c), OptimizerSpec)]
         refused = [c for c in of_optimizer if not isinstance(c.new, ScheduleSpec)]
@@ -52,13 +60,6 @@ def opt_state_shapes(run: Run) -> dict[str, tuple[int, ...]]:
         state = jax.eval_shape(train_step_spec(run, layout).initial_state)["opt_state"]
     leaves = jax.tree.leaves_with_path(state)
     return {jax.tree_util.keystr(path): leaf.shape for path, leaf in leaves}
-
-
-def _may_change(change: Change) -> bool:
-    spec, name = _spec_of(change), change.name.rpartition(".")[2]
-    is_free = change.name in FREE or change.name.startswith(FREE_PREFIXES)
-    is_free = is_free or name in getattr(spec, "free_on_resume", ())
-    return is_free or issubclass(spec, TrackerSpec) or _needs_override(change)
 
 
 def _needs_override(change: Change) -> bool:

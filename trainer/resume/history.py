@@ -51,7 +51,7 @@ class Start:
     settings: str | None = None
     """The text of config.gin; only the newest record has it, and those of older versions none."""
     saved: int | None = None
-    """The step of the newest checkpoint that this start has saved or found."""
+    """The step of the newest checkpoint that this start has saved or restored."""
 
     def dump(self) -> Line:
         """Returns what `parse` reads."""

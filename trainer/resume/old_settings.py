@@ -28,7 +28,7 @@ DENSE = "Transformer.feed_forward = @Mlp()"
 
 
 def upgraded(text: str) -> str:
-    """Returns the text with today's names; a text that has none of the former is unchanged.
+    """Returns the text with today's names; a text without former names is unchanged.
 
     A setting stays on its line, so that messages about a line hold for both texts.  The line of a
     setting of a part that the model does not have becomes empty.
@@ -58,7 +58,8 @@ class _OldModel(NamedTuple):
     def upgraded(self, name: str, text: str) -> str | None:
         """Returns the line of a setting; None if it is not a former one."""
         value, scope = _read(text), self.scope
-        if name in PATTERNS and _is_old_pattern(value):
+        is_list = isinstance(value, tuple | list)
+        if name in PATTERNS and is_list and all(kind in ("dense", "moe") for kind in value):
             return self._pattern(name, value)
         if name == "moe":
             return f"{scope}{DENSE}" if value is None else self._experts(text)
@@ -69,11 +70,12 @@ class _OldModel(NamedTuple):
         new = TransformerSpec.renamed.get(name)
         if new is None or name in ("attention", "positions"):
             return None
-        return f"{scope}{new} = {text}" if self._has_part(new.partition(".")[0]) else ""
-
-    def _has_part(self, part: str) -> bool:
-        positions = POSITIONS.get(self.values.get("positions", "learned"))
-        return positions is None or part not in POSITIONS.values() or part == positions
+        part, positions = (
+            new.partition(".")[0],
+            POSITIONS.get(self.values.get("positions", "learned")),
+        )
+        has_part = positions is None or part not in POSITIONS.values() or part == positions
+        return f"{scope}{new} = {text}" if has_part else ""
 
     def _pattern(self, name: str, kinds: tuple[str, ...]) -> str:
         if name == "encoder_pattern" and not self.values.get("encoder_layers"):
@@ -92,10 +94,10 @@ class _OldModel(NamedTuple):
         is_mixed, more = self._mixes_kinds(), ""
         if self.scope and is_mixed:  # so that it has no feed-forward layer without the scope
             more += f"\n{self.scope}{DENSE}"
-        own = reference.rpartition("/")[0]
-        if self.scope and own:  # a scope of the experts hides the model's
-            reference = f"{own}/{self.scope}Moe()"
-            more += f"\n{own[1:]}/{self.scope}Moe.expert = @{self.scope}Mlp()"
+        scope = reference.rpartition("/")[0]
+        if self.scope and scope:  # a scope of the experts hides the model's
+            reference = f"{scope}/{self.scope}Moe()"
+            more += f"\n{scope[1:]}/{self.scope}Moe.expert = @{self.scope}Mlp()"
         holder = "experts/Block" if is_mixed else "Transformer"
         return f"{self.scope}{holder}.feed_forward = {reference}{more}"
 
@@ -106,10 +108,6 @@ def _read(text: str) -> Any:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError):
         return text
-
-
-def _is_old_pattern(value: Any) -> bool:
-    return isinstance(value, tuple | list) and all(kind in ("dense", "moe") for kind in value)
 
 
 def _imported(line: re.Match[str]) -> str:

@@ -6,6 +6,7 @@ batch is made of the jobs that wait when one ends.
 
 import dataclasses
 from collections.abc import Collection, Sequence
+from typing import NamedTuple
 
 from trainer.decoding.decoder import BatchShape, Decoder, Request, padded, prepared, rows_of_batch
 from trainer.decoding.requests import DecodeOptions
@@ -13,12 +14,12 @@ from trainer.serving.service import Job, NoFiniteScore, ServedWeights, Service
 
 
 class BatchService(Service):
-    """Decodes the jobs that wait and have one shape, in order, as many as a batch has rows."""
+    """Decodes the jobs that wait and have one shape, in order, at most a batch of them."""
 
     def __init__(
         self, decoder: Decoder, step: int, queue: int, *, shards: int, lengths: Sequence["Lengths"]
     ):
-        super().__init__(decoder.mesh, step, queue)
+        super().__init__(decoder.mesh, step, queue, decoder.batch_sequences)
         self.decoder, self.shards, self.lengths = decoder, shards, lengths
         self._running: list[Job] = []
 
@@ -39,14 +40,6 @@ class BatchService(Service):
         assert request.source is not None
         source, new = len(request.source), request.max_new_tokens
         return next(n for n in self.lengths if source <= n.source and new <= n.new_tokens)
-
-    @property
-    def slots(self) -> int:
-        return self.decoder.batch_sequences
-
-    @property
-    def busy_slots(self) -> int:
-        return len(self._running)
 
     def running(self) -> Collection[Job]:
         return self._running
@@ -84,8 +77,7 @@ class BatchService(Service):
         self.notify([*jobs])
 
 
-@dataclasses.dataclass(frozen=True, order=True)
-class Lengths:
+class Lengths(NamedTuple):
     """Holds the padded lengths of sources and of their translations."""
 
     source: int

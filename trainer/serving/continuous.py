@@ -8,7 +8,7 @@ from typing import NamedTuple
 from models.decoding.slots import NewTokens
 from trainer.multihost import fetched
 from trainer.serving.service import Job, NoFiniteScore, ServedWeights, Service
-from trainer.serving.slot_engine import MAX_STEPS, SampledRequest, SlotEngine, SlotSize
+from trainer.serving.slot_engine import MAX_STEPS, SlotEngine, SlotSize
 
 
 class StepsInFlight(NamedTuple):
@@ -25,23 +25,15 @@ class ContinuousService(Service):
     """Keeps the slots full, and reads the tokens of a call while the next one runs."""
 
     def __init__(self, engine: SlotEngine, step: int, queue: int):
-        super().__init__(engine.mesh, step, queue)
+        super().__init__(engine.mesh, step, queue, engine.slots)
         self.engine = engine
-        self._running = dict[int, Job]()
+        self._running: dict[int, Job] = {}
         self._left = dict[int, int]()  # tokens by slot that are still to be dispatched
         self._dispatched: StepsInFlight | None = None
         self._last_read_s = 0.0
 
     def warm_up(self) -> None:
         self.engine.warm_up()
-
-    @property
-    def slots(self) -> int:
-        return self.engine.slots
-
-    @property
-    def busy_slots(self) -> int:
-        return len(self._running)
 
     def running(self) -> Collection[Job]:
         """Returns the jobs in slots, and those whose last token is not read yet."""
@@ -61,7 +53,7 @@ class ContinuousService(Service):
         self._fit(jobs)
         free = [slot for slot in range(self.engine.size.slots) if slot not in self._running]
         joining = dict(zip(free, jobs, strict=False))
-        self.engine.join({s: SampledRequest(j.request, j.sampling) for s, j in joining.items()})
+        self.engine.join(joining)
         self._running |= joining
         self._left |= {slot: job.request.max_new_tokens for slot, job in joining.items()}
         before, self._dispatched = self._dispatched, self._dispatch()

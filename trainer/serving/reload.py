@@ -1,5 +1,6 @@
 """Brings the weights of newer checkpoints into a running service."""
 
+import dataclasses
 import logging
 import threading
 from collections.abc import Callable
@@ -41,23 +42,21 @@ class FiniteCheck:
             )
 
 
+@dataclasses.dataclass(eq=False)
 class CheckpointWatcher:
-    """Looks for a newer checkpoint every so many seconds, in a thread.
+    """Looks for a newer checkpoint every `every_s` seconds, in a thread.
 
     `files` describes the files of a checkpoint: one that is being copied is tried when it is whole.
     """
 
-    def __init__(
-        self,
-        service: Service,
-        latest: Callable[[], int | None],
-        files: Callable[[int], object],
-        restore: Callable[[int], ServedWeights],
-        every_s: float,
-    ):
-        self.service, self.latest, self.files = service, latest, files
-        self.restore, self.every_s = restore, every_s
-        self._last = service.checkpoint
+    service: Service
+    latest: Callable[[], int | None]
+    files: Callable[[int], object]
+    restore: Callable[[int], ServedWeights]
+    every_s: float
+
+    def __post_init__(self) -> None:
+        self._last = self.service.checkpoint
         self._seen: tuple[int, object] | None = None
         self._tries = 0  # of what was seen last
         self._ended = threading.Event()

@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any, Literal
 
 import jax
+from jax import monitoring
 from jax.sharding import Mesh
 
 from models.decoding.sampling import Sampling
@@ -83,10 +84,15 @@ class ServedWeights:
 
 
 class Service(abc.ABC):
-    """Answers jobs in a thread of its own; a subclass says how."""
+    """Answers jobs in a thread; a subclass says how."""
 
-    def __init__(self, mesh: Mesh, step: int, queue: int):
+    _running: Collection[Any] = ()
+    """Slots or jobs that are being answered."""
+
+    def __init__(self, mesh: Mesh, step: int, queue: int, slots: int):
         self.mesh, self.queue_limit, self.checkpoint = mesh, queue, step
+        self.slots = slots
+        """How many jobs can be answered together."""
         self.counts = ServiceCounts()
         self.failure: BaseException | None = None
         self.notify: Callable[[Sequence[Job]], None] = call_each
@@ -136,14 +142,9 @@ class Service(abc.ABC):
         return len(self._waiting)
 
     @property
-    @abc.abstractmethod
-    def slots(self) -> int:
-        """Returns how many jobs can be answered together."""
-
-    @property
-    @abc.abstractmethod
     def busy_slots(self) -> int:
         """Returns how many jobs are being answered."""
+        return len(self._running)
 
     def stop(self) -> None:
         """Finishes what waits and runs, then ends the thread."""
@@ -228,3 +229,24 @@ def call_each(jobs: Sequence[Job]) -> None:
     """Calls what each job wants called when it changes."""
     for job in jobs:
         job.on_change()
+
+
+EVENT = "/jax/core/compile/backend_compile_duration"
+EVENTS = "/jax/core/compile/"
+"""Begins the names of all parts of a compilation: tracing and lowering, too."""
+
+
+class Compilations:
+    """Counts compilations, and loads of compiled programs from the cache, from now on."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.count = 0
+        self.seconds = 0.0
+        monitoring.register_event_duration_secs_listener(self._listen)
+
+    def _listen(self, event: str, duration_secs: float, **_: str | int) -> None:
+        if event.startswith(EVENTS):
+            with self._lock:
+                self.count += event == EVENT
+                self.seconds += duration_secs

@@ -17,11 +17,10 @@ from jax.typing import DTypeLike
 
 from data.vocab import Vocab
 from models.api import Decodable
-from models.decoding.sampling import Sampling
 from models.decoding.slots import Joining, NewTokens, SlotDecoder, Slots, SlotSettings
 from trainer.decoding.decoder import SHORTEST, Request, row_shards, rows_of, split_begins
 from trainer.memory import check_cache_memory
-from trainer.serving.service import GREEDY
+from trainer.serving.service import Job
 
 logger = logging.getLogger(__name__)
 JOINING_TOKENS = 256
@@ -37,13 +36,6 @@ PATIENCE = 8
 """Calls after which texts move to fewer or shorter slots, which takes about as long as 2 steps."""
 SHOWN_S = 0.3
 """What takes at least this long to compile is reported."""
-
-
-class SampledRequest(NamedTuple):
-    """Holds a prompt, and how to choose the tokens that continue it."""
-
-    request: Request
-    sampling: Sampling
 
 
 class SlotSize(NamedTuple):
@@ -172,15 +164,15 @@ class SlotEngine:
         self.steps = self._steps_of(size)
         return {slot: index for index, slot in enumerate(running)}
 
-    def join(self, requests: Mapping[int, SampledRequest]) -> None:
-        """Puts requests into slots, by slot."""
+    def join(self, jobs: Mapping[int, Job]) -> None:
+        """Puts the requests of jobs into slots, by slot."""
         by_length: dict[int, list[int]] = {}
-        for slot, (request, _) in requests.items():
-            by_length.setdefault(self.prompt_length(len(request.prompt)), []).append(slot)
+        for slot, job in jobs.items():
+            by_length.setdefault(self.prompt_length(len(job.request.prompt)), []).append(slot)
         for length, slots in by_length.items():
             while slots:
                 rows = next_rows(len(slots), self.joining_rows(length))
-                self._put({slot: requests[slot] for slot in slots[:rows]}, rows, length)
+                self._put({slot: jobs[slot] for slot in slots[:rows]}, rows, length)
                 slots = slots[rows:]
 
     def advance(self) -> NewTokens:
@@ -192,7 +184,7 @@ class SlotEngine:
         return new_tokens
 
     def note_call(self, size: SlotSize, steps: int, seconds: float) -> None:
-        """Learns from a call that took at most so long how many steps of a size fit in CALL_S.
+        """Learns from a call that took at most `seconds` how many steps of a size fit in CALL_S.
 
         The fastest call counts: others waited for something else, or for work of the machine.
         """
@@ -202,42 +194,41 @@ class SlotEngine:
     def _steps_of(self, size: SlotSize) -> int:
         return min(max(int(CALL_S / self._step_s.get(size, math.inf)), 1), MAX_STEPS)
 
-    def _put(self, requests: Mapping[int, SampledRequest], rows: int, length: int) -> None:
+    def _put(self, jobs: Mapping[int, Job], rows: int, length: int) -> None:
         """Puts requests, padded to `rows` rows of a length, into slots."""
-        unused = rows - len(requests)
-        filled = [*requests.values(), *[SampledRequest(Request([], 1), GREEDY)] * unused]
+        unused = rows - len(jobs)
+        filled = [*jobs.values(), *[Job(Request([], 1))] * unused]
+        samplings = [job.sampling for job in filled]
         begins, prompts = split_begins(
-            [request.prompt for request, _ in filled],
+            [job.request.prompt for job in filled],
             self.vocab.begin_id,
             reads_begin=self.vocab.reads_begin,
         )
-
         default_float = jax.dtypes.result_type(float)
 
-        def vector(values: Sequence[float], dtype: DTypeLike = np.int32) -> np.ndarray:
+        def vector(values: Sequence[float], dtype: DTypeLike = np.int32) -> Any:
             return np.array(values, dtype)
 
-        settings: dict[str, Any] = {
-            "seeds_B": vector([request.seed for request, _ in filled], np.uint32),
-            "max_new_tokens_B": vector([request.max_new_tokens for request, _ in filled]),
-            "min_new_tokens_B": vector([request.min_new_tokens for request, _ in filled]),
-            "temperature_B": vector([s.temperature for _, s in filled], default_float),
-            "top_k_B": vector([s.top_k or 0 for _, s in filled]),
-            "top_p_B": vector(
-                [1 if s.top_p is None else s.top_p for _, s in filled], default_float
-            ),
-        }
-        texts: dict[str, Any] = {
-            "slots_B": vector([*requests, *[self.slots] * unused]),
-            "prompts_BL": rows_of(prompts, length),
-            "prompt_lengths_B": vector([len(prompt) for prompt in prompts]),
-            "begins_B": vector(begins),
-        }
-        joining = Joining(**texts, settings=SlotSettings(**settings))
+        settings = SlotSettings(
+            seeds_B=vector([job.request.seed for job in filled], np.uint32),
+            max_new_tokens_B=vector([job.request.max_new_tokens for job in filled]),
+            min_new_tokens_B=vector([job.request.min_new_tokens for job in filled]),
+            temperature_B=vector([s.temperature for s in samplings], default_float),
+            top_k_B=vector([s.top_k or 0 for s in samplings]),
+            top_p_B=vector([1 if s.top_p is None else s.top_p for s in samplings], default_float),
+        )
+        prompts_BL: Any = rows_of(prompts, length)  # jit takes numpy arrays
+        joining = Joining(
+            slots_B=vector([*jobs, *[self.slots] * unused]),
+            prompts_BL=prompts_BL,
+            prompt_lengths_B=vector([len(prompt) for prompt in prompts]),
+            begins_B=vector(begins),
+            settings=settings,
+        )
         # jit places its arguments in a tenth of the time of `device_put`.
-        by_row, prompts_BL = (NamedSharding(self.mesh, self.layout.place(of)) for of in ("B", "Bl"))
-        by_field: dict[str, Any] = {name: by_row for name in Joining._fields}
-        shardings = Joining(**by_field | {"prompts_BL": prompts_BL})
+        by_row, of_prompts = (NamedSharding(self.mesh, self.layout.place(of)) for of in ("B", "Bl"))
+        by_field: dict[str, Any] = dict.fromkeys(Joining._fields, by_row)
+        shardings = Joining(**by_field | {"prompts_BL": of_prompts})
         size, about = self.size, f"{rows} x {length} tokens of prompts"
         cache, last_B = self.compiled(
             f"a pass over {about}", ("read", rows, length), self.decoder(size).read,

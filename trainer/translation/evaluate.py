@@ -1,17 +1,28 @@
-"""Translates evaluation sets of a task and computes metrics of the translations, on raw text."""
+"""Translates evaluation sets and computes metrics on raw text; during training, BLEU."""
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+import logging
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
+
+from jax.sharding import Mesh
 
 from data.sources.text_files import in_one_line
 from data.task import Task
 from data.vocabs import Vocabs
-from trainer.decoding.decoder import Decoder
+from layouts.layout import Layout
+from layouts.mesh import batch_shards
+from models.api import Params
+from models.decoding.sampling import Sampling
+from trainer.decoding.decoder import Decoder, prepared
 from trainer.decoding.requests import DecodeOptions, best_texts, make_requests
-from trainer.progress import Progress, no_progress
+from trainer.evaluate import Progress, no_progress
+from trainer.observers import Observer
+from trainer.run import Run
 from trainer.translation.metrics import TranslationMetrics, compute_metrics
+
+logger = logging.getLogger(__name__)
 
 
 class EvaluationSet(NamedTuple):
@@ -132,3 +143,39 @@ def joined(parts: Sequence[EvaluationSet]) -> EvaluationSet:
         [[text for part in parts for text in part.references[0]]],
         [line for part in parts for line in part.lines],
     )
+
+
+SENTENCES_AT_ONCE = 64
+
+
+class TranslationEval(Observer):
+    """Translates some sentences of the validation split in every evaluation, greedily."""
+
+    def __init__(self, run: Run, layout: Layout, mesh: Mesh, vocabs: Vocabs):
+        self._run, self._mesh, self._vocabs = run, mesh, vocabs
+        self._model = run.model.model(layout)
+        self._parts = subset(evaluation_sets(run.task, "validation"), run.bleu_sentences)
+        shards = batch_shards(layout, mesh.shape)
+        self._batch = -(-SENTENCES_AT_ONCE // shards) * shards
+
+    def evaluate(self, step: int, params: Params, progress: Progress) -> Mapping[str, float]:
+        vocab = self._vocabs.target
+        decoder = Decoder(
+            self._model, prepared(self._model, params, self._mesh), self._mesh,
+            Sampling(temperature=0), self._batch,
+            vocab.begin_id, vocab.stop_ids,
+        )  # fmt: skip
+        translated = translate(
+            decoder, self._parts, self._run.task, self._vocabs, DecodeOptions(),
+            self._run.model.max_length, resamples=0, ter=False,
+            progress=progress,
+        )  # fmt: skip
+        quality = translated[0].metrics
+        logger.info(
+            "Step %d: of %d validation sentences, %s.", step, quality.sentences, quality.bleu
+        )
+        return {
+            "bleu": quality.bleu.score,
+            "chrf": quality.chrf.score,
+            "bleu_sentences": quality.sentences,
+        }

@@ -104,7 +104,7 @@ class TranslationMetrics:
 
 @dataclasses.dataclass(frozen=True)
 class PairedSystem:
-    """Holds one of several systems; a p-value tells it from the baseline, which has none."""
+    """Holds one of several systems; the baseline has no p-values."""
 
     system: str
     bleu: float
@@ -204,31 +204,27 @@ def paired(
     resamples = max(2, affordable_resamples(resamples, len(references[0])))
     test = PairedTest([*systems.items()], metrics, references, "bs", n_samples=resamples)
     signatures, results = test()
-    bleu, chrf = (
-        _scores_and_ps([result for result in results[name] if isinstance(result, Result)])
-        for name in metrics
-    )
+
+    def scores_and_ps(metric: str) -> list[tuple[float, float | None]]:
+        """Returns the score of each system with its p-value; the baseline's is None.
+
+        sacrebleu calls a difference of exactly nothing significant, because its test counts only
+        what is larger; each resample is as large, so p is 1.
+        """
+        baseline, *rivals = (r for r in results[metric] if isinstance(r, Result))
+        return [(baseline.score, None)] + [
+            (r.score, 1.0 if r.score == baseline.score else r.p_value) for r in rivals
+        ]
+
     return Paired(
         baseline=next(iter(systems)),
         systems=tuple(
             PairedSystem(name, *scores, *others)
-            for name, scores, others in zip(systems, bleu, chrf, strict=True)
+            for name, scores, others in zip(systems, *map(scores_and_ps, metrics), strict=True)
         ),
         bleu_signature=_signature(signatures["BLEU"], test_set, languages),
         chrf_signature=_signature(signatures["chrF2"], test_set, languages),
     )
-
-
-def _scores_and_ps(results: Sequence[Result]) -> list[tuple[float, float | None]]:
-    """Computes the score of each system with its p-value; the baseline's is None.
-
-    sacrebleu calls a difference of exactly nothing significant, because its test counts only what
-    is larger; each resample is as large, so p is 1.
-    """
-    baseline, *rivals = results
-    return [(baseline.score, None)] + [
-        (rival.score, 1.0 if rival.score == baseline.score else rival.p_value) for rival in rivals
-    ]
 
 
 def check_texts(systems: Mapping[str, Sequence[str]], references: References) -> None:
@@ -292,7 +288,7 @@ def _bleu(tokenize: str | None, lowercase: bool, languages: str | None) -> BLEU:
 
 
 def affordable_resamples(resamples: int, sentences: int) -> int:
-    """Returns as many resamples as fit into memory."""
+    """Returns the number of resamples, at most those that fit in memory."""
     return min(resamples, max(1, MAX_RESAMPLE_BYTES // (SENTENCE_BYTES * sentences)))
 
 

@@ -10,64 +10,92 @@ of a choice: the bits of dropout follow from it, wherever the choice is sent.
 import functools
 import math
 from collections.abc import Callable, Mapping
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from layouts.layout import Layout
-from layouts.random_bytes import random_bytes_of_shard
+from layouts.random_bytes import random_bytes_of_rows, random_bytes_of_shard, seed_of
 from layouts.reduction import reduced_over, spec_of
 from layouts.shards import gather_shard, is_gatherable, mesh_axes, num_shards, shard_index
+from models.dropout import drop
+from models.feed_forward.mlp import Mlp
 from models.feed_forward.moe.exchange import Exchange
+from models.feed_forward.moe.grouped_matmul import grouped_product
 from models.feed_forward.moe.routing import Routing
 
 Array = jax.Array
+Product = Callable[[Array, Array], Array]  # of tokens and weights
+Draw = Callable[..., Array]  # draws `width` random bytes for each token
 MAX_BLOCK = 128  # tokens of one expert that a grouped product takes at a time
 
 
-class DrawBytes(Protocol):
-    """Draws `width` random bytes for each token of a device's blocks."""
-
-    def __call__(self, *, width: int) -> Array: ...
-
-
-class ExpertLayers(Protocol):
-    """Computes the experts, as the dispatches call them."""
+class Experts(NamedTuple):
+    """Computes the experts of a layer, as the ways to dispatch call them."""
 
     layout: Layout
+    expert: Mlp
     num_experts: int
-    has_dropout: bool
-    """Whether they draw random bytes, for which they need the ids of choices."""
-    seed: Array
+    weights: Mapping[str, Array]
+    rate: float
+    key: Array | None
 
-    def weights(self) -> Mapping[str, Array]:
-        """Returns the stored weights by name."""
+    @property
+    def has_dropout(self) -> bool:
+        """Returns whether the experts draw random bytes, which needs the ids of choices."""
+        return self.key is not None and self.rate > 0
+
+    @property
+    def seed(self) -> Array:
+        return jnp.zeros(2, jnp.uint32) if self.key is None else seed_of(self.key)
 
     def run(self, x_EGcD: Array, id_EGc: Array | None) -> Array:
         """Returns the output of each expert for its tokens."""
+        into, out = (
+            functools.partial(self.layout.einsum, equation)
+            for equation in ("EGcD,EDF->EGcF", "EGcF,EFD->EGcD")
+        )
+        draw = None
+        if id_EGc is not None:
+            draw = functools.partial(random_bytes_of_rows, self.layout, self.seed, id_EGc, "EGcF")
+        return self._run(x_EGcD, self.weights, into, out, draw)
 
     def run_blocks(
-        self, x_lcd: Array, expert_l: Array, draw: DrawBytes, weights: Mapping[str, Array]
+        self, x_lcd: Array, expert_l: Array, draw: Draw, weights: Mapping[str, Array]
     ) -> Array:
         """Returns the output for a device's blocks of tokens, each block for one expert.
 
         The device has its shards of the weights, and draws random bytes for its shard of F.
         """
 
+        def product(x: Array, weight: Array) -> Array:
+            return grouped_product(x, weight, expert_l)
 
-def by_einsum(experts: ExpertLayers, x_GsD: Array, routing: Routing, capacity: int) -> Array:
+        return self._run(x_lcd, weights, product, product, draw if self.has_dropout else None)
+
+    def _run(
+        self, x: Array, weights: Mapping[str, Array], into: Product, out: Product, draw: Draw | None
+    ) -> Array:
+        gate = into(x, weights["wg_EDF"]) if self.expert.gated else None
+        h = self.expert.activate(into(x, weights["wi_EDF"]), gate)
+        if draw is not None:
+            h = drop(h, draw(width=h.shape[-1]), self.rate)
+        return out(h, weights["wo_EFD"])
+
+
+def by_einsum(experts: Experts, x_GsD: Array, routing: Routing, capacity: int) -> Array:
     """Sends by products with one-hot masks.  Lepikhin et al. 2020 (GShard), algorithm 2."""
     einsum, iota = experts.layout.einsum, experts.layout.iota
     shape = routing.kept_Gsi.shape
     kept_Gsi1 = routing.kept_Gsi[..., None]
     expert_Gsie = iota("Gsie", (*shape, experts.num_experts), "e") == routing.expert_Gsi[..., None]
-    place_Gsic = iota("Gsic", (*shape, capacity), "c") == routing.place_Gsi[..., None]
+    position_Gsic = iota("Gsic", (*shape, capacity), "c") == routing.position_Gsi[..., None]
     expert_Gsie = jnp.where(kept_Gsi1 & expert_Gsie, 1, 0).astype(x_GsD.dtype)
-    place_Gsic = place_Gsic.astype(x_GsD.dtype)
-    sent_Gsec = einsum("Gsie,Gsic->Gsec", expert_Gsie, place_Gsic)
+    position_Gsic = position_Gsic.astype(x_GsD.dtype)
+    sent_Gsec = einsum("Gsie,Gsic->Gsec", expert_Gsie, position_Gsic)
     weights_Gsie = expert_Gsie * routing.gate_Gsi[..., None].astype(x_GsD.dtype)
-    combine_Gsec = einsum("Gsie,Gsic->Gsec", weights_Gsie, place_Gsic)
+    combine_Gsec = einsum("Gsie,Gsic->Gsec", weights_Gsie, position_Gsic)
 
     x_GecD = einsum("Gsec,GsD->GecD", sent_Gsec, x_GsD)
     id_Gec = choice_ids(experts, routing, capacity)[2] if experts.has_dropout else None
@@ -75,7 +103,7 @@ def by_einsum(experts: ExpertLayers, x_GsD: Array, routing: Routing, capacity: i
     return einsum("Gsec,GecD->GsD", combine_Gsec, y_GecD)
 
 
-def by_gather(experts: ExpertLayers, x_GsD: Array, routing: Routing, capacity: int) -> Array:
+def by_gather(experts: Experts, x_GsD: Array, routing: Routing, capacity: int) -> Array:
     """Sends by index: each place reads its token, and each token its places."""
     layout, d_model = experts.layout, x_GsD.shape[-1]
     slot_Gsi, here_Gc, id_Gec = choice_ids(experts, routing, capacity)
@@ -86,22 +114,20 @@ def by_gather(experts: ExpertLayers, x_GsD: Array, routing: Routing, capacity: i
     return combine(y_GcD, slot_Gsi, here_Gc, routing.gate_Gsi)
 
 
-WITH_CAPACITY: Mapping[str, Callable[[ExpertLayers, Array, Routing, int], Array]] = {
+WITH_CAPACITY: Mapping[str, Callable[[Experts, Array, Routing, int], Array]] = {
     "einsum": by_einsum,
     "gather": by_gather,
 }
 
 
-def choice_ids(
-    experts: ExpertLayers, routing: Routing, capacity: int
-) -> tuple[Array, Array, Array]:
+def choice_ids(experts: Experts, routing: Routing, capacity: int) -> tuple[Array, Array, Array]:
     """Returns the slot of each choice, the choice at each slot, and its id at each place.
 
     Slots are the places of all experts in a row.
     """
     layout, (groups, *choices) = experts.layout, routing.expert_Gsi.shape
     slots = experts.num_experts * capacity
-    slot_Gsi = routing.expert_Gsi * capacity + routing.place_Gsi
+    slot_Gsi = routing.expert_Gsi * capacity + routing.position_Gsi
     slot_Gsi = jnp.where(routing.kept_Gsi, slot_Gsi, slots)
     find_choices = functools.partial(choice_at_slot, slots=slots)
     here_Gc = layout.shard_map(find_choices, "Gsi->Gc")(slot_Gsi)
@@ -109,7 +135,7 @@ def choice_ids(
     return slot_Gsi, here_Gc, layout.reshape(id_Gc, (groups, experts.num_experts, capacity), "Gec")
 
 
-def exchange_with_experts(experts: ExpertLayers, x_GecD: Array, id_Gec: Array | None) -> Array:
+def exchange_with_experts(experts: Experts, x_GecD: Array, id_Gec: Array | None) -> Array:
     """Moves tokens to the experts' devices by one all-to-all, runs them, and moves them back."""
     layout, id_EGc = experts.layout, None
     x_EGcD = layout.einsum("GEcD->EGcD", layout.reshard(x_GecD, "GEcD"))
@@ -119,21 +145,24 @@ def exchange_with_experts(experts: ExpertLayers, x_GecD: Array, id_Gec: Array | 
     return layout.reshard(y_GEcD, "GecD")
 
 
-def in_blocks(experts: ExpertLayers, x_GsD: Array, routing: Routing, *, at_experts: bool) -> Array:
-    """Gives each expert as many blocks of places as it needs, so that nothing is dropped.
+def in_blocks(experts: Experts, x_GsD: Array, routing: Routing, *, at_experts: bool) -> Array:
+    """Gives each expert enough blocks of slots for all its tokens, so that nothing is dropped.
 
     Each device sends its tokens to the devices of their experts, where that takes less memory than
     the other way: tokens stay on their devices, and the experts' weights come to them.  Gale et al.
     2022 (MegaBlocks).  `at_experts` brings all tokens to the devices of their experts, which is
     less still where they are few, as in a step of decoding.
     """
-    layout, weights = experts.layout, experts.weights()
+    layout, weights = experts.layout, experts.weights
     exchanged = () if at_experts else exchange_axes(layout, routing.expert_Gsi.size, weights)
     e = "E" if at_experts else "e"
     expert_axes, group_axes, hidden_axes = map(mesh_axes, layout.place(f"{e}GF"))
     weight_axes = (*expert_axes, *hidden_axes)
     expert_Gsi = jnp.where(routing.kept_Gsi, routing.expert_Gsi, -1)
-    id_Gsi = ids_of_tokens(layout, expert_Gsi.shape)
+    shape = expert_Gsi.shape
+    id_Gs1 = layout.iota("Gs1", (*shape[:2], 1), "G") * shape[1]
+    id_Gs1 = (id_Gs1 + layout.iota("Gs1", id_Gs1.shape, "s")) * shape[2]
+    id_Gsi = id_Gs1 + layout.iota("Gsi", expert_Gsi.shape, "i")
     weights = {name: reduced_over(weight, [group_axes]) for name, weight in weights.items()}
     stored = [spec_of(weight) for weight in weights.values()]
     stored_e = "E" if exchanged else f"{e}(G)"
@@ -146,7 +175,7 @@ def in_blocks(experts: ExpertLayers, x_GsD: Array, routing: Routing, *, at_exper
     def run(
         seed: Array, x_Gsd: Array, expert_Gsi: Array, gate_Gsi: Array, id_Gsi: Array, *shards: Array
     ) -> Array:
-        # Marked alike for the hand-written gradients; JAX adds up what was the same on all devices.
+        # Marked for the hand-written gradients; JAX adds up what was the same on all devices.
         x_Gsd, gate_Gsi = (jax.lax.pcast(x, weight_axes, to="varying") for x in (x_Gsd, gate_Gsi))
         parts = zip(shards, stored, gathered, strict=True)
         shards = tuple(gather_shard(*part, group_axes) for part in parts)
@@ -165,13 +194,6 @@ def in_blocks(experts: ExpertLayers, x_GsD: Array, routing: Routing, *, at_exper
     placed = map(jax.sharding.reshard, weights.values(), stored)
     arrays = (experts.seed, x_GsD, expert_Gsi, routing.gate_Gsi, id_Gsi, *placed)
     return layout.reshard(mapped(*arrays), "GsD")
-
-
-def ids_of_tokens(layout: Layout, shape: tuple[int, ...]) -> Array:
-    """Returns the id of each choice, at its token."""
-    id_Gs1 = layout.iota("Gs1", (*shape[:2], 1), "G") * shape[1]
-    id_Gs1 = (id_Gs1 + layout.iota("Gs1", id_Gs1.shape, "s")) * shape[2]
-    return id_Gs1 + layout.iota("Gsi", shape, "i")
 
 
 def exchange_axes(layout: Layout, choices: int, weights: Mapping[str, Array]) -> tuple[str, ...]:
@@ -204,10 +226,7 @@ class RoutedTokens(NamedTuple):
 
 
 def run_shard(
-    experts: ExpertLayers,
-    routed: RoutedTokens,
-    draw: Callable[..., Array],
-    weights: Mapping[str, Array],
+    experts: Experts, routed: RoutedTokens, draw: Draw, weights: Mapping[str, Array]
 ) -> Array:
     """Runs a device's tokens through the experts that it has."""
     x_Gsd, expert_Gsi, gate_Gsi, id_Gsi = routed
@@ -228,9 +247,9 @@ def run_shard(
 
 
 def run_exchanged(
-    experts: ExpertLayers,
-    routed: "RoutedTokens",
-    draw: Callable[..., Array],
+    experts: Experts,
+    routed: RoutedTokens,
+    draw: Draw,
     weights: Mapping[str, Array],
     axes: tuple[str, ...],
 ) -> Array:
@@ -258,10 +277,10 @@ def run_exchanged(
 
 
 def block_slots(expert_i: Array, count: int, size: int) -> tuple[Array, Array]:
-    """Returns the slot of each choice and the expert of each block of so many slots.
+    """Returns the slot of each choice, and the expert of each block of `size` slots.
 
-    Blocks are in the order of their experts; the last ones are of no expert, that is, of `count`.
-    A choice of no expert from 0 to count gets the slot behind the last.
+    Blocks are in the order of their experts; the last ones have no expert, which is `count`.  A
+    choice whose expert is not in [0, count) gets the slot after the last.
     """
     (choices,) = expert_i.shape
     experts = min(count, choices)  # that may have tokens: of each, the last block may not be full
@@ -305,17 +324,16 @@ def to_slots(x_GsD: Array, slot_Gsi: Array, here_Gc: Array) -> Array:
     return gather_rows_or_zeros(x_GsD, here_Gc // slot_Gsi.shape[-1])
 
 
-def _to_slots_forward(x_GsD: Array, slot_Gsi: Array, here_Gc: Array) -> tuple[Array, Array]:
-    return to_slots(x_GsD, slot_Gsi, here_Gc), slot_Gsi
-
-
 def _to_slots_backward(slot_Gsi: Array, dx_GcD: Array) -> tuple[Array, None, None]:
     """Gathers, where the gradient of a gather would scatter: each token knows its slots."""
     parts = [gather_rows_or_zeros(dx_GcD, slot_Gsi[:, :, i]) for i in range(slot_Gsi.shape[-1])]
     return sum(parts[1:], parts[0]), None, None
 
 
-to_slots.defvjp(_to_slots_forward, _to_slots_backward)
+to_slots.defvjp(
+    lambda x_GsD, slot_Gsi, here_Gc: (to_slots(x_GsD, slot_Gsi, here_Gc), slot_Gsi),
+    _to_slots_backward,
+)
 
 
 @jax.custom_vjp
@@ -326,13 +344,6 @@ def combine(y_GcD: Array, slot_Gsi: Array, here_Gc: Array, gate_Gsi: Array) -> A
         for i in range(slot_Gsi.shape[-1])
     ]
     return sum(parts[1:], parts[0])
-
-
-def _combine_forward(
-    y_GcD: Array, slot_Gsi: Array, here_Gc: Array, gate_Gsi: Array
-) -> tuple[Array, tuple[Array, ...]]:
-    residuals = (y_GcD, slot_Gsi, here_Gc, gate_Gsi)
-    return combine(*residuals), residuals
 
 
 def _combine_backward(
@@ -355,4 +366,4 @@ def _combine_backward(
     return dy_GcD, None, None, jnp.stack(dgates, axis=-1)
 
 
-combine.defvjp(_combine_forward, _combine_backward)
+combine.defvjp(lambda *operands: (combine(*operands), operands), _combine_backward)

@@ -66,26 +66,18 @@ class Exchange(NamedTuple):
     ) -> Array:  # fmt: skip
         """Sends rows start to start + size to each device, where they begin at place in out_rd."""
         ragged = functools.partial(jax.lax.ragged_all_to_all, axis_name=self.axes)
-        padded = functools.partial(padded_all_to_all, axes=self.axes, max_rows=self.rows)
+
+        def padded(*operands: Array) -> Array:
+            """Does what `jax.lax.ragged_all_to_all` does, which XLA does not have on CPUs."""
+            x_cd, out_rd, start_n, _, place_n, received_n = operands
+            row_1c = jnp.arange(self.rows, dtype=jnp.int32)[None]
+            x_ncd = x_cd.at[start_n[:, None] + row_1c].get(mode="fill", fill_value=0)
+            all_to_all = functools.partial(
+                jax.lax.all_to_all, axis_name=self.axes, split_axis=0, concat_axis=0
+            )
+            place_nc = all_to_all(place_n)[:, None] + row_1c
+            place_nc = jnp.where(row_1c < received_n[:, None], place_nc, len(out_rd))
+            return out_rd.at[place_nc].set(all_to_all(x_ncd), mode="drop")
+
         operands = (x_cd, out_rd, start_n, size_n, place_n, received_n)
         return jax.lax.platform_dependent(*operands, cpu=padded, default=ragged)
-
-
-def padded_all_to_all(
-    x_cd: Array,
-    out_rd: Array,
-    start_n: Array,
-    size_n: Array,
-    place_n: Array,
-    received_n: Array,
-    *,
-    axes: tuple[str, ...],
-    max_rows: int,
-) -> Array:
-    """Does what `jax.lax.ragged_all_to_all` does, which XLA does not have on CPUs."""
-    row_1c = jnp.arange(max_rows, dtype=jnp.int32)[None]
-    x_ncd = x_cd.at[start_n[:, None] + row_1c].get(mode="fill", fill_value=0)
-    all_to_all = functools.partial(jax.lax.all_to_all, axis_name=axes, split_axis=0, concat_axis=0)
-    place_nc = all_to_all(place_n)[:, None] + row_1c
-    place_nc = jnp.where(row_1c < received_n[:, None], place_nc, len(out_rd))
-    return out_rd.at[place_nc].set(all_to_all(x_ncd), mode="drop")

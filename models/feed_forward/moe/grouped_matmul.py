@@ -10,19 +10,12 @@ Array = jax.Array
 def grouped_product(x_lcd: Array, weights_edf: Array, expert_l: Array) -> Array:
     """Multiplies each block by the weights of its expert.
 
-    Blocks of an expert stand together, and experts are in order; the last blocks may be of no
-    expert, and give zeros.
+    Blocks are in the order of their experts; the last ones may have no expert, and give zeros.
     """
     # On CPUs and TPUs a ragged product costs as much as every expert on every token.
     return jax.lax.platform_dependent(
         x_lcd, weights_edf, expert_l, cpu=in_turn, tpu=in_turn, default=ragged
     )
-
-
-def _product_forward(
-    x_lcd: Array, weights_edf: Array, expert_l: Array
-) -> tuple[Array, tuple[Array, ...]]:
-    return grouped_product(x_lcd, weights_edf, expert_l), (x_lcd, weights_edf, expert_l)
 
 
 def _product_backward(residuals: tuple[Array, ...], dy_lcf: Array) -> tuple[Array, Array, None]:
@@ -37,7 +30,7 @@ def _product_backward(residuals: tuple[Array, ...], dy_lcf: Array) -> tuple[Arra
     return dx_lcd, jax.lax.scan(add, zero_edf, (x_lcd, dy_lcf, expert_l))[0], None
 
 
-grouped_product.defvjp(_product_forward, _product_backward)
+grouped_product.defvjp(lambda *operands: (grouped_product(*operands), operands), _product_backward)
 
 
 def in_turn(x_lcd: Array, weights_edf: Array, expert_l: Array) -> Array:

@@ -1,7 +1,6 @@
 """Replaces a feed-forward layer by a mixture of experts."""
 
 import math
-from collections.abc import Mapping
 from typing import ClassVar, Literal
 
 import jax
@@ -12,11 +11,8 @@ from configs.errors import UserError
 from configs.spec import Count, spec
 from layouts.layout import Layout
 from layouts.padding import with_padding
-from layouts.random_bytes import random_bytes_of_rows, seed_of
-from models.dropout import drop
 from models.feed_forward.mlp import Mlp
-from models.feed_forward.moe.dispatch import WITH_CAPACITY, DrawBytes, in_blocks
-from models.feed_forward.moe.grouped_matmul import grouped_product
+from models.feed_forward.moe.dispatch import WITH_CAPACITY, Experts, in_blocks
 from models.feed_forward.moe.routing import Load, Router, Routing, Top2
 from models.initializers import Weights
 from models.parts import BlockParts, FeedForward
@@ -124,7 +120,10 @@ class MoeLayer(nnx.Module):
             (None,) * 3 if key is None else jax.random.split(key, 3)
         )
         router = self.spec.router
-        groups, tokens = self.grouping(x_BLD.shape, drops=drop_tokens)
+        (rows,), tokens = layout.unpadded_shape("B", x_BLD.shape[:1]), x_BLD.shape[1]
+        if drop_tokens and self.spec.group_tokens is not None:  # else a row is a group
+            tokens = math.gcd(rows * tokens, self.spec.group_tokens)
+        groups = x_BLD.shape[0] * x_BLD.shape[1] // tokens
         x_GsD = self.regrouped(x_BLD, (groups, tokens, x_BLD.shape[2]), "BlD", "GsD")
         if segments_BL is None:
             segments_Gs = layout.reshard(jnp.ones((groups, tokens), jnp.int32), "Gs")
@@ -132,13 +131,17 @@ class MoeLayer(nnx.Module):
             segments_Gs = self.regrouped(segments_BL, (groups, tokens), "Bl", "Gs")
         logits_Gse = self.logits(x_GsD, jitter_key)
         gates_Gse = router.gates(logits_Gse)
-        bias_e = self.bias_of_experts() if router.has_bias else None
+        bias_e = layout.reshard(self.bias_E[...].astype(float), "e") if router.has_bias else None
         capacity = None
         if drop_tokens and self.spec.dispatch != "dropless":
             training = key is not None
             capacity = router.capacity(tokens, self.spec.experts, training=training)
         routing = router.route(layout, gates_Gse, segments_Gs, capacity, route_key, bias_e)
-        experts = Experts(self, dropout_key)
+        names = ("wi_EDF", "wg_EDF", "wo_EFD") if self.spec.expert.gated else ("wi_EDF", "wo_EFD")
+        weights = {name: getattr(self, name)[...] for name in names}
+        experts = Experts(
+            layout, self.spec.expert, self.spec.experts, weights, self.rate, dropout_key
+        )
         if capacity is None:
             y_GsD = in_blocks(experts, x_GsD, routing, at_experts=not drop_tokens)
         else:
@@ -150,18 +153,6 @@ class MoeLayer(nnx.Module):
             y_BLD = y_BLD + self.shared(x_BLD, segments_BL, shared_key)[0]
         probs_Gse = router.probabilities(gates_Gse)
         return y_BLD, load_of(layout, logits_Gse, probs_Gse, routing, segments_Gs > 0)
-
-    def bias_of_experts(self) -> Array:
-        """Returns the biases of the router, in JAX's float type, on every device."""
-        return self.layout.reshard(self.bias_E[...].astype(float), "e")
-
-    def grouping(self, shape: tuple[int, ...], *, drops: bool) -> tuple[int, int]:
-        """Returns the groups of a batch and their tokens; without drops, a row is a group."""
-        batch, tokens, _ = shape
-        (rows,) = self.layout.unpadded_shape("B", (batch,))
-        if drops and self.spec.group_tokens is not None:
-            tokens = math.gcd(rows * tokens, self.spec.group_tokens)
-        return batch * shape[1] // tokens, tokens
 
     def regrouped(self, x: Array, shape: tuple[int, ...], axes: str, regrouped: str) -> Array:
         """Reshapes rows to groups, or back; a group is a part of a row, or some rows."""
@@ -176,49 +167,6 @@ class MoeLayer(nnx.Module):
         router_De = self.router_DE[...].astype(float)
         router_De = self.layout.reshard(router_De, "De", stored=True)
         return self.layout.einsum("GsD,De->Gse", wide_GsD, router_De)
-
-
-class Experts:
-    """Implements `models.feed_forward.moe.dispatch.ExpertLayers` with the weights of a layer."""
-
-    def __init__(self, layer: MoeLayer, key: Array | None):
-        self.layer, self.layout = layer, layer.layout
-        self.num_experts = layer.spec.experts
-        self.has_dropout = key is not None and layer.rate > 0
-        self.seed = seed_of(key) if key is not None else jnp.zeros(2, jnp.uint32)
-
-    def weights(self) -> dict[str, Array]:
-        names = (
-            ["wi_EDF", "wg_EDF", "wo_EFD"] if self.layer.spec.expert.gated else ["wi_EDF", "wo_EFD"]
-        )
-        return {name: getattr(self.layer, name)[...] for name in names}
-
-    def run(self, x_EGcD: Array, id_EGc: Array | None) -> Array:
-        layout, expert, weights = self.layout, self.layer.spec.expert, self.weights()
-
-        def into(weights_EDF: Array) -> Array:
-            return layout.einsum("EGcD,EDF->EGcF", x_EGcD, weights_EDF)
-
-        gate_EGcF = into(weights["wg_EDF"]) if expert.gated else None
-        h_EGcF = expert.activate(into(weights["wi_EDF"]), gate_EGcF)
-        if id_EGc is not None:
-            drawn_EGcF = random_bytes_of_rows(layout, self.seed, id_EGc, "EGcF", h_EGcF.shape[-1])
-            h_EGcF = drop(h_EGcF, drawn_EGcF, self.layer.rate)
-        return layout.einsum("EGcF,EFD->EGcD", h_EGcF, weights["wo_EFD"])
-
-    def run_blocks(
-        self, x_lcd: Array, expert_l: Array, draw: DrawBytes, weights: Mapping[str, Array]
-    ) -> Array:
-        expert = self.layer.spec.expert
-
-        def into(weights_edf: Array) -> Array:
-            return grouped_product(x_lcd, weights_edf, expert_l)
-
-        gate_lcf = into(weights["wg_EDF"]) if expert.gated else None
-        h_lcf = expert.activate(into(weights["wi_EDF"]), gate_lcf)
-        if self.has_dropout:
-            h_lcf = drop(h_lcf, draw(width=h_lcf.shape[-1]), self.layer.rate)
-        return grouped_product(h_lcf, weights["wo_EFD"], expert_l)
 
 
 def load_of(

@@ -19,8 +19,8 @@ class Routing(NamedTuple):
     expert_Gsi: Array
     gate_Gsi: Array
     """The weight of the expert's output; 0 where the token does not go there."""
-    place_Gsi: Array
-    """Where in the expert's buffer the token stands."""
+    position_Gsi: Array
+    """The position of the token in the expert's buffer."""
     kept_Gsi: Array
     """Whether the token goes there: chosen, and not beyond the capacity."""
     chosen_Gsi: Array
@@ -37,11 +37,11 @@ class Load(NamedTuple):
     entropy: Array
     """Of the gates, in nats."""
     kept_e: Array
-    """Choices of each expert that found a place."""
+    """Choices of each expert that got a slot."""
     chosen_i: Array
     """First, second, ... choices."""
     kept_i: Array
-    """Of these, the ones that found a place."""
+    """Of these, the ones that got a slot."""
     tokens: Array
 
 
@@ -102,12 +102,26 @@ class Router:
         key: Array | None,
         bias_e: Array | None = None,
     ) -> Routing:
-        """Chooses the experts of each token but padding.  With a key, a router may be random.
+        """Routes all tokens except padding.  With a key, a router may be random.
 
-        `bias_e` is that of experts, where the router has one.  Without a capacity, nothing is
+        `bias_e` is the bias of each expert, if the router has one.  Without a capacity, nothing is
         dropped, and the experts of a token depend on no other segment.
         """
+        gate_Gsi, expert_Gsi = self.choose(layout, gates_Gse, bias_e)
+        chosen_Gsi = jnp.broadcast_to(segments_Gs[:, :, None] > 0, gate_Gsi.shape)
+        position_Gsi = buffer_positions(layout, expert_Gsi, chosen_Gsi, gates_Gse.shape[-1])
+        chosen_Gsi = self.sample(layout, gate_Gsi, chosen_Gsi, key)
+        return drop_overflow(expert_Gsi, gate_Gsi, position_Gsi, chosen_Gsi, capacity)
+
+    def choose(self, layout: Layout, gates_Gse: Array, bias_e: Array | None) -> tuple[Array, Array]:
+        """Returns the gates and the experts of each token's choices, the best first."""
         raise NotImplementedError
+
+    def sample(
+        self, layout: Layout, gate_Gsi: Array, chosen_Gsi: Array, key: Array | None
+    ) -> Array:
+        """Returns which of the choices are used."""
+        return chosen_Gsi
 
 
 @spec
@@ -124,26 +138,20 @@ class Top2(Router):
     def choices(self) -> int:
         return 2
 
-    def route(
-        self,
-        layout: Layout,
-        gates_Gse: Array,
-        segments_Gs: Array,
-        capacity: int | None,
-        key: Array | None,
-        bias_e: Array | None = None,
-    ) -> Routing:
+    def choose(self, layout: Layout, gates_Gse: Array, bias_e: Array | None) -> tuple[Array, Array]:
         gate_Gsi, expert_Gsi = layout.top_k(gates_Gse, 2, "Gse")
-        gate_Gsi /= jnp.sum(gate_Gsi, axis=-1, keepdims=True)
-        chosen_Gsi = jnp.broadcast_to(segments_Gs[:, :, None] > 0, gate_Gsi.shape)
-        place_Gsi = buffer_positions(layout, expert_Gsi, chosen_Gsi, gates_Gse.shape[-1])
-        if key is not None and self.random_second:
-            drawn_Gs = layout.random(jax.random.uniform, key, "Gs", segments_Gs.shape)
-            sent_Gs = 2 * gate_Gsi[:, :, 1] > drawn_Gs
-            # One that is not sent keeps its place (algorithm 1, line 22).
-            first_Gsi = layout.iota("Gsi", gate_Gsi.shape, "i") == 0
-            chosen_Gsi &= first_Gsi | sent_Gs[:, :, None]
-        return drop_overflow(expert_Gsi, gate_Gsi, place_Gsi, chosen_Gsi, capacity)
+        return normalized(gate_Gsi), expert_Gsi
+
+    def sample(
+        self, layout: Layout, gate_Gsi: Array, chosen_Gsi: Array, key: Array | None
+    ) -> Array:
+        if key is None or not self.random_second:
+            return chosen_Gsi
+        drawn_Gs = layout.random(jax.random.uniform, key, "Gs", gate_Gsi.shape[:2])
+        sent_Gs = 2 * gate_Gsi[:, :, 1] > drawn_Gs
+        # A choice that is not sent keeps its place (algorithm 1, line 22).
+        first_Gsi = layout.iota("Gsi", gate_Gsi.shape, "i") == 0
+        return chosen_Gsi & (first_Gsi | sent_Gs[:, :, None])
 
 
 @spec
@@ -159,21 +167,9 @@ class TopK(Router):
     def choices(self) -> int:
         return self.k
 
-    def route(
-        self,
-        layout: Layout,
-        gates_Gse: Array,
-        segments_Gs: Array,
-        capacity: int | None,
-        key: Array | None,
-        bias_e: Array | None = None,
-    ) -> Routing:
+    def choose(self, layout: Layout, gates_Gse: Array, bias_e: Array | None) -> tuple[Array, Array]:
         gate_Gsi, expert_Gsi = layout.top_k(gates_Gse, self.k, "Gse")
-        if self.normalises:
-            gate_Gsi /= jnp.sum(gate_Gsi, axis=-1, keepdims=True)
-        chosen_Gsi = jnp.broadcast_to(segments_Gs[:, :, None] > 0, gate_Gsi.shape)
-        place_Gsi = buffer_positions(layout, expert_Gsi, chosen_Gsi, gates_Gse.shape[-1])
-        return drop_overflow(expert_Gsi, gate_Gsi, place_Gsi, chosen_Gsi, capacity)
+        return normalized(gate_Gsi) if self.normalises else gate_Gsi, expert_Gsi
 
 
 @spec
@@ -212,15 +208,7 @@ class SigmoidTopK(Router):
         mean = jnp.mean(choices, axis=-1, keepdims=True)
         return bias + self.bias_rate * jnp.sign(mean - choices)
 
-    def route(
-        self,
-        layout: Layout,
-        gates_Gse: Array,
-        segments_Gs: Array,
-        capacity: int | None,
-        key: Array | None,
-        bias_e: Array | None = None,
-    ) -> Routing:
+    def choose(self, layout: Layout, gates_Gse: Array, bias_e: Array | None) -> tuple[Array, Array]:
         assert bias_e is not None
         biased_Gse = gates_Gse + layout.broadcast_like(bias_e, "e", "Gse")
         _, expert_Gsi = layout.top_k(jax.lax.stop_gradient(biased_Gse), self.k, "Gse")
@@ -228,10 +216,8 @@ class SigmoidTopK(Router):
         here_Gsie = layout.iota("Gsie", shape, "e") == expert_Gsi[..., None]
         gate_Gsi = jnp.sum(jnp.where(here_Gsie, gates_Gse[:, :, None], 0), axis=-1)
         if self.normalises:
-            gate_Gsi /= jnp.sum(gate_Gsi, axis=-1, keepdims=True)
-        chosen_Gsi = jnp.broadcast_to(segments_Gs[:, :, None] > 0, gate_Gsi.shape)
-        place_Gsi = buffer_positions(layout, expert_Gsi, chosen_Gsi, gates_Gse.shape[-1])
-        return drop_overflow(expert_Gsi, gate_Gsi * self.scale, place_Gsi, chosen_Gsi, capacity)
+            gate_Gsi = normalized(gate_Gsi)
+        return gate_Gsi * self.scale, expert_Gsi
 
 
 @spec
@@ -298,16 +284,17 @@ def rank_in_segment(gates_Gse: Array, segments_Gs: Array) -> Array:
     return (jnp.argsort(order_Gse, axis=1) - start_Gs1).astype(jnp.int32)
 
 
+def normalized(gate_Gsi: Array) -> Array:
+    """Divides the gates of a token by their sum."""
+    return gate_Gsi / jnp.sum(gate_Gsi, axis=-1, keepdims=True)
+
+
 def drop_overflow(
-    expert_Gsi: Array,
-    gate_Gsi: Array,
-    place_Gsi: Array,
-    chosen_Gsi: Array,
-    capacity: int | None,
+    expert_Gsi: Array, gate_Gsi: Array, position_Gsi: Array, chosen_Gsi: Array, capacity: int | None
 ) -> Routing:
-    """Drops the choices that lie beyond the capacity."""
-    kept_Gsi = chosen_Gsi if capacity is None else chosen_Gsi & (place_Gsi < capacity)
-    return Routing(expert_Gsi, jnp.where(kept_Gsi, gate_Gsi, 0), place_Gsi, kept_Gsi, chosen_Gsi)
+    """Drops the choices beyond the capacity."""
+    kept_Gsi = chosen_Gsi if capacity is None else chosen_Gsi & (position_Gsi < capacity)
+    return Routing(expert_Gsi, jnp.where(kept_Gsi, gate_Gsi, 0), position_Gsi, kept_Gsi, chosen_Gsi)
 
 
 def buffer_positions(layout: Layout, expert_Gsi: Array, chosen_Gsi: Array, experts: int) -> Array:
@@ -321,5 +308,5 @@ def buffer_positions(layout: Layout, expert_Gsi: Array, chosen_Gsi: Array, exper
     so_far_Gsie = jnp.cumsum(chosen_Gsie, axis=1)
     totals_G1ie = so_far_Gsie[:, -1:]
     before_G1ie = jnp.cumsum(totals_G1ie, axis=2) - totals_G1ie
-    place_Gsie = so_far_Gsie - 1 + before_G1ie
-    return jnp.sum(jnp.where(chosen_Gsie > 0, place_Gsie, 0), axis=-1, dtype=jnp.int32)
+    position_Gsie = so_far_Gsie - 1 + before_G1ie
+    return jnp.sum(jnp.where(chosen_Gsie > 0, position_Gsie, 0), axis=-1, dtype=jnp.int32)

@@ -53,9 +53,9 @@ from trainer.checkpoints.huggingface.weights import (
     check_tensors,
     common_type,
 )
+from trainer.checkpoints.integrity import StreamedArray
 from trainer.checkpoints.manager import Checkpoints
 from trainer.checkpoints.restore import averaged_steps
-from trainer.checkpoints.streamed import StreamedArray
 from trainer.checks import check_sides, check_vocabs
 from trainer.model_dir import HUGGINGFACE, ModelDir
 from trainer.run import Run

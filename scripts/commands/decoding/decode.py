@@ -37,7 +37,7 @@ from trainer.decoding.requests import (
 )
 from trainer.multihost import from_first_process, is_first_process
 from trainer.run import Run
-from trainer.serving.compilations import Compilations
+from trainer.serving.service import Compilations
 
 BEAM = 4  # of translations; other texts are continued greedily
 BATCH = 64

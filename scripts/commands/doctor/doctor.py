@@ -15,7 +15,7 @@ from scripts.commands.doctor.flags import DoctorFlags
 from trainer import multihost
 from trainer.model_dir import ModelDir
 from trainer.processes import peers
-from trainer.processes.link import join_names
+from trainer.processes.peers import join_names
 
 
 def doctor(flags: DoctorFlags) -> None:

@@ -15,10 +15,16 @@ from scripts.terminal import print_note, print_table, progress_bar
 from trainer.checkpoints.restore import TrainedModel, chosen_steps
 from trainer.checks import TraceFn
 from trainer.questions import choices
-from trainer.questions.answers import answer_questions, check_answers_fit
-from trainer.questions.measures import Share, is_exact_match
-from trainer.questions.prompts import Prompt, Template, draw_shots, make_prompts, scored_questions
-from trainer.questions.questions import Question, parse_questions
+from trainer.questions.prompts import (
+    Prompt,
+    Template,
+    answer_questions,
+    check_answers_fit,
+    draw_shots,
+    make_prompts,
+    scored_questions,
+)
+from trainer.questions.questions import Question, Share, is_exact_match, parse_questions
 from trainer.run import Run
 from trainer.traces import trace_score_step
 

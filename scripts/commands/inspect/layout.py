@@ -14,9 +14,8 @@ from data.vocabs import SOURCE_FILE, TARGET_FILE
 from layouts.axes import Alphabet, axes_of_path
 from layouts.cost.collectives import CHECKOUT
 from layouts.layout import Layout
-from layouts.lint.recorder import Record, Tensor, record
+from layouts.lint.recorder import Record, Tensor, named_tensors, record
 from layouts.lint.report import lint, report, table
-from layouts.lint.statements import named_tensors
 from layouts.mesh import mesh_sizes
 from layouts.padding import with_axes
 from models.api import ModelSpec

@@ -13,8 +13,7 @@ import jax
 from configs.errors import UserError
 from configs.load import Config
 from layouts.cost.collectives import format_mesh
-from layouts.cost.interconnect import Topology
-from layouts.cost.slice_shapes import check_offered
+from layouts.cost.interconnect import Topology, check_offered
 from layouts.layout import Layout
 from layouts.mesh import has_tpu_compiler, make_mesh, mesh_sizes
 from scripts.commands.common import setting_origins, settings_of

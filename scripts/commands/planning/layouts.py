@@ -23,8 +23,12 @@ from trainer.checks import check_layout, check_run
 from trainer.planning import search as layout_search
 from trainer.planning.child import in_child
 from trainer.planning.report import as_json
-from trainer.planning.savings import suggest_slice
-from trainer.planning.search import RankedLayout, rank_layouts, without
+from trainer.planning.search import (
+    RankedLayout,
+    rank_layouts,
+    without,
+)
+from trainer.planning.sweep import suggest_slice
 from trainer.planning.training import StepPlan, plan_compiled
 from trainer.run import Run
 

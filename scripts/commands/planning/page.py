@@ -6,13 +6,13 @@ from typing import Any
 
 import click
 
-from layouts.cost.collectives import size_text
+from layouts.cost.collectives import scaled, size_text
 from layouts.cost.step_time import Timing
 from scripts.commands.common import open_output
 from scripts.html_page import page, table
 from scripts.terminal import print_table
 from trainer.planning.figures import FIGURES
-from trainer.planning.report import HOUR_S, by_line, scaled
+from trainer.planning.report import HOUR_S, by_line
 
 STYLE = (
     ".bar{display:flex;position:relative;height:2rem;margin-top:.5rem;background:#8883}"

@@ -16,7 +16,7 @@ from scripts.flag import given_flags
 from scripts.terminal import print_note, print_table
 from trainer.checks import check_bubble
 from trainer.planning.report import as_json, decode_as_json
-from trainer.planning.savings import memory_savings, suggest_slice
+from trainer.planning.sweep import memory_savings, suggest_slice
 from trainer.planning.training import StepPlan
 from trainer.run import Run
 

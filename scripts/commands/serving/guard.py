@@ -12,8 +12,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from scripts.commands.serving.errors import ApiError
-from trainer.serving.compilations import Compilations
-from trainer.serving.service import Service
+from trainer.serving.service import Compilations, Service
 
 OPEN = frozenset({"/health", "/"})
 """What needs no token: neither tells anything of the model."""

@@ -29,10 +29,9 @@ from trainer.decoding.decoder import Decoder, prepared, row_shards
 from trainer.decoding.requests import DecodeOptions
 from trainer.run import Run
 from trainer.serving.batches import BatchService, batch_lengths
-from trainer.serving.compilations import Compilations
 from trainer.serving.continuous import ContinuousService
 from trainer.serving.reload import CheckpointWatcher, FiniteCheck
-from trainer.serving.service import ServedWeights, Service
+from trainer.serving.service import Compilations, ServedWeights, Service
 from trainer.serving.slot_engine import SlotEngine
 
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")

@@ -12,8 +12,7 @@ from configs.errors import UserError
 from configs.paths import path_of
 from scripts.commands.training.flags import SuperviseFlags
 from scripts.terminal import print_note
-from trainer.processes.ending import FAILED, STALLED
-from trainer.processes.signals import STOPS, handle
+from trainer.processes.ending import FAILED, STALLED, STOPS, handle
 
 RESTARTED = (FAILED, STALLED)
 FAILURES = 3

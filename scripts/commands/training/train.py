@@ -30,13 +30,13 @@ from trainer.metrics.router_warnings import RouterWarnings
 from trainer.metrics.writers import LossPlot, MetricsWriter
 from trainer.model_dir import ModelDir
 from trainer.observers import Observer, on_first_process
-from trainer.planning.prediction import CostPrediction
+from trainer.planning.report import CostPrediction
 from trainer.processes.join import leave
 from trainer.processes.training_lock import training_lock
 from trainer.processes.watchdog import Watchdog
 from trainer.run import Run
 from trainer.traces import trace_evaluate_step, trace_train_step
-from trainer.translation.bleu import bleu_observers
+from trainer.translation.evaluate import TranslationEval
 
 
 def train(flags: TrainFlags) -> None:
@@ -123,7 +123,7 @@ def train_run(
     observers = [
         ProgressBar(),
         CostPrediction(model_dir),
-        *bleu_observers(run, layout, mesh, prepared.vocabs),
+        *([TranslationEval(run, layout, mesh, prepared.vocabs)] if run.bleu_sentences else []),
         *on_first_process(metrics, LossPlot(model_dir)),
         RouterWarnings(),
         *more_observers,

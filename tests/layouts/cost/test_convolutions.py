@@ -4,8 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from layouts.cost.convolutions import valid_pairs
-from layouts.cost.dataflow import total_flops
+from layouts.cost.dataflow import total_flops, valid_pairs
 from layouts.hlo.program import CompiledText
 
 

@@ -6,9 +6,8 @@ import pytest
 from jax.experimental import pallas
 from jax.sharding import NamedSharding
 
-from layouts.cost.dataflow import total_flops
+from layouts.cost.dataflow import flops_by_kernel, total_flops
 from layouts.cost.jaxpr_cost import CPU, TPU, CompilerTraits, Cost, OpCost, cost_of
-from layouts.cost.kernels import flops_by_kernel
 from layouts.mesh import abstract_mesh
 
 SIZES = {"x": 4, "y": 2}

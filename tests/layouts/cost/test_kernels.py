@@ -8,7 +8,7 @@ from jax.experimental.pallas.ops.tpu.splash_attention import (
 )
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 
-from layouts.cost.kernels import flops_by_kernel
+from layouts.cost.dataflow import flops_by_kernel
 from models.attention.triton import jax_kernels
 from tests.toys import optax_promotion
 

@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from layouts.cost.peak_memory import peak_bytes
+from layouts.cost.dataflow import peak_bytes
 
 X = jnp.zeros(100)  # of 400 bytes
 

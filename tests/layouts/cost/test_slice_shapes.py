@@ -4,8 +4,7 @@ import pytest
 
 from configs.errors import UserError
 from layouts.cost.hardware import CHIPS, GPUS
-from layouts.cost.interconnect import Topology
-from layouts.cost.slice_shapes import check_offered, offered_slices
+from layouts.cost.interconnect import Topology, check_offered, offered_slices
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,7 @@
 
 import pytest
 
-from layouts.hlo.flops import product_flops
-from layouts.hlo.parser import parse_instruction
+from layouts.hlo.parser import parse_instruction, product_flops
 
 
 def flops(*lines: str) -> int:

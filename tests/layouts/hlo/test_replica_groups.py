@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from layouts.hlo.parser import Instruction
-from layouts.hlo.replica_groups import first_group, group_axes
+from layouts.hlo.parser import Instruction, first_group, group_axes
 
 MESH = {"x": 4, "y": 2}
 

@@ -353,14 +353,14 @@ def test_shipped_layouts_have_no_errors(path: Path) -> None:
     layout = Layout(**dict(re.findall(r'^Layout\.(\w+) = "(.*)"$', path.read_text(), re.M)))
     assert layout.mesh in path.read_text()
     record = EXPERTS if "expert" in path.stem or path.stem == "pipeline" else FITTING
-    warnings = check(path.stem, layout, mesh_sizes(layout.mesh, 8), record, {})
+    warnings = check(path.stem, lint(layout, mesh_sizes(layout.mesh, 8), record, {}))
     assert codes(warnings) in ([], ["replicated-weights"])
 
 
 def test_errors_are_raised_together_with_the_warnings() -> None:
     layout = Layout(mesh="data:2,model:4", rules="d_fff:model;experts:data;batch:data")
     with pytest.raises(UserError, match=r"^Layout 'mine': 2 problems\.") as error:
-        check("mine", layout, {"data": 2, "model": 4}, FITTING, {})
+        check("mine", lint(layout, {"data": 2, "model": 4}, FITTING, {}))
     assert "rule d_fff:model (Layout.rules): no such axis." in str(error.value)
     assert "Warning: rule experts:data (Layout.rules): matches nothing" in str(error.value)
 

@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import pytest
 
 from layouts.layout import Layout
-from layouts.lint.statements import Statement, find_statement, named_tensors
+from layouts.lint.recorder import Statement, find_statement, named_tensors
 
 
 def fails(x_BLD: object) -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from layouts.mesh import make_mesh
-from models.decoding.caches import SeparateCaches, SharedCache
+from models.decoding.caches import HypothesisCaches
 from tests.toys import WHOLE
 
 ROWS, WIDTH, PROMPT, NEW, SUFFIX = 2, 3, 5, 4, 2
@@ -17,8 +17,7 @@ LENGTHS = np.array([[0, 4, 1], [2, 3, 0]])
 @pytest.mark.parametrize("flat", [True, False])
 def test_a_suffix_sees_its_prompt_its_text_and_itself(flat: bool) -> None:
     """A text of n tokens was fed in n steps: the last of the prompt, and all of its but one."""
-    kind = SharedCache if flat else SeparateCaches
-    caches = kind(WHOLE, ROWS, WIDTH, PROMPT, NEW, SUFFIX)
+    caches = HypothesisCaches(WHOLE, flat, ROWS, WIDTH, PROMPT, NEW, SUFFIX)
     slots = np.arange(caches.cache_length)
     step_WM = (slots - PROMPT) // WIDTH if flat else slots - PROMPT
     hypothesis_WM = (slots - PROMPT) % WIDTH if flat else np.arange(WIDTH)[:, None]

@@ -93,12 +93,13 @@ def decoded(
             if min_new_tokens is None
             else put(np.full(8, min_new_tokens, np.int32), "B"),
             suffix_L=put(np.array(suffix, np.int32), "l", rows=False) if suffix else None,
+            source={name: put(array, letters_of(name)) for name, array in sources(ids).items()}
+            if spec.has_encoder
+            else None,
             begin_id=ids[0],
             stop_ids=(ids[1], *more_stops),
         )
-        source = {name: put(array, letters_of(name)) for name, array in sources(ids).items()}
-        given = source if spec.has_encoder else None
-        output = generate(model, search, NEW, params, given, inputs)
+        output = generate(model, search, NEW, params, inputs)
     return DecodeOutput(*map(np.asarray, output))
 
 
@@ -340,9 +341,9 @@ def test_a_wide_beam_finds_the_best_of_all_texts(
         params = jax.tree.map(jnp.asarray, weights(spec))
         inputs = DecodeInputs(
             jnp.zeros((2, 0), jnp.int32), jnp.zeros(2, jnp.int32), jnp.zeros(2, jnp.uint32),
-            jnp.full(2, 3), stop_ids=stop_ids,
+            jnp.full(2, 3), source=jax.tree.map(jnp.asarray, rows), stop_ids=stop_ids,
         )  # fmt: skip
-        output = generate(model, beam, 3, params, jax.tree.map(jnp.asarray, rows), inputs)
+        output = generate(model, beam, 3, params, inputs)
         for row in range(2):
             inputs = np.array([[0, *text, 0, 0][:3] for text in all_texts], np.int32)
             batch = {

@@ -7,7 +7,7 @@ from jax.sharding import NamedSharding
 
 from layouts.layout import Layout
 from layouts.mesh import make_mesh
-from models.decoding.nucleus import nucleus, nucleus_of_sorted
+from models.decoding.sampling import nucleus, nucleus_of_sorted
 from tests.toys import WHOLE
 
 SPLIT = Layout(mesh="data:2,model:4", rules="batch:data;vocab:model")

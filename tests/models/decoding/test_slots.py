@@ -56,7 +56,7 @@ def expected(spec: Transformer, search: Sampling, row: int) -> Text:
         )
         inputs = jax.tree.map(jax.numpy.asarray, inputs)
         params = jax.tree.map(jax.numpy.asarray, weights(spec))
-        output = generate(TransformerModel(spec, WHOLE), search, NEW, params, None, inputs)
+        output = generate(TransformerModel(spec, WHOLE), search, NEW, params, inputs)
     tokens = [int(token) for token in output.tokens_BWT[0, 0][: limit(row)]]
     length = tokens.index(END) + 1 if END in tokens else limit(row)
     return Text(tokens[:length], float(output.log_probability_BW[0, 0]))

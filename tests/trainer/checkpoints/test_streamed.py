@@ -9,8 +9,8 @@ from jax.sharding import NamedSharding
 
 from layouts.layout import Layout
 from layouts.mesh import make_mesh
+from trainer.checkpoints.integrity import StreamedArray
 from trainer.checkpoints.manager import Checkpoints
-from trainer.checkpoints.streamed import StreamedArray
 
 LAYERS = np.random.default_rng(0).normal(size=(5, 6, 4)).astype(np.float32)
 ROWS = np.arange(14, dtype=np.float32).reshape(7, 2)

@@ -159,7 +159,7 @@ def test_sources_need_not_divide_over_a_split_length() -> None:
     pairs = dataclasses.replace(DENSE, encoder_layers=2)
     step = trace_decode(run_of(pairs), layout, abstract_mesh({"data": 5}),
                         shape_of(pairs, Beam(WIDTH)))  # fmt: skip
-    source, _ = step.inputs
+    source = step.inputs.source
     assert source is not None and source["inputs_BM"].shape == (ROWS, SOURCE)
 
 
@@ -175,4 +175,4 @@ def test_decoding_compiles_for_tpus_that_are_not_there() -> None:
     plan = plan_decode(step, topology, counts)
     assert plan.memory.compiled_for == "TPU" and plan.fits
     assert plan.timings is not None
-    assert all(part.products_s > 0 and part.other_s > 0 for part in plan.timings)
+    assert all(part.products_s > 0 and part.other_s > 0 for part in plan.timings if part)

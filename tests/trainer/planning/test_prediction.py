@@ -15,7 +15,7 @@ from models.transformer import Transformer
 from tests.trainer.planning.runs import layout_named, toy_run
 from trainer.loop import TrainJob, compile_train_step
 from trainer.observers import CompiledStep
-from trainer.planning.prediction import Prediction, compare, count, predict, time_summary
+from trainer.planning.report import Prediction, compare, count, predict, summary
 from trainer.planning.training import StepCounts, TracedStep, plan_step, trace_step
 from trainer.step import State, init_state, train_step_spec
 
@@ -50,9 +50,9 @@ def test_memory_products_and_traffic_are_predicted() -> None:
     assert cost.executed_flops == pytest.approx(8 * step.cost.flops, rel=0.02)
     sent = by_mesh_axis(cost.work.collectives, step.sizes)
     assert sent == pytest.approx(by_mesh_axis(step.cost.collectives, step.sizes), rel=0.2)
-    summary = prediction.summary
-    assert summary.startswith("Step: ") and "optimizer state" in summary
-    assert f"{cost.executed_flops / 1e6:.3g} MFLOPs" in summary and "from its trace" not in summary
+    text = prediction.summary
+    assert text.startswith("Step: ") and "optimizer state" in text
+    assert f"{cost.executed_flops / 1e6:.3g} MFLOPs" in text and "from its trace" not in text
 
 
 def test_a_time_is_predicted_on_tpus_only() -> None:
@@ -61,7 +61,7 @@ def test_a_time_is_predicted_on_tpus_only() -> None:
     assert prediction.plan.step_s is None and "\n" not in prediction.summary
     counts = StepCounts(prediction.plan.work, prediction.plan.memory)
     on_tpus = plan_step(step, Topology.named("v3:2x2"), counts)
-    assert f"Predicted step time: {on_tpus.step_s:.3g} s" in time_summary(on_tpus)
+    assert f"Predicted step time: {on_tpus.step_s:.3g} s" in summary(on_tpus)
 
 
 def test_measured_and_predicted_times_are_compared() -> None:

@@ -8,7 +8,7 @@ from layouts.cost.interconnect import Topology
 from models.attention.multi_head import MultiHead
 from tests.toys import SPLITTABLE, optax_promotion
 from tests.trainer.planning.runs import layout_named, toy_run
-from trainer.planning.savings import memory_savings, suggest_slice, variants
+from trainer.planning.sweep import memory_savings, memory_variants, suggest_slice
 from trainer.planning.training import StepPlan, plan_from_trace
 from trainer.run import Run
 
@@ -25,7 +25,7 @@ def test_savings_are_real_and_the_largest_comes_first() -> None:
     with optax_promotion():
         plan = planned(RUN, "v3:2x2")
         savings = memory_savings(plan, LAYOUT)
-        changed = dict(variants(plan.run))
+        changed = dict(memory_variants(plan.run))
         first = savings[0]
         other = planned(changed[first.setting], "v3:2x2")
     assert [s.saved_bytes for s in savings] == sorted(
@@ -40,7 +40,7 @@ def test_savings_are_real_and_the_largest_comes_first() -> None:
 def test_only_settings_that_are_not_set_are_tried() -> None:
     model = dataclasses.replace(RUN.model, remat="full", loss_chunks=8)
     run = dataclasses.replace(RUN, model=model, batch_sequences=6)
-    names = [name for name, _ in variants(run)]
+    names = [name for name, _ in memory_variants(run)]
     assert names == ["Run.microbatches = 2", 'Precision.compute = "bfloat16"',
                      'Precision.store = "bfloat16"']  # fmt: skip
 

@@ -21,13 +21,14 @@ from trainer.planning.search import (
     compile_layouts,
     fewest_products_first,
     legal_layouts,
+    median_s,
     plan_layouts,
     rank_layouts,
     shortlist,
+    slowdown,
     with_best_order,
     without,
 )
-from trainer.planning.step_benchmark import median_s, slowdown
 from trainer.planning.training import StepPlan, plan_from_trace, with_device_order
 
 RUN = toy_run(dataclasses.replace(DENSE, layers=2))

@@ -10,7 +10,7 @@ import pytest
 from configs.errors import RunError
 from scripts.launch_local import free_port
 from tests.trainer.processes.test_peers import SLEEP, WAIT_S, Group, start
-from trainer.processes.meeting import reach_hub
+from trainer.processes.join import reach_hub
 from trainer.processes.peers import Peers
 
 

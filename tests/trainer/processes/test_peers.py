@@ -21,7 +21,7 @@ PROGRAM = """
 import sys, time
 from configs.errors import RunError, UserError
 from trainer.processes import peers
-from trainer.processes.meeting import meet
+from trainer.processes.join import meet
 address, count, index, timeout_s, what = sys.argv[1:]
 try:
     links = meet(address, int(count), int(index), float(timeout_s))

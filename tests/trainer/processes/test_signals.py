@@ -3,7 +3,7 @@ import signal
 
 import pytest
 
-from trainer.processes.signals import STOPS, handle, is_ignored
+from trainer.processes.ending import STOPS, handle, is_ignored
 
 
 @pytest.mark.parametrize("number", STOPS)

@@ -9,8 +9,7 @@ from models.decoding.sampling import Sampling
 from models.transformer import Transformer
 from tests.trainer.questions.toy import DECODER, PAIR, SPLIT, TEMPLATE, VOCAB, VOCABS, losses, toy
 from trainer.decoding.decoder import Decoder, batches_of
-from trainer.questions.answers import answer_questions, answer_requests, check_answers_fit
-from trainer.questions.prompts import Prompt
+from trainer.questions.prompts import Prompt, answer_questions, answer_requests, check_answers_fit
 from trainer.questions.questions import Question
 
 NEW = 5

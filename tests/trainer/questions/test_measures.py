@@ -2,7 +2,7 @@
 
 import pytest
 
-from trainer.questions.measures import Normalization, Share, is_exact_match, normalize
+from trainer.questions.questions import Normalization, Share, is_exact_match, normalize
 
 
 @pytest.mark.parametrize(

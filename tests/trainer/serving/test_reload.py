@@ -25,7 +25,7 @@ def test_a_checkpoint_that_cannot_be_read_is_tried_again(failures: int) -> None:
             raise OSError("no route to host")
         return ServedWeights(None, step)
 
-    service = Failing(make_mesh(WHOLE), 1, queue=9)
+    service = Failing(make_mesh(WHOLE), 1, queue=9, slots=1)
     watcher = CheckpointWatcher(service, lambda: 2, lambda step: 0, restore, every_s=0)
     for _ in range(2 * TRIES):
         try:
@@ -43,7 +43,7 @@ def test_each_checkpoint_has_its_own_tries() -> None:
         tried.append(step)
         raise OSError("no route to host")
 
-    service = Failing(make_mesh(WHOLE), 1, queue=9)
+    service = Failing(make_mesh(WHOLE), 1, queue=9, slots=1)
     watcher = CheckpointWatcher(service, lambda: next(steps), lambda step: 0, restore, every_s=0)
     for _ in range(6):
         with contextlib.suppress(OSError):
@@ -61,7 +61,7 @@ def test_a_checkpoint_that_is_copied_slowly_is_served_when_it_is_whole() -> None
         return ServedWeights(None, step)
 
     tried = list[int]()
-    service = Failing(make_mesh(WHOLE), 1, queue=9)
+    service = Failing(make_mesh(WHOLE), 1, queue=9, slots=1)
     watcher = CheckpointWatcher(service, lambda: 2, lambda step: copied[0], restore, every_s=0)
     for copied[0] in [*range(whole), *[whole] * 3]:
         with contextlib.suppress(ValueError):

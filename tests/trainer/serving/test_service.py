@@ -14,7 +14,6 @@ class Failing(Service):
     """Takes one job at a time, forgets it, and fails at the third."""
 
     taken = 0
-    slots = busy_slots = 1
 
     def warm_up(self) -> None:
         pass
@@ -35,7 +34,7 @@ class Failing(Service):
 
 
 def test_every_job_without_an_answer_hears_of_a_failure() -> None:
-    service = Failing(make_mesh(WHOLE), 0, queue=9)
+    service = Failing(make_mesh(WHOLE), 0, queue=9, slots=1)
     heard = list[Job]()
     service.notify = heard.extend
     jobs = [Job(Request([4], 9)) for _ in range(5)]

@@ -18,7 +18,7 @@ from models.positions.rotary import Rotary
 from models.precision import FloatType, Precision
 from models.transformer import Transformer
 from trainer.checkpoints.huggingface import families, rope
-from trainer.checkpoints.huggingface.parts import of_kind, with_parts_of_its_block
+from trainer.checkpoints.huggingface.parts import of_kind, refuse_changes, with_parts_of_its_block
 from trainer.checkpoints.huggingface.weights import ConvertedWeight
 
 # Settings that are free for an imported model: they change no prediction.
@@ -231,15 +231,7 @@ def is_unread(name: str, settings: families.Settings) -> bool:
 
 def check_same(spec: Transformer, chosen: ModelSpec) -> None:
     """Refuses settings under which the weights would be another model."""
-    changed = changes(spec, chosen)
-    if changed:
-        rows = "".join(
-            f"\n  {name}: {shown(old)} in the files, {shown(new)} set" for name, old, new in changed
-        )
-        raise UserError(
-            f"these settings are not the imported model's:{rows}\n"
-            f"  Unset them.  Free to choose: {', '.join(FREE)}."
-        )
+    refuse_changes(changes(spec, chosen), "imported model", "in the files", FREE)
 
 
 def changes(a: ModelSpec, b: ModelSpec) -> list[tuple[str, Any, Any]]:
@@ -340,7 +332,7 @@ def exported_settings(model: ModelSpec, original: families.Settings | None) -> f
 def closest_family(
     model: Transformer, kinds: Iterable[str] = families.FAMILIES
 ) -> tuple[str, Sequence[str]]:
-    """Returns the family that differs least from a model, and the settings that it has not."""
+    """Returns the family that differs least from a model, and the settings that it lacks."""
     problems = {kind: inexpressible(model, kind) for kind in kinds}
 
     def distance(family: tuple[str, Sequence[str]]) -> tuple[bool, int]:
@@ -351,7 +343,7 @@ def closest_family(
 
 
 def inexpressible(model: Transformer, kind: str) -> list[str]:
-    """Lists the settings that a family has not."""
+    """Lists the settings that a family lacks."""
     try:
         same = spec_of(settings_of(model, kind), model.precision.store, kind)
     except UserError as error:

@@ -116,7 +116,7 @@ class Family(NamedTuple):
     architecture: str
     """The class of Hugging Face's."""
     defaults: Mapping[str, Any] = {}
-    """Settings beside those of all families, or other defaults."""
+    """Settings in addition to those of all families, or other defaults."""
     legal: Mapping[str, tuple[Any, ...]] = {}
     """Settings with few legal values."""
     fields: Mapping[str, Any] = {}
@@ -126,7 +126,7 @@ class Family(NamedTuple):
     norm: Mapping[str, Any] = {}
     """Fields of its norms that no setting says."""
     experts: Names | None = None
-    """Tensors of the experts that stand in place of the feed-forward layers."""
+    """Tensors of the experts that replace the feed-forward layers."""
     activations: Mapping[str, Activation] = ACTIVATIONS
     aliases: Mapping[str, str] = {}
     """Other names of settings."""

@@ -183,7 +183,7 @@ def tensor_writer(
 
 
 def parts_of(tensors: Mapping[str, TensorInfo], max_bytes: int) -> list[dict[str, TensorInfo]]:
-    """Splits tensors, in order, into files of so many bytes, or of one larger tensor.
+    """Splits tensors, in order, into files of at most `max_bytes`, or of one larger tensor.
 
     >>> info = TensorInfo((3, 4), "float32")
     >>> [list(part) for part in parts_of({"a": info, "b": info, "c": info}, 100)]

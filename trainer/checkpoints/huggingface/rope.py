@@ -52,7 +52,7 @@ def _given(settings: Settings) -> list[Settings]:
 
 
 def _contradictions(settings: Settings) -> Iterator[str]:
-    """Yields the settings that the two places do not have alike."""
+    """Yields the settings that differ between the two places."""
     new, old = _given(settings)
     pairs = {name: (new[name], old[name]) for name in new if name in old and name not in KIND}
     if new and old and kind_of(new) != PLAIN:
@@ -106,7 +106,7 @@ def rotary_of(settings: Settings) -> Rotary:
 
 
 def as_number(value: Any) -> Any:
-    """Returns an integer where a file has it as a float; all else as it is.
+    """Returns an integer if a file has it as a float; any other value unchanged.
 
     >>> as_number(8.0), as_number(0.5), as_number(True)
     (8, 0.5, True)

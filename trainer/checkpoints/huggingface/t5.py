@@ -136,7 +136,7 @@ def layer_weights(spec: Transformer, *, cross_attention: bool) -> Iterator[tuple
 
 
 def check_settings(settings: Settings, source: object) -> None:
-    """Refuses the settings of another model, and those that the Transformer here has not."""
+    """Refuses the settings of another model, and those that the Transformer here lacks."""
     kind = settings.get("model_type")
     if kind != "t5":
         is_decoder = isinstance(kind, str) and kind in FAMILIES

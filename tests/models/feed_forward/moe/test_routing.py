@@ -101,7 +101,7 @@ def dense(routing: Routing, experts: int) -> tuple[np.ndarray, dict[tuple[int, i
     for s, i in zip(*np.nonzero(routing.kept_Gsi), strict=True):
         expert = int(routing.expert_Gsi[s, i])
         weight_SE[s, expert] += routing.gate_Gsi[s, i]
-        place[int(s), expert] = int(routing.place_Gsi[s, i])
+        place[int(s), expert] = int(routing.position_Gsi[s, i])
     return weight_SE, place
 
 

@@ -200,13 +200,13 @@ def check_like_hugging_face(imported: Imported) -> None:
 
     none = np.zeros((ROWS, 0), np.int32)
     max_new_tokens = np.full(ROWS, NEW, np.int32)
-    requested = DecodeInputs(
-        none, np.zeros(ROWS, np.int32), np.zeros(ROWS, np.uint32), max_new_tokens
-    )
     source = {name: array for name, array in batch.items() if name.endswith("M")}
+    requested = DecodeInputs(
+        none, np.zeros(ROWS, np.int32), np.zeros(ROWS, np.uint32), max_new_tokens, source=source
+    )
     with jax.set_mesh(trained.mesh):
         greedy = Sampling(temperature=0)
-        computed = generate(trained.model, greedy, NEW, trained.params, source, requested)
+        computed = generate(trained.model, greedy, NEW, trained.params, requested)
     np.testing.assert_array_equal(np.asarray(computed.tokens_BWT)[:, 0], case["texts"])
 
 
