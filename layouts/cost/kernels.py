@@ -44,14 +44,24 @@ def flops_by_kernel(jaxpr: Jaxpr) -> dict[str, float]:
 def causal_share(eqn: Any) -> float:
     """Returns the share of its blocks that splash attention computes under a causal mask.
 
-    It reads from an array whether a block is above the diagonal, and a trace has no values.  With
-    such a mask alone it reads the positions of queries.  Blocks of queries and keys are equal.
+    It reads from an array whether a block is masked, and a trace has no values.  With such a mask
+    alone it reads the positions of queries.  Blocks of queries and keys are equal, and devices that
+    share the queries of a row compute as many.  The grid is as wide as the longest row or, for
+    gradients of keys, column: a window makes it narrow.
     """
-    is_causal = "q_sequence_ref" in (eqn.params["jaxpr"].debug_info.arg_names or ())
-    if not is_causal or not eqn.params["name"].startswith("splash"):
+    body = eqn.params["jaxpr"]
+    refs = dict(zip(body.debug_info.arg_names or (), range(len(body.invars)), strict=False))
+    is_splash = eqn.params["name"].startswith("splash")
+    if not is_splash or "q_sequence_ref" not in refs:
         return 1.0
-    blocks = eqn.params["grid_mapping"].grid[-1]
-    return (blocks + 1) / (2 * blocks)
+    queries, keys = (
+        eqn.invars[refs[name]].aval.shape[-2] // body.invars[refs[name]].aval.shape[-2]
+        for name in ("q_ref", "k_ref")
+    )
+    window, share = eqn.params["grid_mapping"].grid[-1], 1.0
+    if "_dkv_" in eqn.params["name"]:  # the grid has a device's queries of each column
+        window, share = (keys, 1.0) if window == queries else (window, queries / keys)
+    return share * (1 - (window - 1) / (2 * keys))
 
 
 def block_flops(body: Jaxpr, grid: tuple[int, ...]) -> float:
