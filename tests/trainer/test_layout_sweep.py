@@ -391,7 +391,8 @@ def test_experts_of_split_rows_are_equal_too(dispatch: Dispatch) -> None:
 
 def test_rows_and_their_positions_are_split_over_the_context() -> None:
     shards = trained(ADAMW, LAYOUTS["context_parallel"]).shards
-    assert shards["params/embed_VD"] == ((64, 16), (64, 2))
+    assert shards["params/embed_VD"] == ((64, 16), (32, 4))
+    assert shards["params/decoder/layers_N/mlp/wi_DF"] == ((3, 16, 40), (3, 2, 40))
     assert shards["params/positions_LD"] == ((24, 16), (12, 4))
 
 

@@ -17,9 +17,9 @@ from layouts.cost.step_time import Timing, add_up, coordinates
 from layouts.hlo.program import CompiledText
 from layouts.layout import Layout
 from layouts.lint.recorder import Weight
-from layouts.mesh import topology_mesh, use_mesh
+from layouts.mesh import topology_mesh
 from models.layers.pipeline import Schedule
-from trainer.checks import pipeline_schedule, record_loss, step_flops
+from trainer.checks import attention_choices, pipeline_schedule, record_loss, step_flops
 from trainer.memory import shard_bytes
 from trainer.planning.counts import (
     TEMPORARIES,
@@ -191,7 +191,7 @@ def plan_step(
         run=step.run,
         weights=record_loss(step.run).weights,
         schedule=pipeline_schedule(step.run, step.layout, step.sizes),
-        attention=attention_choices(step),
+        attention=attention_choices(step.run, step.layout, step.mesh),
         model_flops=step_flops(step.run),
         executed_flops=float(counts.work.flops * devices),
         traced_flops=float(step.cost.flops * devices),
@@ -201,12 +201,6 @@ def plan_step(
         ),
         timing=timing,
     )
-
-
-def attention_choices(step: TracedStep) -> dict[str, str]:
-    """Names what computes the attention of each part of the model on the devices of a step."""
-    with use_mesh(step.mesh):
-        return step.run.model.attention_choices(step.layout, step.run.task.array_lengths)
 
 
 def with_device_order(plan: StepPlan, order: str | None) -> StepPlan:

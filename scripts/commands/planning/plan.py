@@ -16,7 +16,7 @@ from scripts.commands.planning.page import with_unit, write_page
 from scripts.commands.planning.plan_decode import compare_decoding, plan_decoding
 from scripts.commands.planning.sweep import sweep_run
 from scripts.terminal import print_note
-from trainer.checks import check_bubble
+from trainer.checks import attention_lines, check_bubble
 from trainer.planning.report import as_json
 from trainer.planning.savings import memory_savings, suggest_slice
 from trainer.planning.training import StepPlan
@@ -82,8 +82,8 @@ def plan_run(flags: PlanFlags) -> None:
 
 def print_plan(plan: StepPlan, figures: dict[str, Any], title: str) -> None:
     print(f"Plan: {title}, {plan.devices:,} devices, {plan.parameters:,} parameters")
-    for part, choice in figures["attention"].items():
-        print(f"Attention of the {part}: {choice}")
+    for line in attention_lines(figures["attention"]):
+        print(line)
     tables.print_memory(figures)
     tables.print_weights(figures)
     tables.print_collectives(figures["collectives"], "step")
