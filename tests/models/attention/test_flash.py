@@ -369,3 +369,39 @@ def temporary_bytes(slice: str, kernel: Kernel | None) -> int:
 def test_a_kernel_needs_a_tenth_of_the_memory(slice: str) -> None:
     needed_bytes = temporary_bytes(slice, Kernel("splash"))
     assert 0 < 10 * needed_bytes < temporary_bytes(slice, None)
+
+
+@pytest.mark.skipif(not has_tpu_compiler(), reason="libtpu is not installed: pip install libtpu")
+@pytest.mark.parametrize(
+    ("widths", "window", "cap"),
+    [((128, 128), None, None), ((192, 128), None, 30.0), ((64, 64), 1024, 30.0)],
+)
+def test_rows_over_several_devices_compile_for_tpus(
+    widths: tuple[int, int], window: int | None, cap: float | None
+) -> None:
+    """Of 32,768 tokens on four devices, whose logits would take 8.6 GB on each."""
+    layout = Layout(mesh="data:4,x:4", rules="batch:data;length:x;memory:x")
+    mesh = topology_mesh("v5e:4x4", {"data": 4, "x": 4})
+    length, shape = 32_768, (4, 2)
+
+    def objective(*arrays: jax.Array) -> jax.Array:
+        y_BJQLK = flash_attention(
+            layout, Kernel("splash"), *arrays, causal=True, window=window, logit_cap=cap
+        )
+        return jnp.sum(y_BJQLK.astype(jnp.float32) ** 2)
+
+    segments_BL = argument(layout, mesh, "BL", (4, length), "int32")
+    with jax.set_mesh(mesh), optax_promotion(), uncached():
+        compiled = (
+            jax.jit(jax.grad(objective, argnums=(0, 1, 2)))
+            .lower(
+                argument(layout, mesh, "BJQLK", (*shape, 4, length, widths[0]), "bfloat16"),
+                *(
+                    argument(layout, mesh, "BJMK", (*shape, length, each), "bfloat16")
+                    for each in widths
+                ),
+                *[segments_BL] * 2,
+            )
+            .compile()
+        )
+    assert 0 < compiled.memory_analysis().temp_size_in_bytes < 1e9
