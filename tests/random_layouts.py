@@ -317,7 +317,10 @@ def with_kernel(choose: Choose, run: Run) -> Run:
         return dataclasses.replace(part, **changes)
 
     sizes = {"source_length": 256} if model.has_encoder else {}
-    model = dataclasses.replace(with_parts(model, change), length=max(model.length, length))
+    precision = Precision() if model.precision == FLOAT64 else model.precision
+    model = dataclasses.replace(
+        with_parts(model, change), length=max(model.length, length), precision=precision
+    )
     task = dataclasses.replace(task, length=length, **sizes)
     r_drop = run.r_drop if model.has_dropout else 0.0
     return dataclasses.replace(run, model=model, task=task, r_drop=r_drop)

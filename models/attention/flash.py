@@ -104,6 +104,12 @@ LIMITS = (
         lambda call: any(length % (BLOCK * call.length_shards) for length in call.lengths),
     ),
     Limit(
+        "`JAX_ENABLE_X64`",
+        "the kernels add up in float32",
+        BOTH,
+        lambda call: jax.config.read("jax_enable_x64"),
+    ),
+    Limit(
         "a layout that splits `length`",
         "the kernel takes no positions of queries",
         ("triton",),

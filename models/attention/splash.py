@@ -2,8 +2,8 @@
 
 Where a layout splits the length, each device has some queries, and all keys and values are gathered
 for them (context parallelism; Llama Team 2024, section 3.3.2).  Queries of causal attention are
-dealt so that all devices compute alike: of 2 n chunks of a row, device i gets those numbered i and
-2 n - 1 - i.
+dealt so that all of n devices compute alike: device i keeps the first half of its own, and swaps
+the second half with device n - 1 - i.
 """
 
 from typing import TYPE_CHECKING
@@ -90,39 +90,31 @@ def splash_attention(
         kernel = jax.tree.map(part_of_shard, kernel)
     y_BHLK = jax.vmap(kernel)(q_BHLK, k_BJMK, v_BJMK, kernels.SegmentIds(segments_BL, segments_BM))
     if is_dealt:
-        y_BHLK = deal(y_BHLK, entry, 2, back=True)
+        y_BHLK = deal(y_BHLK, entry, 2)
     return y_BHLK.reshape(*q_BJQLK.shape[:-1], -1)
 
 
-def owners(shards: int) -> list[int]:
-    """Returns the device that computes each of 2 n chunks of a row.
+def deal(x: Array, entry: Entry, axis: int) -> Array:
+    """Swaps the second half of a device's part of an axis with that of device n - 1 - i.
 
-    >>> owners(3)
-    [0, 1, 2, 2, 1, 0]
+    Done again, it swaps them back.
     """
-    return [min(chunk, 2 * shards - 1 - chunk) for chunk in range(2 * shards)]
-
-
-def deal(x: Array, entry: Entry, axis: int, *, back: bool = False) -> Array:
-    """Sends the halves of a device's part of an axis to those that compute them, or back.
-
-    Each device gets one first half, of a chunk with an even number, and one second half.
-    """
-    targets, halves = owners(num_shards(entry)), []
-    for parity, half in enumerate(jnp.split(x, 2, axis)):
-        pairs = list(enumerate(targets[parity::2]))
-        halves.append(ppermute(half, entry, [pair[::-1] for pair in pairs] if back else pairs))
-    return jnp.concatenate(halves, axis)
+    count = num_shards(entry)
+    kept, sent = jnp.split(x, 2, axis)
+    received = ppermute(sent, entry, [(index, count - 1 - index) for index in range(count)])
+    return jnp.concatenate([kept, received], axis)
 
 
 def positions_of_shards(shards: int, length: int, *, is_dealt: bool) -> np.ndarray:
-    """Returns the positions of all devices' queries, device by device."""
-    positions = np.arange(shards * length, dtype=np.int32)
-    if not is_dealt:
-        return positions
-    chunks, targets = positions.reshape(2 * shards, -1), owners(shards)
-    even, odd = (np.argsort(targets[parity::2]) * 2 + parity for parity in (0, 1))
-    return chunks[np.stack([even, odd], 1).ravel()].ravel()
+    """Returns the positions of all devices' queries, device by device.
+
+    >>> positions_of_shards(3, 2, is_dealt=True).tolist()
+    [0, 5, 2, 3, 4, 1]
+    """
+    chunks = np.arange(shards * length, dtype=np.int32).reshape(shards, 2, -1)
+    if is_dealt:
+        chunks[:, 1] = chunks[::-1, 1].copy()
+    return chunks.ravel()
 
 
 def block_sizes(length: int, memory: int, token_bytes: int) -> "BlockSizes":

@@ -147,7 +147,7 @@ def test_each_device_gets_as_many_blocks_below_the_diagonal(rules: str) -> None:
     entry = layout.place("BL")[1]
 
     def dealt(x_BL: jax.Array) -> jax.Array:
-        return jnp.stack([deal(x_BL, entry, 1), deal(deal(x_BL, entry, 1), entry, 1, back=True)])
+        return jnp.stack([deal(x_BL, entry, 1), deal(deal(x_BL, entry, 1), entry, 1)])
 
     with jax.set_mesh(make_mesh(layout)):
         shards = num_shards(entry)
@@ -224,7 +224,8 @@ def choice_of(
 def chosen(kind: str, platform: str, **changes: Any) -> Choice:
     """Returns the choice of an attention on devices of a kind."""
     spec = toy(**{"d_kv": 64, **changes.pop("spec", {})})
-    with jax.sharding.use_abstract_mesh(mesh_of(kind, platform, x=2)):
+    enables_x64 = changes.pop("x64", False)
+    with jax.sharding.use_abstract_mesh(mesh_of(kind, platform, x=2)), jax.enable_x64(enables_x64):
         return choice_of(spec, **changes)
 
 
@@ -280,6 +281,7 @@ LIMITED: list[tuple[str, dict[str, Any]]] = [
     ("@Latent()", {"spec": {"attention": Latent(latent=16)}}),
     ("multiple of 128", {"lengths": (256, 200)}),
     ("multiple of 128", {"lengths": (384, 384), **by_rules("length:x")}),
+    ("JAX_ENABLE_X64", {"x64": True}),
     ("a source", {"is_cross": True}),
     ("`d_kv` below", {"spec": {"d_kv": 8}}),
 ]
