@@ -10,12 +10,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, NamedTuple, TypeVar
 
-import numpy as np
 from pydantic import Field
 
 from configs.errors import UserError
 from configs.spec import spec
-from data.packing.pack import Packed
+from data.packing.pack import Packed, place_dtype
 from data.packing.rows import (
     Counts,
     RowArray,
@@ -41,7 +40,7 @@ from data.vocabs import TARGET_FILE, Vocabs
 
 logger = logging.getLogger(__name__)
 
-Length = Annotated[int, Field(ge=2, le=65_536)]
+Length = Annotated[int, Field(ge=2, le=1 << 20)]
 T = TypeVar("T")
 Example = str | Pair
 PackChunk = Callable[[Sequence[Any], str | None, bool], tuple[Packed, Counts]]
@@ -228,7 +227,8 @@ class Task:
 
     def columns(self, vocabs: Vocabs) -> dict[str, tuple[int, type]]:
         """Names the arrays of a split's rows in the cache, each with its columns and its type."""
-        return {"targets": (self.length, vocabs.target.dtype), "segments": (self.length, np.uint16)}
+        segments = (self.length, place_dtype(self.length))
+        return {"targets": (self.length, vocabs.target.dtype), "segments": segments}
 
     def parts_of_text(self, split: str, digest: "hashlib._Hash") -> Iterator[PartOfText]:
         """Yields the parts of a split, one after another; digest is fed the borders between."""

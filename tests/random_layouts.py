@@ -20,6 +20,7 @@ from data.tasks.translation import Translation
 from data.tokenizers.sentence_piece import SentencePiece
 from layouts.axes import AXES, SYNONYMS
 from layouts.layout import Layout, pairs
+from models.attention.latent import Latent
 from models.attention.multi_head import MultiHead
 from models.decoding.beam import Beam
 from models.decoding.generate import Search
@@ -58,7 +59,7 @@ TEMPLATES = (
     "batch:{0};heads:{1};d_ff:{1};vocab:{1};d_model:{1}?",
     "batch:{0};heads:{1};d_ff:{1};vocab:{1};experts:{0}",
     "batch:{0};experts:{1}",
-    "batch:{0};length:{1}",
+    "batch:{0};length:{1};memory:{1};vocab:{1}?",
     "length:{0};memory:{0}",
 )
 PARAM_TEMPLATES = ("", "", "d_model:{0}?", "d_model:{1}?", "d_model:{0}")
@@ -106,6 +107,12 @@ class Case:
         """Names the kind of model."""
         dispatches = [f", experts by {moe.dispatch}" for moe in self.spec.moes]
         return "".join(("pairs" if self.spec.has_encoder else "text", *dispatches))
+
+    @property
+    def has_kernel(self) -> bool:
+        """Tells whether a kernel computes attention, where one can."""
+        parts = (block.attention for block in self.spec.blocks)
+        return any(getattr(part, "implementation", None) == "flash" for part in parts)
 
     def gin(self) -> str:
         """Writes the case as a gin file, without what has its default."""
@@ -257,7 +264,9 @@ def a_run(choose: Choose) -> Run:
         r_drop=r_drop,
     )
     model = with_turns(choose, model)
-    run = dataclasses.replace(run, model=model)
+    run = with_kernel(choose, dataclasses.replace(run, model=model))
+    model = run.model
+    assert isinstance(model, Transformer)
     try:
         check_run(run)
     except UserError:
@@ -282,6 +291,39 @@ def with_turns(choose: Choose, model: Transformer) -> Transformer:
         pattern=(dataclasses.replace(first, **changes), second),
         encoder_pattern=model.encoder_pattern or model.pattern if model.has_encoder else None,
     )
+
+
+def with_kernel(choose: Choose, run: Run) -> Run:
+    """Computes the attention of some models by an interpreted kernel, in rows that it takes."""
+    kind = choose(("none",) * 6 + ("causal", "window", "cap", "latent"))
+    length = choose((256, 512))  # the longer ones are dealt to devices that share a row
+    model, task = run.model, run.task
+    assert isinstance(model, Transformer)
+    if kind == "none":
+        return run
+    parts = [part for block in model.blocks for part in block]
+    has_bias = any(isinstance(part, Relative) for part in parts)
+
+    def change(part: Part) -> Part:
+        if not isinstance(part, MultiHead):
+            return part
+        changes: dict[str, Any] = {"implementation": "flash", "dropout": 0.0, "window": part.window}
+        if kind == "cap":
+            changes["logit_cap"] = 0.5
+        if kind == "window" and not model.has_encoder:
+            changes["window"] = 150
+        if kind == "latent" and not (model.has_encoder or has_bias):
+            return Latent(latent=8, rotated=4, **changes)
+        return dataclasses.replace(part, **changes)
+
+    sizes = {"source_length": 256} if model.has_encoder else {}
+    precision = Precision() if model.precision == FLOAT64 else model.precision
+    model = dataclasses.replace(
+        with_parts(model, change), length=max(model.length, length), precision=precision
+    )
+    task = dataclasses.replace(task, length=length, **sizes)
+    r_drop = run.r_drop if model.has_dropout else 0.0
+    return dataclasses.replace(run, model=model, task=task, r_drop=r_drop)
 
 
 def in_rows(part: Part) -> Part:

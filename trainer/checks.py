@@ -20,7 +20,7 @@ from layouts.lint.errors import LintContext, Problem
 from layouts.lint.recorder import Record, record
 from layouts.lint.report import check, lint, report
 from layouts.lint.tracing import find_trace_problem
-from layouts.mesh import abstract_mesh
+from layouts.mesh import abstract_mesh, use_mesh
 from layouts.shards import num_shards
 from models.layers.pipeline import Schedule, stage_axes
 from models.precision import Precision
@@ -63,6 +63,17 @@ def check_layout(
     """Raises every error of the layout with this model and batch; returns the warnings."""
     problems = lint(layout, mesh_sizes, record_loss(run), with_size_origins(origins), torus)
     return [str(problem) for problem in check(layout_name(origins), problems)]
+
+
+def attention_choices(run: Run, layout: Layout, mesh: Mesh | AbstractMesh) -> dict[str, str]:
+    """Names what computes the attention of each part of the model on the devices of a mesh."""
+    with use_mesh(mesh):
+        return run.model.attention_choices(layout, run.task.array_lengths)
+
+
+def attention_lines(choices: Mapping[str, str]) -> list[str]:
+    """Says what computes the attention of each part, and why it is plain."""
+    return [f"Attention of the {part}: {choice}" for part, choice in choices.items()]
 
 
 def pipeline_schedule(run: Run, layout: Layout, mesh_sizes: Sizes) -> Schedule:

@@ -9,6 +9,7 @@ from data.packing.best_fit import BestFit
 from data.vocab import EOS, PAD
 
 OPEN_ROWS = 512  # sentences of 33 tokens fill rows of 256 to 99 %
+OPEN_TOKENS = OPEN_ROWS << 16  # fewer rows are open where they are longer
 _EXAMPLES_PER_CHUNK = 16_384
 
 SIDES = (("targets", "segments"), ("sources", "source_segments"))
@@ -63,7 +64,7 @@ class Side:
     def __init__(self, length: int, dtype: type = np.uint16, end_id: int = EOS):
         self.length, self._end_id = length, end_id
         self._tokens: np.ndarray = np.zeros((0, length), dtype)
-        self._segments: np.ndarray = np.zeros((0, length), np.uint16)
+        self._segments: np.ndarray = np.zeros((0, length), place_dtype(length))
 
     def grow(self, rows: int) -> None:
         more = ((0, rows), (0, 0))
@@ -109,7 +110,9 @@ class Packer:
     def __init__(self, *sides: Side, packs: bool = True):
         """Takes the side of the targets, and perhaps that of the sources."""
         self._sides = sides
-        self._fit = BestFit([side.length for side in sides], OPEN_ROWS if packs else 0)
+        lengths = [side.length for side in sides]
+        open_rows = min(OPEN_ROWS, OPEN_TOKENS // max(lengths)) if packs else 0
+        self._fit = BestFit(lengths, open_rows)
         self._examples = 0
         self._rows = np.zeros(0, np.int64)  # the numbers of the rows kept here, as first opened
         self._rows_out = 0
@@ -176,11 +179,16 @@ def _sizes_of_sides(halves: Sequence[Sequence[np.ndarray]]) -> np.ndarray:
     return np.stack([_sizes_of(half) for half in halves], axis=1)
 
 
+def place_dtype(length: int) -> type:
+    """Returns the type that counts the places, and the segments, of a row of this length."""
+    return np.uint16 if length <= 1 << 16 else np.uint32
+
+
 def positions(segments_BL: np.ndarray) -> np.ndarray:
     """Numbers the places inside each segment from 0; padding has 0."""
-    # A row is at most 65536 long, and half the bytes take half the time.
-    place = np.arange(segments_BL.shape[1], dtype=np.uint16)
-    starts = np.where(_continues(segments_BL), np.uint16(0), place)
+    # Half the bytes take half the time.
+    place: np.ndarray = np.arange(segments_BL.shape[1], dtype=place_dtype(segments_BL.shape[1]))
+    starts = np.where(_continues(segments_BL), place.dtype.type(0), place)
     return np.multiply(
         place - np.maximum.accumulate(starts, axis=1), segments_BL > 0, dtype=np.int32
     )

@@ -2,11 +2,9 @@
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from configs.errors import UserError
 from configs.spec import Count, Fraction, spec
-from data.packing.pack import Packed, joined
+from data.packing.pack import Packed, joined, place_dtype
 from data.packing.pair_rows import PairRows, packed_pairs
 from data.packing.rows import Counts
 from data.sources.pairs import Pair, tag_word
@@ -104,7 +102,7 @@ class Translation(PairTask):
         return {
             **super().columns(vocabs),
             "sources": (self.source_length, vocabs.of_source.dtype),
-            "source_segments": (self.source_length, np.uint16),
+            "source_segments": (self.source_length, place_dtype(self.source_length)),
         }
 
     def chunk_packer(self, vocabs: Vocabs) -> PackChunk:

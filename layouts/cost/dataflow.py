@@ -213,14 +213,30 @@ def kernel_flops(eqn: Any) -> int:
         return estimate.flops
     (body,), blocks = bodies(eqn)
     grid = eqn.params["grid_mapping"].grid
-    # Splash attention reads from an array whether a causal mask hides a block, and a trace has no
-    # values.  With such a mask alone it reads the positions of queries.  Blocks of queries and keys
-    # are equal.
-    is_causal = "q_sequence_ref" in (eqn.params["jaxpr"].debug_info.arg_names or ())
-    share = 1.0
-    if is_causal and eqn.params["name"].startswith("splash"):
-        share = (grid[-1] + 1) / (2 * grid[-1])
-    return round(blocks * share * block_flops(body, grid))
+    return round(blocks * causal_share(eqn) * block_flops(body, grid))
+
+
+def causal_share(eqn: Any) -> float:
+    """Returns the share of its blocks that splash attention computes under a causal mask.
+
+    It reads from an array whether a block is masked, and a trace has no values.  With such a mask
+    alone it reads the positions of queries.  Blocks of queries and keys are equal, and devices that
+    share the queries of a row compute as many.  The grid is as wide as the longest row or, for
+    gradients of keys, column: a window makes it narrow.
+    """
+    body = eqn.params["jaxpr"]
+    refs = dict(zip(body.debug_info.arg_names or (), range(len(body.invars)), strict=False))
+    is_splash = eqn.params["name"].startswith("splash")
+    if not is_splash or "q_sequence_ref" not in refs:
+        return 1.0
+    queries, keys = (
+        eqn.invars[refs[name]].aval.shape[-2] // body.invars[refs[name]].aval.shape[-2]
+        for name in ("q_ref", "k_ref")
+    )
+    window, share = eqn.params["grid_mapping"].grid[-1], 1.0
+    if "_dkv_" in eqn.params["name"]:  # the grid has a device's queries of each column
+        window, share = (keys, 1.0) if window == queries else (window, queries / keys)
+    return share * (1 - (window - 1) / (2 * keys))
 
 
 def flops_by_kernel(jaxpr: Jaxpr) -> dict[str, float]:

@@ -4,6 +4,7 @@ Flash attention (Dao et al. 2022) computes the softmax by blocks of keys, so tha
 memory.  The kernels are JAX's.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Literal, NamedTuple
 
@@ -11,6 +12,7 @@ import jax
 
 from layouts.einsum import mesh_device
 from layouts.layout import Layout
+from layouts.shards import mesh_axes, num_shards
 from models.attention.splash import splash_attention
 from models.attention.triton import missing_kernels, triton_attention
 
@@ -46,14 +48,25 @@ class Call(NamedTuple):
     """Tokens that a token sees, itself and those right before it; None is all before it."""
     has_dropout: bool = False
     """Whether probabilities are dropped."""
-    changes_logits: bool = False
-    """Whether a bias is added to the logits, or a cap bounds them."""
+    has_bias: bool = False
+    """Whether a bias is added to the logits."""
+    has_cap: bool = False
+    """Whether logits are bounded."""
+    has_narrow_values: bool = False
+    """Whether values are narrower than keys."""
 
     @property
-    def splits_heads_alone(self) -> bool:
-        """Tells whether each device has all queries and keys of its rows and heads."""
+    def length_shards(self) -> int:
+        """Returns how many devices share the queries of a row and head."""
+        return num_shards(self.layout.place("BJQLK")[3])
+
+    @property
+    def splits_keys_alone(self) -> bool:
+        """Tells whether the width of heads is split, or keys where no queries are."""
         place = self.layout.place
-        return not any((*place("BJQLK")[3:], *place("BJMK")[2:]))
+        *queries, q_width = (mesh_axes(entry) for entry in place("BJQLK"))
+        *_, memory, width = (mesh_axes(entry) for entry in place("BJMK"))
+        return bool(q_width or width or {*memory} - {axis for axes in queries for axis in axes})
 
 
 class Limit(NamedTuple):
@@ -67,10 +80,10 @@ class Limit(NamedTuple):
 
 LIMITS = (
     Limit(
-        "`@Relative()` positions or `MultiHead.logit_cap`",
-        "a bias is added to the logits, or a cap bounds them, which the kernels do not",
+        "`@Relative()` positions",
+        "a bias is added to the logits, which the kernels do not",
         BOTH,
-        lambda call: call.changes_logits,
+        lambda call: call.has_bias,
     ),
     Limit(
         "`MultiHead.dropout` in training",
@@ -79,22 +92,46 @@ LIMITS = (
         lambda call: call.has_dropout,
     ),
     Limit(
-        "a layout that splits `length`, `memory` or `d_kv` of queries or keys",
-        "a kernel sees whole rows and whole heads",
+        "a layout that splits `d_kv`, or `memory` over more mesh axes than queries",
+        "a kernel sees whole heads and all keys",
         BOTH,
-        lambda call: not call.splits_heads_alone,
+        lambda call: call.splits_keys_alone,
     ),
     Limit(
-        "`MultiHead.window` shorter than a row",
-        "the kernels skip no blocks before a window",
+        f"rows whose length on each device is not a multiple of {BLOCK}",
+        "a kernel computes in blocks",
         BOTH,
+        lambda call: any(length % (BLOCK * call.length_shards) for length in call.lengths),
+    ),
+    Limit(
+        "`JAX_ENABLE_X64`",
+        "the kernels add up in float32",
+        BOTH,
+        lambda call: jax.config.read("jax_enable_x64"),
+    ),
+    Limit(
+        "a layout that splits `length`",
+        "the kernel takes no positions of queries",
+        ("triton",),
+        lambda call: call.length_shards > 1,
+    ),
+    Limit(
+        "a `window` shorter than a row",
+        "the kernel skips no blocks before a window",
+        ("triton",),
         lambda call: call.window is not None and call.window < call.lengths[1],
     ),
     Limit(
-        f"rows whose length is not a multiple of {BLOCK}",
-        "a kernel computes in blocks",
-        BOTH,
-        lambda call: any(length % BLOCK for length in call.lengths),
+        "a `logit_cap`",
+        "the kernel bounds no logits",
+        ("triton",),
+        lambda call: call.has_cap,
+    ),
+    Limit(
+        "`@Latent()` attention",
+        "the kernel has one width for keys and values",
+        ("triton",),
+        lambda call: call.has_narrow_values,
     ),
     Limit(
         "attention to a source",
@@ -124,7 +161,7 @@ class Choice(NamedTuple):
 def choose(call: Call) -> Choice:
     """Chooses the kernel for the devices of the mesh that is set."""
     if call.implementation == "plain":
-        return Choice(None, "MultiHead.implementation = 'plain'")
+        return Choice(None, "implementation = 'plain'")
     kernel = kernel_of_mesh(interpreted=call.implementation == "flash")
     if kernel is None:
         return Choice(None, "there is no kernel for these devices")
@@ -159,17 +196,25 @@ def flash_attention(
     segments_BM: Array,
     *,
     causal: bool,
+    window: int | None = None,
+    logit_cap: float | None = None,
 ) -> Array:
     """Averages the values by the softmax of query-key products, by blocks, within segments."""
-
-    compute = {"splash": splash_attention, "triton": triton_attention}[kernel.name]
-
-    def attend(*shards: Array) -> Array:
-        return compute(*shards, causal=causal, interpret=kernel.interpret)
-
+    if kernel.name == "triton":
+        assert window is None and logit_cap is None
+        attend = functools.partial(triton_attention, causal=causal, interpret=kernel.interpret)
+    else:
+        attend = functools.partial(
+            splash_attention,
+            causal=causal,
+            window=window,
+            logit_cap=logit_cap,
+            entry=layout.place("BJQLK")[3],
+            interpret=kernel.interpret,
+        )
     # Lowercase letters are whole on each device; those in parentheses, which a tensor lacks, choose
-    # their mesh axes nevertheless, so that all tensors are split alike.
-    equation = "BJQlk,BJ(Q)mk,BJ(Q)mk,B(J)(Q)l,B(J)(Q)m->BJQlk"
+    # their mesh axes nevertheless.  Keys have the letter of queries, so that they are split alike.
+    equation = "BJQLk,BJ(Q)Lk,BJ(Q)Lk,B(J)(Q)L,B(J)(Q)L->BJQLk"
     mapped = layout.shard_map(attend, equation, check_vma=False)
     return mapped(q_BJQLK, k_BJMK, v_BJMK, segments_BL, segments_BM)
 

@@ -36,6 +36,7 @@ class Latent(SoftmaxAttention):
     """
 
     axes: ClassVar[tuple[Axis, ...]] = (LATENT, ROTATED, QUERY_LATENT)
+    has_narrow_values: ClassVar[bool] = True
 
     latent: Count
     """Width of the compressed keys and values."""

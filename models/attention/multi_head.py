@@ -28,8 +28,15 @@ AttentionBiases = Literal["none", "qkv", "all"]
 class SoftmaxAttention(Attention):
     """Holds the settings of attention by a softmax of query-key products."""
 
-    free_on_resume: ClassVar[tuple[str, ...]] = ("chunks",)
+    free_on_resume: ClassVar[tuple[str, ...]] = ("implementation", "chunks")
+    has_narrow_values: ClassVar[bool] = False
+    """Whether keys have columns that values lack; no device then has a part of a head."""
 
+    implementation: Implementation = "auto"
+    """How attention is computed: by products and a softmax ("plain"), by a kernel that keeps no
+    logits in memory ("flash"), or by a kernel on devices that have one ("auto").  Same results.
+    Without a kernel for the case, attention is plain (docs/attention.md).  On CPUs "flash"
+    interprets a kernel, which is slow and meant for tests."""
     chunks: Count = 1
     """Slices of queries in plain attention; each skips the keys after its last query.  Same
     results.  Without effect where the layout splits the length."""
@@ -46,6 +53,30 @@ class SoftmaxAttention(Attention):
     @property
     def has_dropout(self) -> bool:
         return self.dropout > 0
+
+    def kernel(
+        self,
+        parts: BlockParts,
+        sizes: Sizes,
+        layout: Layout,
+        lengths: tuple[int, int],
+        *,
+        is_cross: bool = False,
+        training: bool,
+    ) -> Choice:
+        call = Call(
+            self.implementation,
+            layout.without("d_kv") if self.has_narrow_values else layout,
+            lengths,
+            sizes.d_kv,
+            is_cross,
+            window=None if is_cross else self.window,
+            has_dropout=training and self.has_dropout,
+            has_bias=parts.positions.adds_bias,
+            has_cap=self.logit_cap is not None,
+            has_narrow_values=self.has_narrow_values,
+        )
+        return choose(call)
 
     def check(self, sizes: Sizes, block: BlockParts, *, causal: bool) -> None:
         if self.window is not None and sizes.has_encoder:
@@ -64,39 +95,12 @@ class MultiHead(SoftmaxAttention):
 
     free_on_resume: ClassVar[tuple[str, ...]] = ("implementation", "chunks", "combined_qkv")
 
-    implementation: Implementation = "auto"
-    """How attention is computed: by products and a softmax ("plain"), by a kernel that keeps no
-    logits in memory ("flash"), or by a kernel on devices that have one ("auto").  Same results.
-    Without a kernel for the case, attention is plain (docs/attention.md).  On CPUs "flash"
-    interprets a kernel, which is slow and meant for tests."""
     biases: AttentionBiases = "none"
     """Adds biases to queries, keys and values ("qkv"), or to attention's output as well ("all")."""
     qk_norm: bool = False
     """Normalizes each head of queries and keys before the rotation."""
     combined_qkv: bool = False
     """Computes queries, keys and values in one product; the stored weights stay separate."""
-
-    def kernel(
-        self,
-        parts: BlockParts,
-        sizes: Sizes,
-        layout: Layout,
-        lengths: tuple[int, int],
-        *,
-        is_cross: bool = False,
-        training: bool,
-    ) -> Choice:
-        call = Call(
-            self.implementation,
-            layout,
-            lengths,
-            sizes.d_kv,
-            is_cross,
-            window=None if is_cross else self.window,
-            has_dropout=training and self.has_dropout,
-            changes_logits=parts.positions.adds_bias or self.logit_cap is not None,
-        )
-        return choose(call)
 
     def build(
         self, parts: BlockParts, sizes: Sizes, layout: Layout, weights: Weights
@@ -285,7 +289,7 @@ def attend(
 ) -> Array:
     """Averages the values by the softmax of query-key products, by a kernel or by products."""
     if context.kernel is not None:
-        return attend_by_kernel(layout, context.kernel, q_BJQLK, k_BJMK, v_BJMK, context)
+        return attend_by_kernel(spec, layout, context.kernel, q_BJQLK, k_BJMK, v_BJMK, context)
     assert context.mask_BLM is not None
     cap, rate = spec.logit_cap, spec.dropout
     mask_B11LM = layout.broadcast_like(context.mask_BLM, "BLM", "BJQLM")
@@ -297,6 +301,7 @@ def attend(
 
 
 def attend_by_kernel(
+    spec: SoftmaxAttention,
     layout: Layout,
     kernel: Kernel,
     q_BJQLK: Array,
@@ -316,6 +321,8 @@ def attend_by_kernel(
         segments_BL,
         segments_BL if segments_BM is None else segments_BM,
         causal=context.causal,
+        window=spec.window if context.causal else None,
+        logit_cap=spec.logit_cap,
     )
 
 

@@ -1,8 +1,18 @@
-"""Computes attention on TPUs by JAX's splash attention, which keeps no logits in memory."""
+"""Computes attention on TPUs by JAX's splash attention, which keeps no logits in memory.
+
+Where a layout splits the length, each device has some queries, and all keys and values are gathered
+for them (context parallelism; Llama Team 2024, section 3.3.2).  Queries of causal attention are
+dealt so that all of n devices compute alike: device i keeps the first half of its own, and swaps
+the second half with device n - 1 - i.
+"""
 
 from typing import TYPE_CHECKING
 
 import jax
+import jax.numpy as jnp
+import numpy as np
+
+from layouts.shards import Entry, mesh_axes, num_shards, ppermute, shard_index
 
 if TYPE_CHECKING:
     from jax.experimental.pallas.ops.tpu.splash_attention.splash_attention_kernel import BlockSizes
@@ -30,25 +40,81 @@ def splash_attention(
     segments_BM: Array,
     *,
     causal: bool,
+    window: int | None,
+    logit_cap: float | None,
+    entry: Entry,
     interpret: bool,
 ) -> Array:
-    """Attends within segments, on one device."""
+    """Attends within segments with a device's queries; the entry says what the length is split by.
+
+    Values may be narrower than queries and keys.
+    """
     # Imported here, because most runs on CPUs never need it.
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as kernels
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 
+    from models.attention.block_masks import CausalMask
+
+    if axes := mesh_axes(entry):
+        k_BJMK, v_BJMK = (jax.lax.all_gather(x, axes, axis=2, tiled=True) for x in (k_BJMK, v_BJMK))
+        segments_BM = jax.lax.all_gather(segments_BM, axes, axis=1, tiled=True)
     rows, kv_heads, queries, length, width = q_BJQLK.shape
-    shape = (length, k_BJMK.shape[2])
-    mask = masks.CausalMask(shape) if causal else masks.FullMask(shape)
-    kernel = kernels.make_splash_mha_single_device(
+    memory, shards = k_BJMK.shape[2], num_shards(entry) if causal else 1
+    q_BHLK = q_BJQLK.reshape(rows, kv_heads * queries, length, width)
+    # Short windows are as many keys for all queries, and need no exchange.
+    is_dealt = shards > 1 and length % (2 * BLOCKS[-1]) == 0 and length < (window or memory)
+    chunk = length // 2 if is_dealt else length
+    if is_dealt:
+        q_BHLK, segments_BL = deal(q_BHLK, entry, 2), deal(segments_BL, entry, 1)
+    if causal:
+        positions = positions_of_shards(shards, length, is_dealt=is_dealt)
+        mask: masks.Mask = CausalMask(positions, memory, window)
+    else:
+        mask = masks.FullMask((length, memory))
+    kernel = kernels.make_splash_mha(
         masks.MultiHeadMask([mask] * (kv_heads * queries)),
-        block_sizes=block_sizes(*shape, width * q_BJQLK.dtype.itemsize),
+        block_sizes=block_sizes(chunk, memory, width * q_BJQLK.dtype.itemsize),
+        attn_logits_soft_cap=logit_cap,
+        head_shards=1,
+        q_seq_shards=shards,
         interpret=interpret,
     )
-    q_BHLK = q_BJQLK.reshape(rows, kv_heads * queries, length, width)
-    segments = kernels.SegmentIds(q=segments_BL, kv=segments_BM)
-    y_BHLK = jax.vmap(kernel)(q_BHLK, k_BJMK, v_BJMK, segments)
-    return y_BHLK.reshape(q_BJQLK.shape)
+
+    def part_of_shard(x: Array) -> Array:
+        """Takes a device's part of the positions, or of what says which blocks it computes."""
+        axis = 0 if x.ndim == 1 else 1
+        size, index = x.shape[axis] // shards, shard_index(axes)
+        return jax.lax.dynamic_slice_in_dim(x, index * size, size, axis)
+
+    if shards > 1:
+        kernel = jax.tree.map(part_of_shard, kernel)
+    y_BHLK = jax.vmap(kernel)(q_BHLK, k_BJMK, v_BJMK, kernels.SegmentIds(segments_BL, segments_BM))
+    if is_dealt:
+        y_BHLK = deal(y_BHLK, entry, 2)
+    return y_BHLK.reshape(*q_BJQLK.shape[:-1], -1)
+
+
+def deal(x: Array, entry: Entry, axis: int) -> Array:
+    """Swaps the second half of a device's part of an axis with that of device n - 1 - i.
+
+    Done again, it swaps them back.
+    """
+    count = num_shards(entry)
+    kept, sent = jnp.split(x, 2, axis)
+    received = ppermute(sent, entry, [(index, count - 1 - index) for index in range(count)])
+    return jnp.concatenate([kept, received], axis)
+
+
+def positions_of_shards(shards: int, length: int, *, is_dealt: bool) -> np.ndarray:
+    """Returns the positions of all devices' queries, device by device.
+
+    >>> positions_of_shards(3, 2, is_dealt=True).tolist()
+    [0, 5, 2, 3, 4, 1]
+    """
+    chunks = np.arange(shards * length, dtype=np.int32).reshape(shards, 2, -1)
+    if is_dealt:
+        chunks[:, 1] = chunks[::-1, 1].copy()
+    return chunks.ravel()
 
 
 def block_sizes(length: int, memory: int, token_bytes: int) -> "BlockSizes":

@@ -40,7 +40,7 @@ def test_a_name_is_a_folder_name(name):
 
 
 def test_a_row_has_at_least_two_places():
-    with pytest.raises(UserError, match=r"length = 1: legal: .* at least 2 and of at most 65536"):
+    with pytest.raises(UserError, match=r"length = 1: legal: .* at least 2 and of at most 1048576"):
         Task(name="x", source=Docstrings(), vocab=SentencePiece(), length=1)
     with pytest.raises(UserError, match=r"Translation.source_length = 1: legal: .* at least 2"):
         translation(source_length=1)

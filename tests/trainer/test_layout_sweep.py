@@ -19,7 +19,7 @@ from models.api import Batch, Params
 from models.attention.latent import Latent
 from models.attention.multi_head import MultiHead
 from models.feed_forward.mlp import Mlp
-from models.feed_forward.moe.layer import Moe
+from models.feed_forward.moe.layer import Dispatch, Moe
 from models.feed_forward.moe.routing import SigmoidTopK, Top2
 from models.loss import Criterion, LossSums
 from models.parts import Block
@@ -278,7 +278,9 @@ def test_faster_ways_to_compute_are_equal_too(name: str) -> None:
     assert_equal_to_round_off(computed, expected)
 
 
-@pytest.mark.parametrize("name", ["sequence_parallel", "two_dimensional", "pipeline"])
+@pytest.mark.parametrize(
+    "name", ["sequence_parallel", "two_dimensional", "context_parallel", "pipeline"]
+)
 def test_layers_of_two_kinds_are_equal_too(name: str) -> None:
     """Every second layer has a sliding window, and rotation besides the learned positions."""
     attention = dataclasses.replace(SPEC.attention, window=3)
@@ -288,7 +290,9 @@ def test_layers_of_two_kinds_are_equal_too(name: str) -> None:
     assert_equal_to_round_off(computed, expected)
 
 
-@pytest.mark.parametrize("name", ["fsdp", "data_and_model_parallel", "pipeline"])
+@pytest.mark.parametrize(
+    "name", ["fsdp", "data_and_model_parallel", "context_parallel", "pipeline"]
+)
 def test_latent_attention_biased_routers_and_muon_are_equal_too(name: str) -> None:
     moe = Moe(experts=8, d_ff=24, shared_d_ff=8, router=SigmoidTopK(bias_rate=0.01))
     latent = Latent(latent=8, rotated=4, query_latent=16, logit_cap=5.0)
@@ -299,7 +303,7 @@ def test_latent_attention_biased_routers_and_muon_are_equal_too(name: str) -> No
     assert np.abs(expected.params["decoder/layers_N/block1/mlp/bias_E"]).min() > 0
 
 
-@pytest.mark.parametrize("name", ["sequence_parallel", "two_dimensional"])
+@pytest.mark.parametrize("name", ["sequence_parallel", "two_dimensional", "context_parallel"])
 def test_translation_models_are_equal_too(name: str) -> None:
     """An encoder, attention over the source, two embeddings of different sizes."""
     spec = dataclasses.replace(
@@ -369,6 +373,27 @@ def assert_experts_are_equal(name: str, spec: Transformer) -> None:
 @pytest.mark.parametrize("name", FOR_EXPERTS)
 def test_experts_are_equal_too(name: str, model: str) -> None:
     assert_experts_are_equal(name, MODELS[model])
+
+
+@pytest.mark.parametrize("dispatch", ["gather", "dropless"])
+def test_experts_of_split_rows_are_equal_too(dispatch: Dispatch) -> None:
+    """Each group of tokens is of one device, which sends it to the experts of the others."""
+    spec = MODELS["tiny_moe"]
+    [moe] = spec.moes
+    moe = dataclasses.replace(moe, dispatch=dispatch, group_tokens=SPEC.length // 4)
+    spec = dataclasses.replace(spec, pattern=with_experts(spec, moe))
+    context = LAYOUTS["context_parallel"]
+    rules = f"{context.rules};groups:data;groups:context;experts:context"
+    layout = dataclasses.replace(context, mesh="data:2,context:4", rules=rules)
+    computed, expected = trained(ADAMW, layout, spec), trained(ADAMW, WHOLE, spec)
+    assert_equal_to_round_off(computed, expected)
+
+
+def test_rows_and_their_positions_are_split_over_the_context() -> None:
+    shards = trained(ADAMW, LAYOUTS["context_parallel"]).shards
+    assert shards["params/embed_VD"] == ((64, 16), (32, 4))
+    assert shards["params/decoder/layers_N/mlp/wi_DF"] == ((3, 16, 40), (3, 2, 40))
+    assert shards["params/positions_LD"] == ((24, 16), (12, 4))
 
 
 def test_dispatch_without_drops_is_equal_too() -> None:

@@ -22,7 +22,7 @@ from layouts.mesh import topology_mesh, use_mesh
 from layouts.shards import mesh_axes
 from models.api import Params
 from models.layers.pipeline import Schedule
-from trainer.checks import pipeline_schedule, record_loss, step_flops
+from trainer.checks import attention_choices, pipeline_schedule, record_loss, step_flops
 from trainer.memory import shard_bytes
 from trainer.planning.counts import (
     TEMPORARIES,
@@ -210,8 +210,6 @@ def plan_step(
         timing = time_on_slice(topology, device_coords, step.sizes, counts.work)
     devices = math.prod(step.sizes.values())
     expected = step.cost.collectives if devices > 1 else ()
-    with use_mesh(step.mesh):
-        attention = step.run.model.attention_choices(step.layout, step.run.task.array_lengths)
     return StepPlan(
         mesh=step.sizes,
         topology=topology,
@@ -220,7 +218,7 @@ def plan_step(
         run=step.run,
         weights=record_loss(step.run).weights,
         schedule=pipeline_schedule(step.run, step.layout, step.sizes),
-        attention=attention,
+        attention=attention_choices(step.run, step.layout, step.mesh),
         gradient_sums=step.gradient_sums,
         model_flops=step_flops(step.run),
         executed_flops=float(counts.work.flops * devices),

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from configs.errors import RunError, UserError
 from configs.load import Config
+from layouts.layout import Layout
 from scripts import devices
 from scripts.commands.common import data_dir_of, settings, write_json
 from scripts.commands.doctor import machine, runs
@@ -22,7 +23,7 @@ def doctor(flags: DoctorFlags) -> None:
     """Prints what each check finds; raises where something is an error."""
     findings = findings_of([("processes", lambda: processes(flags)), ("devices", machine.devices)])
     is_joined = findings[0].status != "error"  # or the others would wait in vain
-    given, config = flags.settings, None
+    given, config, is_readable = flags.settings, None, True
     model_dir = given.model_dir
     if model_dir is not None and not ModelDir(model_dir).has_run():
         model_dir = None  # training has still to make it
@@ -31,8 +32,12 @@ def doctor(flags: DoctorFlags) -> None:
             config = settings(model_dir, given.gin_file, given.gin_param)
         except UserError as error:
             findings.append(failure("settings", error))
+            is_readable = False
     findings += findings_of(checks(flags, config).items())
     if is_joined:
+        if flags.compares_devices and all(multihost.gather(is_readable)):
+            layout = Layout() if config is None else config.make(Layout)
+            findings += findings_of([("gradients", lambda: machine.gradients(layout))])
         findings += machine.clocks()
         findings = merged(multihost.gather(json.dumps(findings)))
     others = peers.current() if is_joined else None
@@ -75,9 +80,10 @@ def checks(flags: DoctorFlags, config: Config | None) -> dict[str, Check]:
             "--model_dir", model_dir, runs.newest_checkpoint_bytes(model_dir)
         )
         every["run"] = lambda: runs.run_files(model_dir, flags.data)
+    names_task = config is not None and any(b.spec != "Layout" for b in config.bindings())
     every["data"] = (
         functools.partial(runs.every_cache, data_dir, flags.data)
-        if config is None
+        if config is None or not names_task
         else functools.partial(runs.task_cache, config, given, data_dir, flags.data)
     )
     return every

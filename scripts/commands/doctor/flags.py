@@ -1,9 +1,11 @@
 """Defines the flags of `meshloom doctor`."""
 
 from dataclasses import dataclass, field
+from typing import Annotated
 
 from scripts.commands.shared_flags import DataDir, JsonFile, SavedSettingsFlags
 from scripts.devices import ProcessFlags
+from scripts.flag import Flag
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,10 +18,14 @@ class DoctorFlags:
 
     EXAMPLES = (
         "meshloom doctor --model_dir=runs/mine --data",
+        "meshloom doctor --devices --gin_file=layouts/fsdp.gin",
         "srun meshloom doctor --model_dir=/shared/runs/mine",
     )
     data: bool = False
     """Also reads and checks every row of the cached data and every array of a checkpoint."""
+    compares_devices: Annotated[bool, Flag(name="devices")] = False
+    """Also computes gradients of tiny models under the run's layout, and compares them with those
+    of a CPU, which takes minutes."""
     data_dir: DataDir = None
     json_file: JsonFile = None
     settings: SavedSettingsFlags = field(default_factory=SavedSettingsFlags)

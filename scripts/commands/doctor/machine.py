@@ -20,14 +20,21 @@ from packaging.requirements import Requirement
 from configs.paths import is_remote
 from data.storage.errors import FULL, describe_full
 from data.storage.files import atomic_write
+from layouts.layout import Layout
 from scripts.commands.doctor.findings import Finding, warning
+from scripts.terminal import print_note
 from trainer import multihost
+from trainer.device_check import compare_with_cpu
 
 SHOWN = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint")
 PLUGINS = ("jax-cuda12-plugin", "jax-cuda13-plugin")
 INSTALL = "pip install -e .  in the folder of Meshloom."
 LEAST_MEMORY_BYTES = 2 << 30
 """JAX, its compiler and the quickstart's model take about 1 GiB."""
+WRONG_GRADIENTS = (
+    "Train under no such layout until this is ok: try another version of jax with its plugin or "
+    "libtpu, no XLA_FLAGS and LIBTPU_INIT_ARGS, or another layout."
+)
 MAX_SKEW_S = 2.0
 """Seconds between clocks from which on logs of several hosts are hard to read together."""
 GIB = 1 << 30
@@ -103,6 +110,27 @@ def devices() -> Iterator[Finding]:
                       "does not use", f'pip install -U "jax[{extra}]".')  # fmt: skip
     else:
         yield Finding("devices", "ok", text)
+
+
+def gradients(layout: Layout) -> Iterator[Finding]:
+    """Compares gradients on all devices, under a layout, with those of a CPU."""
+    print_note("Comparing the gradients of tiny models with those of a CPU, which takes minutes.")
+    for model, results in itertools.groupby(compare_with_cpu(layout), lambda each: each.model):
+        differences = []
+        for each in results:
+            if each.refusal:
+                yield Finding(f"gradients, {model}", "warning", f"{each.where}: {each.refusal}")
+            elif each.is_equal:
+                differences.append(f"{each.difference:.1g} on {each.where}")
+            else:
+                text = (
+                    f"{each.where}: that of {each.weight} differs from a CPU's by "
+                    f"{each.difference:.2g} of its largest number"
+                )
+                yield Finding(f"gradients, {model}", "error", text, WRONG_GRADIENTS)
+        if differences:
+            text = f"relative differences from a CPU's: {', '.join(differences)}"
+            yield Finding(f"gradients, {model}", "ok", text)
 
 
 def memory() -> Iterator[Finding]:

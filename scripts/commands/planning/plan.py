@@ -14,7 +14,7 @@ from scripts.commands.planning.page import with_unit, write_page
 from scripts.commands.planning.sweep import sweep_run
 from scripts.flag import given_flags
 from scripts.terminal import print_note, print_table
-from trainer.checks import check_bubble
+from trainer.checks import attention_lines, check_bubble
 from trainer.planning.report import as_json, decode_as_json
 from trainer.planning.sweep import memory_savings, suggest_slice
 from trainer.planning.training import StepPlan
@@ -105,8 +105,8 @@ def compare(flags: PlanFlags) -> None:
 
 def print_plan(plan: StepPlan, figures: dict[str, Any], title: str) -> None:
     print(f"Plan: {title}, {plan.devices:,} devices, {plan.parameters:,} parameters")
-    for part, choice in figures["attention"].items():
-        print(f"Attention of the {part}: {choice}")
+    for line in attention_lines(figures["attention"]):
+        print(line)
     if figures["gradient_sums"] is not None:
         step, microbatch = (size_text(n) for n in figures["gradient_sums"].values())
         print(

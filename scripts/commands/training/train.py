@@ -75,6 +75,8 @@ def train_locked(flags: TrainFlags) -> None:
             f"Warning: Run.steps = {run.steps} is below step {step} of the newest checkpoint, so "
             f"nothing is trained.  Set Run.steps above {step} to train on."
         )
+    for line in checks.attention_lines(checks.attention_choices(run, layout, mesh)):
+        print_note(line)
     note_layout(layout, mesh, setting_origins(config))
     trace_fns: list[checks.TraceFn] = [trace_train_step, trace_evaluate_step]
     if run.bleu_sentences:

@@ -53,6 +53,18 @@ def test_inputs_and_positions_restart_in_each_segment(examples, length):
         assert not positions_BL[row, segments == 0].any()
 
 
+def test_a_long_row_has_more_segments_than_sixteen_bits_count():
+    length, long = 1 << 17, np.full(70_000, 7)
+    packed = pack.pack([np.array([5])] * 65_536, length)
+    assert packed.arrays["segments"].max() == 65_536
+    positions_BL = pack.positions(packed.arrays["segments"])
+    assert positions_BL.dtype == np.int32
+    np.testing.assert_array_equal(positions_BL, [[0, 1] * 65_536])
+    packed = pack.pack([long, long], length)
+    positions_BL = pack.positions(packed.arrays["segments"])
+    np.testing.assert_array_equal(positions_BL[0, 1 : len(long)], np.arange(1, len(long)))
+
+
 def test_segments_begin_and_end_with_the_ids_of_the_vocab():
     packer = pack.Packer(pack.Side(5, end_id=40), pack.Side(7, end_id=50))
     halves = [np.array([2, 3]), np.array([4])], [np.array([5]), np.array([6, 0])]

@@ -14,6 +14,7 @@ from jax.sharding import AbstractDevice, AbstractMesh, AxisType, Mesh, NamedShar
 from layouts.layout import Layout
 from layouts.mesh import has_tpu_compiler, make_mesh, topology_mesh, uncached
 from layouts.padding import with_padding
+from layouts.shards import num_shards
 from models.api import Batch
 from models.attention import triton
 from models.attention.context import AttentionContext, cross_context, packed_context
@@ -25,7 +26,9 @@ from models.attention.flash import (
     flash_attention,
     table,
 )
-from models.attention.multi_head import MultiHead, MultiHeadAttention, SourceAttention
+from models.attention.latent import Latent
+from models.attention.multi_head import MultiHead, MultiHeadAttention, SoftmaxAttention
+from models.attention.splash import deal, positions_of_shards
 from models.initializers import Weights
 from models.loss import Criterion
 from models.positions.relative import Relative
@@ -34,7 +37,7 @@ from models.spec import kernel_choice
 from models.transformer import Transformer
 from tests.toys import ROOT, WHOLE, on_mesh, optax_promotion, pair_rows, toy
 
-LENGTH, MEMORY, ROWS = 256, 128, 2
+LENGTH, MEMORY, ROWS = 512, 256, 2
 SPLASH = Kernel("splash", interpret=True)
 TRITON = Kernel("triton", interpret=True)
 SPLITS = {
@@ -44,11 +47,30 @@ SPLITS = {
     "queries, or else heads": Layout(mesh="x:2", rules="queries:x;kv_heads:x?"),
     "heads that pad": Layout(mesh="x:4", rules="heads:x+"),
     "heads, or else length": Layout(mesh="x:2", rules="length:x?;heads:x"),
+    "length": Layout(mesh="x:2", rules="length:x;memory:x"),
+    "length, not keys": Layout(mesh="x:2", rules="length:x"),
+    "length, undealt": Layout(mesh="data:2,x:4", rules="batch:data;length:x;memory:x"),
+    "length over two mesh axes": Layout(
+        mesh="x:2,y:2", rules="length:y;length:x;memory:y;memory:x;heads:y?"
+    ),
+    "length and heads": Layout(mesh="x:2,y:2", rules="length:y;memory:y;heads:x"),
 }
 SOME = ("whole", "batch and heads")
+IN_CONTEXT = ("length", "length, undealt")
+ATTENTIONS: dict[str, SoftmaxAttention] = {
+    "causal": MultiHead(),
+    "encoder": MultiHead(),
+    "cross": MultiHead(),
+    "window": MultiHead(window=300),
+    "short window": MultiHead(window=100, logit_cap=0.5),
+    "cap": MultiHead(logit_cap=0.5),
+    "latent": Latent(latent=9, rotated=4),
+}
 CASES = [
     *((SPLASH, "causal", name) for name in SPLITS),
-    *((SPLASH, kind, name) for kind in ("encoder", "cross") for name in SOME),
+    *((SPLASH, kind, name) for kind in ("encoder", "cross") for name in (*SOME, *IN_CONTEXT)),
+    *((SPLASH, kind, name) for kind in ("window", "cap", "latent") for name in ("whole", "length")),
+    *((SPLASH, "short window", name) for name in ("whole", *IN_CONTEXT)),
     *((TRITON, kind, name) for kind in ("causal", "encoder") for name in SOME),
 ]
 SPEC = toy(heads=12, kv_heads=2, d_kv=8)
@@ -65,8 +87,10 @@ def segments(length: int) -> np.ndarray:
 def context_of(kind: str, layout: Layout, kernel: Kernel | None) -> AttentionContext:
     segments_BL = layout.reshard(jnp.asarray(segments(LENGTH)), "BL")
     if kind != "cross":
-        causal = kind == "causal"
-        return packed_context(layout, segments_BL, segments_BL, causal=causal, kernel=kernel)
+        causal, window = kind != "encoder", ATTENTIONS[kind].window
+        return packed_context(
+            layout, segments_BL, segments_BL, causal=causal, window=window, kernel=kernel
+        )
     memory = np.random.default_rng(7).normal(size=(ROWS, MEMORY, SPEC.d_model))
     memory_BMD = layout.reshard(jnp.asarray(memory, jnp.float32), "BMD")
     segments_BM = layout.reshard(jnp.asarray(segments(MEMORY)), "BM")
@@ -74,16 +98,17 @@ def context_of(kind: str, layout: Layout, kernel: Kernel | None) -> AttentionCon
 
 
 @functools.cache
-def outputs(kind: str, layout: Layout, kernel: Kernel | None) -> dict[str, Any]:
+def outputs(kind: str, layout: Layout, kernel: Kernel | None) -> dict[str, np.ndarray]:
     """Returns the output of one attention layer, and its gradients, for random weights."""
     rng = np.random.default_rng(3)
     x, dy = rng.normal(size=(2, ROWS, LENGTH, SPEC.d_model)).astype(np.float32)
     layout = with_padding(layout, **SPEC.sizes)
-    layer_type = SourceAttention if kind == "cross" else MultiHeadAttention
+    attention = ATTENTIONS[kind]
+    build = attention.build_cross if kind == "cross" else attention.build
 
-    def made() -> MultiHeadAttention:
+    def made() -> Any:
         weights = Weights(layout, SPEC.sizes, nnx.Rngs(params=jax.random.key(0)), "float32")
-        return layer_type(SPEC.attention, SPEC.blocks[0], SPEC, layout, weights)
+        return build(SPEC.blocks[0], SPEC, layout, weights)
 
     @jax.jit
     def computed() -> dict[str, Any]:
@@ -99,7 +124,8 @@ def outputs(kind: str, layout: Layout, kernel: Kernel | None) -> dict[str, Any]:
         return {"dx_BLD": dx_BLD, "y_BLD": y_BLD, **nnx.to_pure_dict(dparams)}
 
     with jax.set_mesh(make_mesh(layout)), optax_promotion():
-        return jax.device_get(computed())
+        leaves, _ = jax.tree.flatten_with_path(jax.device_get(computed()))
+    return {jax.tree_util.keystr(path): array for path, array in leaves}
 
 
 @pytest.mark.parametrize(("kernel", "kind", "name"), CASES)
@@ -112,6 +138,26 @@ def test_a_kernel_attends_as_plain_attention_does(kernel: Kernel, kind: str, nam
             computed[path][part], array, rtol=0, atol=1e-5 * np.abs(array).max(), err_msg=path
         )
         assert np.abs(array).max() > 0.1
+
+
+@pytest.mark.parametrize("rules", ["length:x;length:y", "length:y;length:x", "length:y"])
+def test_each_device_gets_as_many_blocks_below_the_diagonal(rules: str) -> None:
+    """What is dealt is what masks say, and comes back; also over mesh axes in any order."""
+    layout = Layout(mesh="x:2,y:4", rules=rules)
+    entry = layout.place("BL")[1]
+
+    def dealt(x_BL: jax.Array) -> jax.Array:
+        return jnp.stack([deal(x_BL, entry, 1), deal(deal(x_BL, entry, 1), entry, 1)])
+
+    with jax.set_mesh(make_mesh(layout)):
+        shards = num_shards(entry)
+        x_BL = layout.reshard(jnp.arange(4 * shards, dtype=jnp.int32)[None], "BL")
+        mapped = layout.shard_map(dealt, "BL->WBL", check_vma=False)
+        (positions,), (returned,) = map(np.asarray, mapped(x_BL))
+    np.testing.assert_array_equal(positions, positions_of_shards(shards, 4, is_dealt=True))
+    np.testing.assert_array_equal(returned, np.arange(4 * shards))
+    computed_keys = (positions + 1).reshape(shards, -1).sum(1)
+    assert set(computed_keys) == {2 * (4 * shards + 1)}
 
 
 def pairs() -> Batch:
@@ -178,7 +224,8 @@ def choice_of(
 def chosen(kind: str, platform: str, **changes: Any) -> Choice:
     """Returns the choice of an attention on devices of a kind."""
     spec = toy(**{"d_kv": 64, **changes.pop("spec", {})})
-    with jax.sharding.use_abstract_mesh(mesh_of(kind, platform, x=2)):
+    enables_x64 = changes.pop("x64", False)
+    with jax.sharding.use_abstract_mesh(mesh_of(kind, platform, x=2)), jax.enable_x64(enables_x64):
         return choice_of(spec, **changes)
 
 
@@ -226,11 +273,15 @@ LIMITED: list[tuple[str, dict[str, Any]]] = [
     ("Relative", {"spec": {"positions": Relative()}}),
     ("logit_cap", {"spec": {"attention": MultiHead(logit_cap=30.0)}}),
     ("MultiHead.dropout", {"spec": {"attention": MultiHead(dropout=0.1)}, "training": True}),
-    ("splits", by_rules("length:x")),
-    ("splits", by_rules("memory:x")),
-    ("splits", by_rules("d_kv:x")),
-    ("MultiHead.window", {"spec": {"attention": MultiHead(window=255)}}),
+    ("splits `length`", by_rules("length:x")),
+    ("splits `length`", by_rules("length:x;memory:x")),
+    ("splits `d_kv`", by_rules("memory:x")),
+    ("splits `d_kv`", by_rules("d_kv:x")),
+    ("`window`", {"spec": {"attention": MultiHead(window=255)}}),
+    ("@Latent()", {"spec": {"attention": Latent(latent=16)}}),
     ("multiple of 128", {"lengths": (256, 200)}),
+    ("multiple of 128", {"lengths": (384, 384), **by_rules("length:x")}),
+    ("JAX_ENABLE_X64", {"x64": True}),
     ("a source", {"is_cross": True}),
     ("`d_kv` below", {"spec": {"d_kv": 8}}),
 ]
@@ -238,7 +289,7 @@ UNLIMITED: list[dict[str, Any]] = [
     {"spec": {"attention": MultiHead(dropout=0.1)}},
     {"spec": {"attention": MultiHead(window=256)}},
     by_rules("batch:x"),
-    by_rules("heads:x;length:x?"),
+    by_rules("heads:x;length:x?;memory:x?"),
     {"spec": {"positions": Rotary(), "attention": MultiHead(chunks=2)}, "training": True},
 ]
 
@@ -320,3 +371,39 @@ def temporary_bytes(slice: str, kernel: Kernel | None) -> int:
 def test_a_kernel_needs_a_tenth_of_the_memory(slice: str) -> None:
     needed_bytes = temporary_bytes(slice, Kernel("splash"))
     assert 0 < 10 * needed_bytes < temporary_bytes(slice, None)
+
+
+@pytest.mark.skipif(not has_tpu_compiler(), reason="libtpu is not installed: pip install libtpu")
+@pytest.mark.parametrize(
+    ("widths", "window", "cap"),
+    [((128, 128), None, None), ((192, 128), None, 30.0), ((64, 64), 1024, 30.0)],
+)
+def test_rows_over_several_devices_compile_for_tpus(
+    widths: tuple[int, int], window: int | None, cap: float | None
+) -> None:
+    """Of 32,768 tokens on four devices, whose logits would take 8.6 GB on each."""
+    layout = Layout(mesh="data:4,x:4", rules="batch:data;length:x;memory:x")
+    mesh = topology_mesh("v5e:4x4", {"data": 4, "x": 4})
+    length, shape = 32_768, (4, 2)
+
+    def objective(*arrays: jax.Array) -> jax.Array:
+        y_BJQLK = flash_attention(
+            layout, Kernel("splash"), *arrays, causal=True, window=window, logit_cap=cap
+        )
+        return jnp.sum(y_BJQLK.astype(jnp.float32) ** 2)
+
+    segments_BL = argument(layout, mesh, "BL", (4, length), "int32")
+    with jax.set_mesh(mesh), optax_promotion(), uncached():
+        compiled = (
+            jax.jit(jax.grad(objective, argnums=(0, 1, 2)))
+            .lower(
+                argument(layout, mesh, "BJQLK", (*shape, 4, length, widths[0]), "bfloat16"),
+                *(
+                    argument(layout, mesh, "BJMK", (*shape, length, each), "bfloat16")
+                    for each in widths
+                ),
+                *[segments_BL] * 2,
+            )
+            .compile()
+        )
+    assert 0 < compiled.memory_analysis().temp_size_in_bytes < 1e9

@@ -197,7 +197,7 @@ def test_a_plan_says_what_attends_in_each_part() -> None:
         {"data": 8},
         topology,
     )
-    length = "rows whose length is not a multiple of 128"
+    length = "rows whose length on each device is not a multiple of 128"
     assert plan.attention["decoder"] == "splash"
     assert length in plan.attention["encoder"] and length in plan.attention["source"]
 
