@@ -27,6 +27,7 @@ LAYOUTS = {
     "batch": Layout(mesh="x:4", rules="batch:x"),
     "length": Layout(mesh="x:4", rules="length:x"),
     "batch and heads": Layout(mesh="x:2,y:3", rules="batch:x;heads:y"),
+    "stored heads": Layout(mesh="x:2,y:3", rules="batch:x", param_rules="heads:y"),
 }
 
 
@@ -68,7 +69,8 @@ def table_gradient(layout: Layout, divides_late: bool) -> tuple[CompiledText, np
     """The compiled gradient of attention by the table of biases, and its value."""
     mesh, rng = make_mesh(layout), np.random.default_rng(0)
     draw = {axes: rng.normal(size=shape).astype(np.float32) for axes, shape in SHAPES.items()}
-    arrays = [jax.device_put(draw[axes], NamedSharding(mesh, layout.place(axes))) for axes in draw]
+    places = {axes: layout.place(axes, stored=axes == "RJQ") for axes in draw}
+    arrays = [jax.device_put(draw[axes], NamedSharding(mesh, places[axes])) for axes in draw]
 
     def objective(q_BJQLK: jax.Array, k_BJMK: jax.Array, table_RJQ: jax.Array) -> jax.Array:
         rngs = nnx.Rngs(params=jax.random.key(0))

@@ -16,6 +16,7 @@ from scripts.commands.doctor import machine
 from tests.scripts.conftest import Meshloom, Place
 from tests.toys import ROOT
 from trainer.checkpoints.manager import Checkpoints
+from trainer.device_check import Comparison
 from trainer.processes.training_lock import Holder
 
 Lines = dict[str, dict[str, Any]]
@@ -161,3 +162,27 @@ def test_a_port_that_is_in_use(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert f"error    processes: process 0 cannot listen at {address}" in done.stdout
     assert "ok       devices" in done.stdout
+
+
+def test_gradients_of_devices_are_lines_of_their_models(
+    run: Meshloom, trained: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results = [
+        Comparison("dense", "all devices", 3e-7, "embed_VD"),
+        Comparison("dense", "all devices, 4 microbatches", 0.5, "embed_VD"),
+        Comparison("experts", "all devices", refusal="Layout.rules: no.  Mend it."),
+        Comparison("encoder-decoder", "all devices", 2e-6, "embed_VD"),
+    ]
+    layouts = []
+    monkeypatch.setattr(
+        machine, "compare_with_cpu", lambda layout: [layouts.append(layout), *results][1:]
+    )
+    (tmp_path / "mine.gin").write_text("Layout.mesh = 'rows:1'\nLayout.rules = 'batch:rows'\n")
+    answer = run("doctor", "--devices", f"--gin_file={tmp_path / 'mine.gin'}",
+                 f"--data_dir={trained.folder / 'data'}")  # fmt: skip
+    assert answer.code == 1 and [layout.mesh for layout in layouts] == ["rows:1"]
+    lines = [line for line in answer.out.splitlines() if "gradients, " in line]
+    assert [line.split(maxsplit=1)[0] for line in lines] == ["error", "ok", "warning", "ok"]
+    assert "4 microbatches: that of embed_VD differs from a CPU's by 0.5 of its largest" in lines[0]
+    assert "3e-07 on all devices" in lines[1] and "Layout.rules: no." in lines[2]
+    assert not [line for line in answer.out.splitlines() if line.startswith("error    data")]
