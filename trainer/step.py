@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-import warnings
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -20,6 +20,8 @@ from models.api import Batch, Model, Params
 from models.loss import Criterion, LossSums, source_token_weight
 from trainer.optimizers.optimizer import OptimizerSpec
 from trainer.run import Run
+
+logger = logging.getLogger(__name__)
 
 Array = jax.Array
 State = dict[str, Any]  # params, opt_state, step: everything that is saved
@@ -183,7 +185,7 @@ def add_microbatches(
     try:
         gradients, sums = added_up(with_deferred_sums(step_spec.model, params))
     except Exception as error:  # JAX has no rules yet for some operations on reduced arrays
-        warnings.warn(f"Gradients cross devices once a microbatch: {error}", stacklevel=2)
+        logger.warning("Gradients cross devices once a microbatch: %s", error)
         return added_up(params)
     return jax.tree.map(jax.sharding.reshard, gradients, jax.tree.map(spec_of, params)), sums
 

@@ -4,15 +4,18 @@ import dataclasses
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from layouts.layout import Layout
 from layouts.mesh import make_mesh
+from models.api import Params
 from models.feed_forward.moe.layer import Moe
 from models.feed_forward.moe.routing import Top2
 from models.loss import Criterion, LossSums
 from models.positions.rotary import Rotary
+from tests.conftest import Refusing
 from tests.toys import FLOAT64, ROUND_OFF, pair_rows, toy
 from tests.trainer.bigram import Bigram, logits, text_rows, weights
 from trainer.feed import BatchSharding
@@ -128,6 +131,27 @@ def test_microbatches_are_one_batch(layout: Layout, microbatches: int) -> None:
 def test_microbatches_hold_unlike_counts_of_tokens() -> None:
     counted_BL = numpy_batch()["segments_BL"] > 0
     assert len({counted_BL[slot::3].sum() for slot in range(3)}) > 1
+
+
+class Indexing(Bigram):
+    """A model whose layer indexes a weight, for which JAX has no rule on reduced arrays."""
+
+    def loss(self, params: Params, *arguments: Any) -> LossSums:
+        params = {**params, "embed_VD": jnp.stack([params["embed_VD"]] * 2)[1]}
+        return super().loss(params, *arguments)
+
+
+def test_gradients_cross_devices_in_each_microbatch_where_jax_cannot_wait(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    messages: list[str] = []
+    monkeypatch.setattr(Refusing, "emit", lambda self, log: messages.append(log.getMessage()))
+    layout = Layout(mesh="data:4", rules="batch:data")
+    state, _ = step(program(layout, 2, model=Indexing(layout)))
+    expected, _ = step(program())
+    assert messages and messages[0].startswith("Gradients cross devices once a microbatch: ")
+    for name, weight in expected["params"].items():
+        np.testing.assert_allclose(state["params"][name], weight, rtol=0, atol=ROUND_OFF)
 
 
 def test_the_old_state_is_donated() -> None:
