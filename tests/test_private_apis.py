@@ -217,6 +217,20 @@ def test_take_along_axis_refuses_axes_of_size_1() -> None:
             jnp.take_along_axis(x, index, axis=1)
 
 
+def test_a_lookup_of_tokens_that_are_split_where_the_table_is_not_reduced_is_wrong() -> None:
+    """`Layout.take` and products align both (`layouts.reduction.reduced_over`)."""
+    with jax.set_mesh(make_mesh(Layout(mesh="x:4,y:2"))):
+        table = jax.sharding.reshard(jnp.ones((6, 3)), jax.P("y", None))
+        ids = jax.sharding.reshard(jnp.arange(8).reshape(4, 2) % 6, jax.P("x", "y"))
+
+        def total(table: jax.Array) -> jax.Array:
+            reduced = jax.sharding.reshard(table, jax.P("y", None, reduced={"x"}))
+            return jnp.sum(reduced.at[ids].get(out_sharding=jax.P("x", "y", None)))
+
+        gradient = np.asarray(jax.jit(jax.grad(total))(table))
+    assert gradient[:, 0].tolist() != [2, 2, 1, 1, 1, 1]
+
+
 # The table
 
 
