@@ -26,7 +26,7 @@ MAX_PROBLEMS = 50
 MAX_STRINGS = 1_000
 MAX_DEPTH = 10
 TOO_DEEP = f"Nested more than {MAX_DEPTH} deep."
-# What gin's parser raises, beside the first two, for odd values such as {[]: 1}.
+# What gin's parser raises; all after the first two for odd values such as {[]: 1}.
 PARSE_ERRORS = (SyntaxError, tokenize.TokenError, RecursionError, TypeError, ValueError,
                 StopIteration)  # fmt: skip
 PYTHON = {"true": "True", "false": "False", "none": "None", "null": "None"}
@@ -274,7 +274,7 @@ def _candidates(name: str) -> tuple[Path, ...]:
 
 
 def _no_such_file(name: str) -> str:
-    """Describes where a file was searched, and suggests a similar name beside it."""
+    """Describes where a file was searched, and suggests a similar name in the same folders."""
     folders = [path.parent for path in _candidates(name)]
     local = [folder for folder in folders if not is_remote(folder) and _is(folder, Path.is_dir)]
     near = [file.name for folder in local for file in folder.glob("*.gin")]

@@ -15,7 +15,7 @@ Places = tuple[tuple[str, ...], ...]
 
 
 def by_count(axes: int, split_axis: int, parts: int) -> jax.P:
-    """Splits one axis into so many parts: over the mesh axis of that size, or over all of them."""
+    """Splits one axis into `parts` parts: over the mesh axis of that size, or over all of them."""
     if split_axis not in range(axes):
         raise ValueError(
             f"split axis {split_axis} of a tensor with {axes} axes, which are counted from 0.  "
@@ -54,7 +54,7 @@ def by_assignment(axes: int, devices: Sequence[object]) -> jax.P:
 
 
 def _places(parts: tuple[int, ...], mesh: dict[str, int]) -> Iterator[Places]:
-    """Yields each way to give all mesh axes to tensor axes with so many parts each."""
+    """Yields each way to give all mesh axes to tensor axes that have these numbers of parts."""
     for order in itertools.permutations(mesh):
         for cuts in itertools.combinations_with_replacement(range(len(mesh) + 1), len(parts) - 1):
             bounds = (0, *cuts, len(mesh))

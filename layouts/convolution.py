@@ -270,7 +270,7 @@ def masked(x: Array, axis: int, entry: Entry, shards: Shards) -> Array:
 
 
 def rows_before(x: Array, axis: int, entry: Entry, rows: int) -> list[Array]:
-    """Returns so many last rows of the devices before this one, in order; zeros if there is none.
+    """Returns the last `rows` rows of the devices before this one, in order; zeros at the border.
 
     More rows than one device has come from several.
     """
@@ -284,7 +284,7 @@ def rows_before(x: Array, axis: int, entry: Entry, rows: int) -> list[Array]:
 
 
 def rows_after(x: Array, axis: int, entry: Entry, rows: int) -> list[Array]:
-    """Returns so many first rows of the devices after this one, in order, as `rows_before` does."""
+    """Returns the first `rows` rows of the devices after this one, as `rows_before` does."""
     count = jax.lax.axis_size(entry)
     parts = []
     for hop, size in enumerate(hops(rows, x.shape[axis]), 1):

@@ -351,7 +351,7 @@ class Layout:
         return jax.sharding.reshard(x, jax.P())
 
     def split(self, x: Array, split_axis: int, parts: int) -> Array:
-        """Splits one axis of x (counted from 0) into so many parts.  GShard's annotation."""
+        """Splits one axis of x (counted from 0) into `parts` parts.  GShard's annotation."""
         return jax.sharding.reshard(x, annotations.by_count(x.ndim, split_axis, parts))
 
     def shard(self, x: Array, devices: Sequence[object]) -> Array:

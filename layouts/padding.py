@@ -58,8 +58,8 @@ def pad_batch(
 ) -> tuple[Layout, dict[str, Array]]:
     """Adds empty rows to a batch until its rows divide; the layout then knows the original number.
 
-    Groups divide as well, where the tokens of an array come in groups of so many.  Before the axes
-    that its name tells, an array may have one of microbatches.
+    `groups` has the tokens of a group, by array: the number of groups divides as well.  An array
+    may have a leading axis of microbatches.
     """
     if not isinstance(layout, ModelLayout) or not layout.pads("B"):
         return layout, batch

@@ -52,7 +52,7 @@ def seed_of(key: Array) -> Array:
 def random_bytes_of_shard(
     seed: Array, row_ids: Array, *, width: int, over: tuple[str, ...]
 ) -> Array:
-    """Draws the bytes of a device's shard of rows: so many of each, split over these mesh axes.
+    """Draws `width` bytes of each row, those of a device's shard: mesh axes `over` split a row.
 
     Byte f of row i is of the generator's block (i, f // 8).
     """

@@ -69,7 +69,7 @@ def slice_counts(text: str, mesh: Mapping[str, int], count: int | None = None) -
 
 
 def side_by_side(meshes: Sequence[np.ndarray], counts: Sequence[int]) -> np.ndarray:
-    """Joins the devices of slices, an array each, into one array: so many slices along each axis.
+    """Joins the devices of slices, an array each, into one array: `counts` slices along each axis.
 
     As `jax.experimental.mesh_utils.create_hybrid_device_mesh` joins those that it makes.
     """

@@ -45,7 +45,7 @@ class ConvNet(ModelSpec):
     layers: Count
     """Blocks."""
     stride_every: Count = 2
-    """The first block, and every so many after it, halve height and width."""
+    """Blocks 0, `stride_every`, 2 `stride_every`, ... halve height and width."""
     kernel: Count = 3
     """Rows, and columns, of a kernel."""
     norm_epsilon: Positive = 1e-6

@@ -197,7 +197,7 @@ _PAID = ("EUR", "EUR", "USD", "GBP", "CHF", "JPY", "SEK", "INR", "BRL")
 
 
 def _round(draw: Draw, scales: Sequence[float] = (1, 1, 10, 10, 100, 0.1, 0.1)) -> float:
-    """Draws a number of one or two digits beside zeros: 7, 40, 250, 1.5."""
+    """Draws a number with one or two digits that are not zero: 7, 40, 250, 1.5."""
     digits = draw.between(1, 9) if draw.chance(40) else draw.between(10, 99)
     return round(digits * draw.one(scales), 1)
 

@@ -98,7 +98,7 @@ class Glyphs(Pairs):
 
 
 def drawn_images(split: str, side: int, count: int) -> Iterator[tuple[np.ndarray, str]]:
-    """Yields `count` images of each character in each font of a split, beside the character.
+    """Yields `count` images of each character in each font of a split, with the character.
 
     Size, rotation and place are random, and the same in every call.
     """

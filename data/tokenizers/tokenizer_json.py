@@ -40,8 +40,8 @@ class TokenizerJson(Tokenizer):
     """Takes a vocab of Hugging Face, with the ids that it has."""
 
     path: str
-    """A folder with tokenizer.json, that file itself, or the vocab.model of a model directory. The
-    file tokenizer_config.json beside it names the special tokens, and generation_config.json
+    """A folder with tokenizer.json, that file itself, or the vocab.model of a model directory. In
+    the same folder, tokenizer_config.json names the special tokens, and generation_config.json
     (eos_token_id) those at which decoding stops."""
     begin: str | None = None
     """The token that a decoder reads before a text, such as "<s>". None: as tokenizer_config.json
@@ -102,7 +102,7 @@ class TokenizerJsonVocab(Vocab):
         end = ids["end"]
         if end is None:
             raise UserError(
-                f"vocab {name}: no token is known to end a text ({CONFIG} beside it has no "
+                f"vocab {name}: no token is known to end a text ({CONFIG} in its folder has no "
                 f'eos_token).  Set TokenizerJson.end, as in "</s>".{self._known_tokens()}'
             )
         # What tokenizer.json puts before every text, as Hugging Face's library does.

@@ -213,7 +213,7 @@ def flash_attention(
             interpret=kernel.interpret,
         )
     # Lowercase letters are whole on each device; those in parentheses, which a tensor lacks, choose
-    # their mesh axes nevertheless.  Keys have the letter of queries, so that they are split alike.
+    # their mesh axes nevertheless.  Keys have the letter of queries, and are split in the same way.
     equation = "BJQLk,BJ(Q)Lk,BJ(Q)Lk,B(J)(Q)L,B(J)(Q)L->BJQLk"
     mapped = layout.shard_map(attend, equation, check_vma=False)
     return mapped(q_BJQLK, k_BJMK, v_BJMK, segments_BL, segments_BM)

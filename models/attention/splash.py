@@ -2,8 +2,8 @@
 
 Where a layout splits the length, each device has some queries, and all keys and values are gathered
 for them (context parallelism; Llama Team 2024, section 3.3.2).  Queries of causal attention are
-dealt so that all of n devices compute alike: device i keeps the first half of its own, and swaps
-the second half with device n - 1 - i.
+dealt so that each of n devices computes the same number of blocks: device i keeps the first half
+of its own, and swaps the second half with device n - 1 - i.
 """
 
 from typing import TYPE_CHECKING
@@ -118,7 +118,7 @@ def positions_of_shards(shards: int, length: int, *, is_dealt: bool) -> np.ndarr
 
 
 def block_sizes(length: int, memory: int, token_bytes: int) -> "BlockSizes":
-    """Returns the sizes of blocks for so many queries and keys, each of so many bytes."""
+    """Returns the sizes of blocks for these numbers of queries and keys."""
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as kernels
 
     fitting = [size for size in BLOCKS if size * token_bytes <= MAX_BLOCK_BYTES] or BLOCKS[-1:]

@@ -74,7 +74,7 @@ def jax_kernels() -> ModuleType:
 
 
 def block_sizes(token_bytes: int) -> dict[str, int]:
-    """Returns the sizes of blocks for tokens of so many bytes in a head."""
+    """Returns the sizes of blocks, by the bytes that a token has in a head."""
     fitting = BLOCK_BYTES // token_bytes
     block = max(MIN_BLOCK, min(MAX_BLOCK, 1 << (fitting.bit_length() - 1)))
     backward = min(block, BACKWARD_BLOCK)

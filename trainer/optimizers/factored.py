@@ -127,7 +127,7 @@ def rms(x: Array, info: WeightInfo) -> Array:
 
 
 def mean(x: Array, count: int, axis: int | tuple[int, ...], *, keepdims: bool = False) -> Array:
-    """Returns the mean over so many numbers: all but the zeros of the padding."""
+    """Returns the mean of the `count` numbers that are not padding; padding is zero."""
     total = jnp.sum(x, axis, float, keepdims=keepdims)
     return (total / float(count)).astype(x.dtype)  # a count may be beyond int32
 

@@ -20,12 +20,12 @@ class ScheduleSpec:
     """Holds the settings of a schedule; a run file names one of its kinds."""
 
     def rate(self, steps: int) -> Schedule:
-        """Returns the learning rate by step, counted from 0, in a run of so many."""
+        """Returns the learning rate by step, from 0, in a run of `steps` steps."""
         rate_of_update = self.rate_of_update(steps)
         return lambda step: rate_of_update(jnp.asarray(step + 1, float))
 
     def rate_of_update(self, steps: int) -> Schedule:
-        """Returns the learning rate by update, counted from 1, in a run of so many."""
+        """Returns the learning rate by update, from 1, in a run of `steps` steps."""
         raise NotImplementedError
 
 
