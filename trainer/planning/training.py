@@ -85,9 +85,11 @@ class TracedStep(TracedFunction):
         model = self.run.model.model(self.layout)
         rows = mesh_axes(self.layout.place("B")[0])
         shards = math.prod(self.sizes[name] for name in rows)
-        if self.run.microbatches == 1 or shards == 1 or model.runs_stages:
+        if self.run.microbatches == 1 or shards == 1:
             return None
         with use_mesh(self.mesh):
+            if model.runs_stages:
+                return None
             deferred = jax.eval_shape(
                 functools.partial(with_deferred_sums, model), self.state["params"]
             )
