@@ -35,9 +35,10 @@ def defer_sum(weight: Array, rows: Iterable[str], tokens: Iterable[str]) -> Arra
     its gradient as soon as they have it, because whole it may not fit.
     """
     spec = spec_of(weight)
-    if free_axes(spec, rows) != free_axes(jax.P(), rows):
+    axes = free_axes(spec, tokens)
+    if not axes or free_axes(spec, rows) != free_axes(jax.P(), rows):
         return weight
-    return jax.sharding.reshard(weight, spec.update(reduced=free_axes(spec, tokens)))
+    return jax.sharding.reshard(weight, spec.update(reduced=axes))
 
 
 def reduced_over(weight: Array, tokens: Iterable[Entry]) -> Array:
