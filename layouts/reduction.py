@@ -47,7 +47,7 @@ def reduced_over(weight: Array, tokens: Iterable[Entry]) -> Array:
     JAX needs both to be the same.  Where they cannot be, the weight is not reduced.
     """
     spec = spec_of(weight)
-    used = frozenset(name for entry in tokens for name in mesh_axes(entry))
+    used = free_axes(jax.P(), (name for entry in tokens for name in mesh_axes(entry)))
     if not spec.reduced or used == spec.reduced:
         return weight
     used = used if used < spec.reduced else frozenset()

@@ -16,7 +16,7 @@ from jax.sharding import Mesh, NamedSharding
 
 from configs.errors import UserError
 from layouts.axes import letters_of
-from layouts.layout import Layout
+from layouts.layout import Layout, parse_rules
 from layouts.mesh import make_mesh, mesh_of_devices
 from layouts.shards import num_shards
 from models.feed_forward.moe.layer import Moe
@@ -53,17 +53,24 @@ class Comparison(NamedTuple):
 def compare_with_cpu(layout: Layout) -> Iterator[Comparison]:
     """Computes gradients on one device, and under the layout in one and in several microbatches.
 
-    Every process of a run calls it.
+    Every process of a run calls it.  Raises UserError for a mesh axis that the mesh lacks.
     """
     mesh = make_mesh(layout)
+    rules = (*parse_rules(layout.rules), *parse_rules(layout.param_rules))
+    for rule in rules:
+        if rule.mesh_axis not in mesh.shape:
+            raise UserError(
+                f"rule {rule}: no such mesh axis: {rule.mesh_axis}.  "
+                f"Legal: {', '.join(mesh.shape)}."
+            )
     alone, cpu = (
         mesh_of_devices(devices[:1], {"data": 1}, None)
         for devices in (jax.local_devices(), jax.local_devices(backend="cpu"))
     )
     cases = [
         ("one device", WHOLE, alone, 1),
-        ("all devices", layout, mesh, 1),
-        (f"all devices, {MICROBATCHES} microbatches", layout, mesh, MICROBATCHES),
+        (f"{mesh.size} devices", layout, mesh, 1),
+        (f"{mesh.size} devices, {MICROBATCHES} microbatches", layout, mesh, MICROBATCHES),
     ]
     for name, spec, batch in tiny_models(layout, mesh):
         params = weights_of(spec, cpu)

@@ -21,8 +21,13 @@ LAYOUTS = {
     "rows and sums": Layout(mesh="x:4,y:2", rules="batch:x;d_model:y?", param_rules="d_model:y"),
     "positions": Layout(mesh="x:4,y:2", rules="batch:x;length:y"),
     "positions where free": Layout(mesh="x:4,y:2", rules="batch:x;d_ff:y;length:y?"),
+    "rows of one device": Layout(mesh="x:1,y:8", rules="batch:x;batch:y"),
     "no rows": Layout(mesh="x:4,y:2", rules="length:y"),
 }  # fmt: skip
+CASES = [
+    ("rows", {"x"}), ("rows over two", {"x", "y"}), ("positions", {"x", "y"}),
+    ("rows of one device", {"y"}),
+]  # fmt: skip
 Function = Callable[[Layout, jax.Array, jax.Array], jax.Array]
 
 
@@ -80,10 +85,11 @@ def test_a_deferred_sum_is_the_same_gradient(name: str, function: Function) -> N
 
 
 def test_devices_keep_their_parts_of_a_sum_where_the_weight_is_whole() -> None:
-    for name, axes in (("rows", {"x"}), ("rows over two", {"x", "y"}), ("positions", {"x", "y"})):
+    for name, axes in CASES:
         with jax.set_mesh(make_mesh(LAYOUTS[name])):
-            _, later = gradients(LAYOUTS[name], product)
-            assert spec_of(later).unreduced == axes
+            for function in (product, lookup):
+                _, later = gradients(LAYOUTS[name], function)
+                assert spec_of(later).unreduced == axes
 
 
 def test_a_weight_that_is_split_as_rows_are_is_added_up_at_once() -> None:

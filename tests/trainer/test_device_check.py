@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import jax
 import pytest
 
+from configs.errors import UserError
 from layouts.layout import Layout
 from layouts.mesh import make_mesh
 from tests.toys import optax_promotion
@@ -39,7 +40,9 @@ def test_layouts_give_the_gradients_of_a_cpu(
 ) -> None:
     only(model, monkeypatch)
     results = list(compare_with_cpu(layout))
-    assert [result.where for result in results] == ["all devices", "all devices, 4 microbatches"]
+    count = make_mesh(layout).size
+    wheres = [f"{count} devices", f"{count} devices, 4 microbatches"]
+    assert [result.where for result in results] == wheres
     assert all(result.is_equal and result.difference < 1e-5 for result in results), results
 
 
@@ -57,6 +60,11 @@ def test_a_wrong_gradient_is_reported_with_its_weight(monkeypatch: pytest.Monkey
     once, several = compare_with_cpu(Layout(mesh="data:2", rules="batch:data"))
     assert once.is_equal and not several.is_equal
     assert several.weight == "embed_VD" and several.difference == pytest.approx(0.5, rel=1e-3)
+
+
+def test_a_rule_of_an_unknown_mesh_axis_is_refused() -> None:
+    with pytest.raises(UserError, match=r"rule batch:model: no such mesh axis: model\."):
+        next(compare_with_cpu(Layout(mesh="data:2", rules="batch:model")))
 
 
 def test_no_number_and_a_refusal_are_not_equal() -> None:

@@ -25,9 +25,9 @@ FIGURES = {
     "attention": Figure("attention", "", "what computes the attention of each part of the model"),
     "gradient_sums": Figure(
         "sums of gradients",
-        "bytes",
-        "of gradients that cross devices once a step, and once a microbatch",
-        "one microbatch, or rows on one device",
+        "",
+        "parameters whose gradients cross devices once a step, and once a microbatch",
+        "one microbatch, stages, or all tokens on one device",
     ),
     "microbatches": Figure("microbatches", "", "of a batch"),
     "stages": Figure("stages", "", "of layers, which microbatches go through; 1: no stages"),

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -20,7 +21,6 @@ from layouts.layout import Layout
 from layouts.lint.recorder import Weight
 from layouts.mesh import topology_mesh, use_mesh
 from layouts.shards import mesh_axes
-from models.api import Params
 from models.layers.pipeline import Schedule
 from trainer.checks import attention_choices, pipeline_schedule, record_loss, step_flops
 from trainer.memory import shard_bytes
@@ -65,26 +65,24 @@ class TracedStep(TracedFunction):
 
     @property
     def gradient_bytes(self) -> int:
-        """Sums the bytes of the gradients on one device; they are sharded like the weights."""
-        return shard_bytes(self.summed_gradients)
+        """Sums the bytes of the gradients on one device; they are sharded like the weights.
 
-    @property
-    def summed_gradients(self) -> Params:
-        """Returns the gradients of a step; those of several microbatches have JAX's float type."""
+        Those of several microbatches have JAX's float type.
+        """
         params = self.state["params"]
-        if self.run.microbatches == 1:
-            return params
-        return jax.tree.map(lambda x: x.update(dtype=jnp.result_type(float)), params)
+        if self.run.microbatches > 1:
+            params = jax.tree.map(lambda x: x.update(dtype=jnp.result_type(float)), params)
+        return shard_bytes(params)
 
     @property
     def gradient_sums(self) -> dict[str, int] | None:
-        """Counts the bytes of gradients that cross devices once a step, and once a microbatch.
+        """Counts parameters whose gradients cross devices once a step, and once a microbatch.
 
-        None where there is one microbatch, or stages, or all rows are on the same devices.
+        None where there is one microbatch, or stages, or one device has all tokens.
         """
         model = self.run.model.model(self.layout)
-        rows = mesh_axes(self.layout.place("B")[0])
-        shards = math.prod(self.sizes[name] for name in rows)
+        tokens = itertools.chain(*map(mesh_axes, self.layout.place("BL")))
+        shards = math.prod(self.sizes[name] for name in tokens)
         if self.run.microbatches == 1 or shards == 1:
             return None
         with use_mesh(self.mesh):
@@ -93,14 +91,9 @@ class TracedStep(TracedFunction):
             deferred = jax.eval_shape(
                 functools.partial(with_deferred_sums, model), self.state["params"]
             )
-        once = [
-            gradient
-            for gradient, weight in zip(
-                *map(jax.tree.leaves, (self.summed_gradients, deferred)), strict=True
-            )
-            if weight.sharding.spec.reduced
-        ]
-        return {"step": shard_bytes(once), "microbatch": self.gradient_bytes - shard_bytes(once)}
+        weights = jax.tree.leaves(deferred)
+        once = sum(weight.size for weight in weights if weight.sharding.spec.reduced)
+        return {"step": once, "microbatch": sum(weight.size for weight in weights) - once}
 
 
 StepCounts = Counts[WorkCounts]
@@ -117,7 +110,7 @@ class StepPlan(ProgramPlan):
     attention: Mapping[str, str]
     """What computes the attention of each part of the model, and why it is plain."""
     gradient_sums: Mapping[str, int] | None
-    """Bytes of gradients that cross devices once a step, and once a microbatch."""
+    """Parameters whose gradients cross devices once a step, and once a microbatch."""
     model_flops: float
     """FLOPs of a step on all devices that the model needs, nothing computed twice."""
     executed_flops: float

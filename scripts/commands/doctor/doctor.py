@@ -7,7 +7,6 @@ from collections.abc import Iterator
 
 from configs.errors import RunError, UserError
 from configs.load import Config
-from layouts.layout import Layout
 from scripts import devices
 from scripts.commands.common import data_dir_of, settings, write_json
 from scripts.commands.doctor import machine, runs
@@ -36,8 +35,7 @@ def doctor(flags: DoctorFlags) -> None:
     findings += findings_of(checks(flags, config).items())
     if is_joined:
         if flags.compares_devices and all(multihost.gather(is_readable)):
-            layout = Layout() if config is None else config.make(Layout)
-            findings += findings_of([("gradients", lambda: machine.gradients(layout))])
+            findings += findings_of([("gradients", lambda: machine.gradients(config))])
         findings += machine.clocks()
         findings = merged(multihost.gather(json.dumps(findings)))
     others = peers.current() if is_joined else None

@@ -24,8 +24,8 @@ class DoctorFlags:
     data: bool = False
     """Also reads and checks every row of the cached data and every array of a checkpoint."""
     compares_devices: Annotated[bool, Flag(name="devices")] = False
-    """Also computes gradients of tiny models under the run's layout, and compares them with those
-    of a CPU, which takes minutes."""
+    """Also computes gradients of tiny models on the devices, under the layout of --gin_file, and
+    compares them with those of a CPU, which takes minutes."""
     data_dir: DataDir = None
     json_file: JsonFile = None
     settings: SavedSettingsFlags = field(default_factory=SavedSettingsFlags)

@@ -17,6 +17,7 @@ import jax
 import numpy as np
 from packaging.requirements import Requirement
 
+from configs.load import Config
 from configs.paths import is_remote
 from data.storage.errors import FULL, describe_full
 from data.storage.files import atomic_write
@@ -112,9 +113,13 @@ def devices() -> Iterator[Finding]:
         yield Finding("devices", "ok", text)
 
 
-def gradients(layout: Layout) -> Iterator[Finding]:
-    """Compares gradients on all devices, under a layout, with those of a CPU."""
-    print_note("Comparing the gradients of tiny models with those of a CPU, which takes minutes.")
+def gradients(config: Config | None) -> Iterator[Finding]:
+    """Compares gradients on the devices, under the layout of the settings, with those of a CPU."""
+    layout = Layout() if config is None else config.make(Layout)
+    print_note(
+        f"Comparing gradients of tiny models with those of a CPU, under mesh {layout.mesh!r}, "
+        f"rules {layout.rules!r} and param_rules {layout.param_rules!r}, which takes minutes."
+    )
     for model, results in itertools.groupby(compare_with_cpu(layout), lambda each: each.model):
         differences = []
         for each in results:

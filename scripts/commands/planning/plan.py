@@ -108,11 +108,11 @@ def print_plan(plan: StepPlan, figures: dict[str, Any], title: str) -> None:
     for line in attention_lines(figures["attention"]):
         print(line)
     if figures["gradient_sums"] is not None:
-        step, microbatch = (size_text(n) for n in figures["gradient_sums"].values())
+        step, microbatch = figures["gradient_sums"].values()
         print(
-            f"Gradients: {step} cross devices once a step, in float32; {microbatch} in each of "
-            f"{figures['microbatches']} microbatches (scales, biases, and weights that are split "
-            "as rows are)"
+            f"Gradients of {step:,} parameters cross devices once a step; of {microbatch:,}, which "
+            "are scales, biases, and weights that are split as rows are, in each of "
+            f"{figures['microbatches']} microbatches"
         )
     page.print_memory(figures)
     print_table(

@@ -10,7 +10,7 @@ from jax.sharding import AbstractMesh, Mesh
 from layouts.cost.collectives import Collective, by_mesh_axis
 from layouts.cost.interconnect import Topology
 from layouts.layout import Layout
-from layouts.mesh import abstract_mesh, has_tpu_compiler, mesh_sizes, topology_mesh
+from layouts.mesh import abstract_mesh, has_tpu_compiler, make_mesh, mesh_sizes, topology_mesh
 from models.attention.flash import Implementation
 from models.attention.multi_head import MultiHead
 from models.feed_forward.mlp import Mlp
@@ -79,6 +79,26 @@ def test_gradients_of_microbatches_cross_devices_once_a_step(name: str) -> None:
     )
     assert several == pytest.approx(once, rel=0.05)
     assert several == pytest.approx(predicted, rel=0.05)
+
+
+def test_a_plan_counts_the_gradients_that_cross_devices_once_a_step() -> None:
+    total = sum(leaf.size for leaf in jax.tree.leaves(traced_toy("data_parallel").state["params"]))
+    scales = (2 * DENSE.layers + 1) * DENSE.d_model
+    positions = Layout(mesh="data:1,context:4", rules="batch:data;length:context")
+    with optax_promotion():
+        of_positions = trace_step(RUNS["microbatches"], positions, make_mesh(positions))
+    table = DENSE.length * DENSE.d_model  # of positions, which is split as they are
+    for step, at_once in (
+        (traced("microbatches", "data_parallel"), scales),
+        (of_positions, scales + table),
+    ):
+        assert step.gradient_sums == {"step": total - at_once, "microbatch": at_once}
+    sums = traced("microbatches", "fsdp").gradient_sums
+    assert sums == {"step": 0, "microbatch": total}  # weights are split as rows are
+    for kind, name in (
+        ("dense", "data_parallel"), ("microbatches", "pipeline"), ("microbatches", "model_parallel")
+    ):  # fmt: skip
+        assert traced(kind, name).gradient_sums is None
 
 
 @pytest.mark.parametrize(("kind", "name"), CASES, ids=str)
