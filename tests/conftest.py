@@ -56,9 +56,9 @@ class Refusing(logging.Handler):
 logging.getLogger("trainer.step").addHandler(Refusing())
 
 
-@pytest.fixture(autouse=True, scope="module")
+@pytest.fixture(autouse=True, scope="function" if jax.__version_info__ >= (0, 12) else "module")
 def few_memory_maps() -> Iterator[None]:
-    """Forgets compiled programs after a test file, if they take many memory maps."""
+    """Forgets compiled programs after a test, or a test file, if they take many memory maps."""
     yield
     if MAPS.exists() and MAPS.read_bytes().count(b"\n") > MAX_MAPS:
         jax.clear_caches()
