@@ -103,17 +103,24 @@ class LintContext:
 
     @property
     def tensors(self) -> list[Tensor]:
-        """Returns all tensors, and the stacks of layers that are not stored as they run."""
+        """Returns all tensors, logits as decoding has them too, whose length is never split, and
+        the stacks of layers that are not stored as they run."""
+        logits = [
+            tensor._replace(name=f"{tensor.name} in decoding", axes="BlV")
+            for tensor in self.record.tensors
+            if tensor.axes == "BLV"
+        ]
+        tensors = [*self.record.tensors, *logits]
         stored = parse_rules(self.layout.param_rules)
         has_stacks = any(product.in_layers for product in self.record.products)
         if not has_stacks or all(rule.axis != "layers" for rule in stored):
-            return [*self.record.tensors]
+            return tensors
         stacks = [
             Tensor(weight.path, "N", weight.shape[:1], stored=False)
             for weight in self.record.weights
             if weight.axes.startswith("N")
         ]
-        return [*self.record.tensors, *stacks]
+        return [*tensors, *stacks]
 
     def assignments(self, tensor: Tensor) -> list[tuple[SourcedRule, AxisAssignment]]:
         """Returns what each rule gets in this tensor, in the order in which rules choose."""

@@ -24,8 +24,6 @@ from tests.layouts.lint.recorded import recorded, zeros
 from tests.toys import ROOT, SPLITTABLE, toy
 
 FITTING = recorded(SPLITTABLE, 8, 24)
-# Of slices of the loss, whose positions are whole, a layout of long rows splits the vocabulary.
-SLICED = recorded(dataclasses.replace(SPLITTABLE, loss_chunks=2), 8, 24)
 EXPERTS_SPEC = dataclasses.replace(
     SPLITTABLE, layers=4, pattern=(Block(), Block(feed_forward=Moe(experts=16, dispatch="einsum")))
 )
@@ -355,7 +353,6 @@ def test_shipped_layouts_have_no_errors(path: Path) -> None:
     layout = Layout(**dict(re.findall(r'^Layout\.(\w+) = "(.*)"$', path.read_text(), re.M)))
     assert layout.mesh in path.read_text()
     record = EXPERTS if "expert" in path.stem or path.stem == "pipeline" else FITTING
-    record = SLICED if path.stem == "context_parallel" else record
     warnings = check(path.stem, lint(layout, mesh_sizes(layout.mesh, 8), record, {}))
     assert codes(warnings) in ([], ["replicated-weights"])
 
@@ -434,3 +431,13 @@ def test_sizes_of_experts_and_groups_must_divide() -> None:
     assert "decoder/layers_N/block1/mlp/router_DE" in reported
     errors = problems("batch:data;experts:data", "data:3", record=EXPERTS)
     assert any("groups = 8 does not divide over data = 3" in error.message for error in errors)
+
+
+def test_what_length_yields_in_decoding_must_divide_as_well() -> None:
+    """The mesh axis splits positions in training, and the vocabulary of a token's logits."""
+    rules = "batch:data;length:model?;vocab:model?"
+    assert problems(rules, param_rules="d_model:model") == []
+    record = recorded(dataclasses.replace(SPLITTABLE, vocab=62), 8, 24)
+    (problem,) = problems(rules, param_rules="d_model:model", record=record)
+    assert problem.code == "indivisible" and "in decoding" in problem.subject
+    assert "vocab = 62 does not divide over model = 4" in str(problem)
