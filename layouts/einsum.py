@@ -5,7 +5,6 @@ has two: axes that are adjacent in every operand are merged for it.  Compilers f
 choose the order of axes in memory themselves, and need none of this.
 """
 
-import itertools
 import math
 from collections.abc import Sequence
 
@@ -13,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from layouts.reduction import like_sums, spec_of
+from layouts.reduction import like_sums, reduced_over, spec_of
 from layouts.shards import mesh_axes
 
 Array = jax.Array
@@ -51,12 +50,11 @@ def align_tokens(
         for letter in entries
         if letter not in terms[weight]
     }
-    used = frozenset(itertools.chain(*tokens.values()))
 
     def aligned(axes: str, operand: Array) -> Array:
         spec = spec_of(operand)
         if spec.reduced:
-            return jax.sharding.reshard(operand, spec.update(reduced=used))
+            return reduced_over(operand, tokens.values())
         place = zip(axes, spec.partitions, strict=True)
         return jax.sharding.reshard(operand, jax.P(*(tokens.get(*each) or None for each in place)))
 

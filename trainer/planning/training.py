@@ -64,13 +64,19 @@ class TracedStep(TracedFunction):
         }
 
     @property
+    def adds_microbatches(self) -> bool:
+        """Returns whether gradients of microbatches are added up; stages have one for all."""
+        with use_mesh(self.mesh):
+            return self.run.microbatches > 1 and not self.run.model.model(self.layout).runs_stages
+
+    @property
     def gradient_bytes(self) -> int:
         """Sums the bytes of the gradients on one device; they are sharded like the weights.
 
-        Those of several microbatches have JAX's float type.
+        Those that are added up over microbatches have JAX's float type.
         """
         params = self.state["params"]
-        if self.run.microbatches > 1:
+        if self.adds_microbatches:
             params = jax.tree.map(lambda x: x.update(dtype=jnp.result_type(float)), params)
         return shard_bytes(params)
 
@@ -83,11 +89,9 @@ class TracedStep(TracedFunction):
         model = self.run.model.model(self.layout)
         tokens = itertools.chain(*map(mesh_axes, self.layout.place("BL")))
         shards = math.prod(self.sizes[name] for name in tokens)
-        if self.run.microbatches == 1 or shards == 1:
+        if not self.adds_microbatches or shards == 1:
             return None
         with use_mesh(self.mesh):
-            if model.runs_stages:
-                return None
             deferred = jax.eval_shape(
                 functools.partial(with_deferred_sums, model), self.state["params"]
             )
