@@ -50,8 +50,8 @@ Piece(mesh_axis='model', torus_axis='x', size=8)]
 
 
 def torus_of(devices: Sequence[Any]) -> dict[str, int] | None:
-    """Returns the box that these devices fill; None if they have no coordinates."""
-    if not all(hasattr(device, "coords") for device in devices):
+    """Returns the box that these devices fill; None where they are not on a torus, as GPUs are."""
+    if not all(hasattr(device, "core_on_chip") for device in devices):  # GPUs have coords too
         return None
     places = np.array([coordinates(device) for device in devices])
     extents = np.ptp(places, axis=0) + 1

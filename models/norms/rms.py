@@ -1,5 +1,7 @@
 """Divides by the root mean square: of the residual width, or of each head."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -69,9 +71,14 @@ def normed(
     layout: Layout, x: Array, scale: Array, axes: str, epsilon: float, *, offset: bool = False
 ) -> Array:
     """Divides by the root mean square along the last axis, in JAX's float type, and scales."""
-    wide, wide_scale = x.astype(float), scale.astype(float)
-    if offset:
-        wide_scale = 1 + wide_scale
-    power = jnp.mean(jnp.square(wide), axis=-1, keepdims=True)
-    factor = layout.broadcast_like(wide_scale, axes[-1], axes)
-    return (wide * jax.lax.rsqrt(power + epsilon) * factor).astype(x.dtype)
+
+    @functools.partial(jax.checkpoint, prevent_cse=False)
+    def scaled(x: Array, scale: Array) -> Array:
+        wide, wide_scale = x.astype(float), scale.astype(float)
+        if offset:
+            wide_scale = 1 + wide_scale
+        power = jnp.mean(jnp.square(wide), axis=-1, keepdims=True)
+        factor = layout.broadcast_like(wide_scale, axes[-1], axes)
+        return (wide * jax.lax.rsqrt(power + epsilon) * factor).astype(x.dtype)
+
+    return scaled(x, scale)

@@ -34,7 +34,7 @@ from scripts.benchmarks.rounds import (
     serve,
     show,
     speedups,
-    start,
+    starters,
 )
 from scripts.benchmarks.tiny_transformer import D_FF, D_MODEL, HEADS, LAYERS, VOCAB
 from scripts.flag import Flag
@@ -216,7 +216,8 @@ def benchmark(flags: Flags) -> None:
             return seconds
 
         return serve(about, pass_s)
-    workers = start("decode", flags, f"--sentences={flags.sentences}")
+    systems = starters("decode", flags, f"--sentences={flags.sentences}")
+    workers = {name: begin() for name, begin in systems.items()}
     sizes, result = dict[str, int](), dict[str, Any]()
     for name, worker in workers.items():
         warm_s, sweep_s = ({size: worker.ask(size) for size in flags.batch_sizes} for _ in range(2))

@@ -1,5 +1,6 @@
 """Measures the systems of a benchmark in alternating rounds, each in its own process."""
 
+import functools
 import importlib.util
 import json
 import os
@@ -52,6 +53,8 @@ class BaselineFlags(JsonFlags):
     """Rounds to measure."""
     systems: tuple[str, ...]
     """Systems to compare, separated by commas."""
+    one_at_a_time: bool = False
+    """Ends each system before the next one starts: where they do not fit into memory together."""
     baseline: Annotated[Path | None, Flag(metavar="CHECKOUT")] = None
     """Measures Meshloom also from another checkout of the project, and prints how many times as
     fast this one is."""
@@ -130,8 +133,10 @@ class Worker:
             self._process.kill()
 
 
-def start(benchmark: str, flags: BaselineFlags, *arguments: str) -> dict[str, Worker]:
-    """Starts the systems; with a baseline also Meshloom's systems from that checkout."""
+def starters(
+    benchmark: str, flags: BaselineFlags, *arguments: str
+) -> dict[str, Callable[[], Worker]]:
+    """Returns what starts each system; with a baseline also Meshloom's from that checkout."""
     command = (*MESHLOOM, "bench", benchmark, *arguments)
     checkouts = {"": CHECKOUT}
     if flags.baseline is not None:
@@ -141,7 +146,7 @@ def start(benchmark: str, flags: BaselineFlags, *arguments: str) -> dict[str, Wo
             )
         checkouts[BASELINE] = flags.baseline.resolve()
     return {
-        prefix + name: Worker(*command, f"--worker={name}", checkout=checkout)
+        prefix + name: functools.partial(Worker, *command, f"--worker={name}", checkout=checkout)
         for prefix, checkout in checkouts.items()
         for name in installed(flags.systems)
         if not (prefix and name.startswith(tuple(LIBRARIES)))
@@ -174,9 +179,16 @@ def compare(
     benchmark: str, flags: BaselineFlags, question: str | int, *arguments: str
 ) -> tuple[dict[str, Any], list[Answers]]:
     """Asks all systems in alternating rounds; returns what each is, and the rounds."""
-    workers = start(benchmark, flags, *arguments)
-    times = list(rounds(workers, dict.fromkeys(workers, question), flags.rounds))
-    return ended(workers, times), times
+    systems = starters(benchmark, flags, *arguments)
+    groups = [[name] for name in systems] if flags.one_at_a_time else [list(systems)]
+    results: dict[str, Any] = {}
+    times: list[Answers] = [{} for _ in range(flags.rounds)]
+    for group in groups:
+        workers = {name: systems[name]() for name in group}
+        answers = list(rounds(workers, dict.fromkeys(group, question), flags.rounds))
+        results |= ended(workers, answers)
+        times = [before | now for before, now in zip(times, answers, strict=True)]
+    return results, times
 
 
 def ratio(rounds: Sequence[Answers], system: str, other: str) -> dict[str, object]:
