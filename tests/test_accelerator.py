@@ -14,6 +14,8 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, Mesh
 
+from models.attention.context import packed_context
+from models.attention.flash import flash_attention, kernels_of_mesh, missing
 from models.attention.multi_head import MultiHead
 from models.decoding.beam import Beam
 from models.decoding.generate import DecodeInputs, generate
@@ -83,6 +85,7 @@ def gradient(name: str, mesh: Mesh) -> tuple[float, Any]:
         return jax.tree.map(np.asarray, jax.jit(jax.value_and_grad(loss))(params, batch()))
 
 
+@pytest.mark.filterwarnings("ignore:The Pallas Triton backend:DeprecationWarning")
 @pytest.mark.parametrize("name", MODELS)
 def test_losses_and_gradients_are_those_of_a_cpu(name: str, meshes: tuple[Mesh, Mesh]) -> None:
     (loss, gradients), (expected_loss, expected) = (gradient(name, mesh) for mesh in meshes)
@@ -91,6 +94,73 @@ def test_losses_and_gradients_are_those_of_a_cpu(name: str, meshes: tuple[Mesh, 
     for path, leaf in jax.tree.leaves_with_path(expected):
         other = functools.reduce(lambda tree, key: tree[key.key], path, gradients)
         assert np.abs(other - leaf).max() <= 1e-4 * scale, jax.tree_util.keystr(path)
+
+
+ATTENTIONS: dict[str, dict[str, Any]] = {
+    "causal": {},
+    "encoder": {"causal": False},
+    "window": {"window": 100},
+    "cap": {"logit_cap": 2.0},
+    "narrow values": {"value_width": 64},
+}
+
+
+@pytest.mark.filterwarnings("ignore:The Pallas Triton backend:DeprecationWarning")
+@pytest.mark.parametrize("name", ATTENTIONS)
+def test_kernels_in_bfloat16_attend_as_plain_attention_does(
+    name: str, meshes: tuple[Mesh, Mesh]
+) -> None:
+    """Packed rows, grouped heads: outputs and gradients, compared with float32."""
+    case = {"causal": True, "window": None, "logit_cap": None, **ATTENTIONS[name]}
+    width, length = case.pop("value_width", 128), 512
+    rng = np.random.default_rng(5)
+    shapes = (2, 2, 3, length, 128), (2, 2, length, 128), (2, 2, length, width)
+    arrays = [jnp.asarray(rng.normal(size=shape), jnp.bfloat16) for shape in shapes]
+    dy = jnp.asarray(rng.normal(size=(*shapes[0][:-1], width)), jnp.bfloat16)
+    rows = packed_rows([[100, 212, 90], [length]], length, VOCAB)
+    segments_BL = jnp.asarray(rows["segments_BL"])
+
+    def gradients(attend: Any, *arrays: jax.Array) -> Any:
+        y, backward = jax.vjp(attend, *arrays)
+        return y, *backward(dy.astype(y.dtype))
+
+    def plain(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+        context = packed_context(
+            WHOLE,
+            segments_BL,
+            segments_BL,
+            causal=case["causal"],
+            window=case["window"],
+            kernel=None,
+        )
+        scores = jnp.einsum("bjqlk,bjmk->bjqlm", q, k)
+        if case["logit_cap"]:
+            scores = case["logit_cap"] * jnp.tanh(scores / case["logit_cap"])
+        mask = context.mask_BLM[:, None, None]
+        return jnp.einsum("bjqlm,bjmv->bjqlv", jax.nn.softmax(scores, where=mask), v)
+
+    with jax.set_mesh(meshes[0]):
+        arrays[0] = arrays[0] * 128**-0.5
+        wide = [x.astype(jnp.float32) for x in arrays]
+        with jax.default_matmul_precision("highest"):
+            expected = jax.jit(functools.partial(gradients, plain))(*wide)
+        for kernel in kernels_of_mesh(interpreted=False):
+            can = kernel.name == "mosaic" or name in ("causal", "encoder")
+            if missing(kernel.name) or not can:
+                continue
+            attend = functools.partial(
+                flash_attention,
+                WHOLE,
+                kernel,
+                segments_BL=segments_BL,
+                segments_BM=segments_BL,
+                **case,
+            )
+            computed = jax.jit(functools.partial(gradients, attend))(*arrays)
+            for number, (array, other) in enumerate(zip(computed, expected, strict=True)):
+                error = np.linalg.norm(np.asarray(array, np.float32) - np.asarray(other))
+                share = error / np.linalg.norm(np.asarray(other))
+                assert share < 0.01, (kernel.name, number, share)
 
 
 @pytest.mark.parametrize("search", SEARCHES)

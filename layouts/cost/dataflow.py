@@ -45,7 +45,8 @@ def valid_pairs(
 VIEWS = ("reshape", "transpose", "convert_element_type", "squeeze", "broadcast_in_dim")
 # JAX replicates the operands of these and reshards the result; every compiler removes both.
 FRAMED = ("gather", "scatter-add", "random_bits")
-KERNEL = "pallas_call"
+KERNEL, MOSAIC_KERNEL = "pallas_call", "mpmd_map"
+KERNELS = {KERNEL, MOSAIC_KERNEL}
 CONVOLUTION = "conv_general_dilated"
 PRODUCTS = ("dot_general", CONVOLUTION)
 KEY_BYTES = 8  # of a random key, whose type has no size
@@ -188,7 +189,7 @@ def peak_bytes(jaxpr: Jaxpr, mesh: Mapping[str, int]) -> int:
         sizes[v] = min(local_bytes(v.aval, mesh), local_bytes(placed.aval, mesh))
         freed[i] += sizes[v]
     for i, eqn in enumerate(jaxpr.eqns):
-        bodies = () if eqn.primitive.name == KERNEL else jaxprs_in_params(eqn.params)
+        bodies = () if eqn.primitive.name in KERNELS else jaxprs_in_params(eqn.params)
         inner = max((peak_bytes(body, mesh) for body in bodies), default=0)
         live += sum(sizes.get(v, 0) for v in eqn.outvars)
         peak = max(peak, live + inner)
@@ -211,9 +212,25 @@ def kernel_flops(eqn: Any) -> int:
     estimate = eqn.params["cost_estimate"]
     if estimate is not None:
         return estimate.flops
+    if eqn.primitive.name == MOSAIC_KERNEL:
+        return mosaic_flops(eqn)
     (body,), blocks = bodies(eqn)
     grid = eqn.params["grid_mapping"].grid
     return round(blocks * causal_share(eqn) * block_flops(body, grid))
+
+
+def mosaic_flops(eqn: Any) -> int:
+    """Counts the FLOPs of tokamax's attention, which has an array of first keys and one of ends.
+
+    Causal attention has no ends, and half the blocks.  For gradients, two kernels compute seven
+    products, together.
+    """
+    q_BLHK, k_BMJK, v_BMJV, *others = (v.aval for v in eqn.invars)
+    rows, length, heads, width = q_BLHK.shape
+    ranges = [x for x in others if x.dtype == "int32" and x.shape[-1] == length]
+    products = 1 if eqn.params["name"].startswith("flash_attention") else 1.75
+    flops = 2 * rows * heads * length * k_BMJK.shape[1] * (width + v_BMJV.shape[-1])
+    return round(products * flops / (1 if len(ranges) > 1 else 2))
 
 
 def causal_share(eqn: Any) -> float:
@@ -243,7 +260,7 @@ def flops_by_kernel(jaxpr: Jaxpr) -> dict[str, float]:
     """Returns the FLOPs of one call of each kernel of a trace, of calls of a name the mean."""
     flops, calls = Counter[str](), Counter[str]()
     for eqn, times in executed_equations(jaxpr):
-        if eqn.primitive.name == KERNEL:
+        if eqn.primitive.name in KERNELS:
             flops[eqn.params["name"]] += times * kernel_flops(eqn)
             calls[eqn.params["name"]] += times
     return {name: flops[name] / calls[name] for name in calls}

@@ -14,7 +14,7 @@ from jax.extend.core import Jaxpr
 
 from layouts.cost.collectives import Collective
 from layouts.cost.dataflow import (
-    KERNEL,
+    KERNELS,
     PRODUCTS,
     VIEWS,
     Flow,
@@ -189,7 +189,7 @@ class Counter:
         for eqn in jaxpr.eqns:
             name, line_of_eqn = eqn.primitive.name, source_line(eqn) or line
             is_backward = backward or "transpose(" in str(eqn.source_info.name_stack)
-            if name == KERNEL:
+            if name in KERNELS:
                 size = sum(self.local(v).bytes for v in (*eqn.invars, *eqn.outvars))
                 self.ops.append(OpCost(kernel_flops(eqn), size, 0, times))
                 continue

@@ -1,7 +1,7 @@
 """Chooses the kernel that computes attention, or says why plain attention does.
 
 Flash attention (Dao et al. 2022) computes the softmax by blocks of keys, so that logits never go to
-memory.  The kernels are JAX's.
+memory.  The kernels are JAX's and tokamax's.
 """
 
 import functools
@@ -13,15 +13,18 @@ import jax
 from layouts.einsum import mesh_device
 from layouts.layout import Layout
 from layouts.shards import mesh_axes, num_shards
+from models.attention.mosaic import missing_kernel, mosaic_attention
 from models.attention.splash import splash_attention
 from models.attention.triton import missing_kernels, triton_attention
 
 Array = jax.Array
 Implementation = Literal["auto", "plain", "flash"]
-KernelName = Literal["splash", "triton"]
-BOTH: tuple[KernelName, ...] = ("splash", "triton")
+KernelName = Literal["splash", "mosaic", "triton"]
+GPU_KERNELS: tuple[KernelName, ...] = ("mosaic", "triton")
+ALL: tuple[KernelName, ...] = ("splash", *GPU_KERNELS)
 OLD_TPUS = ("TPU v2", "TPU v3")  # their compiler has no products in kernels
 NEW_GPUS = ("NVIDIA",)  # those before Ampere have the names Tesla and Quadro
+HOPPERS = ("NVIDIA H", "NVIDIA GH")  # H100, H200, H20, GH200
 BLOCK = 128
 MIN_WIDTH, MAX_WIDTH = 16, 256  # of a head
 
@@ -42,6 +45,8 @@ class Call(NamedTuple):
     lengths: tuple[int, int]
     """Of the queries and of the keys."""
     d_kv: int
+    compute: str
+    """The type of products."""
     is_cross: bool = False
     """Whether keys are those of a source."""
     window: int | None = None
@@ -82,37 +87,37 @@ LIMITS = (
     Limit(
         "`@Relative()` positions",
         "a bias is added to the logits, which the kernels do not",
-        BOTH,
+        ALL,
         lambda call: call.has_bias,
     ),
     Limit(
         "`MultiHead.dropout` in training",
         "the kernels drop no probabilities",
-        BOTH,
+        ALL,
         lambda call: call.has_dropout,
     ),
     Limit(
         "a layout that splits `d_kv`, or `memory` over more mesh axes than queries",
         "a kernel sees whole heads and all keys",
-        BOTH,
+        ALL,
         lambda call: call.splits_keys_alone,
     ),
     Limit(
         f"rows whose length on each device is not a multiple of {BLOCK}",
         "a kernel computes in blocks",
-        BOTH,
+        ALL,
         lambda call: any(length % (BLOCK * call.length_shards) for length in call.lengths),
     ),
     Limit(
         "`JAX_ENABLE_X64`",
         "the kernels add up in float32",
-        BOTH,
+        ALL,
         lambda call: jax.config.read("jax_enable_x64"),
     ),
     Limit(
         "a layout that splits `length`",
         "the kernel takes no positions of queries",
-        ("triton",),
+        GPU_KERNELS,
         lambda call: call.length_shards > 1,
     ),
     Limit(
@@ -136,14 +141,20 @@ LIMITS = (
     Limit(
         "attention to a source",
         "the kernel has one array of segments, for queries and keys",
-        ("triton",),
+        GPU_KERNELS,
         lambda call: call.is_cross,
     ),
     Limit(
         f"`d_kv` below {MIN_WIDTH} or above {MAX_WIDTH}",
         "the kernel multiplies blocks of whole heads",
-        ("triton",),
+        GPU_KERNELS,
         lambda call: not MIN_WIDTH <= call.d_kv <= MAX_WIDTH,
+    ),
+    Limit(
+        "`Precision.compute` = 'float32'",
+        "the kernel multiplies 16 bits",
+        ("mosaic",),
+        lambda call: call.compute == "float32",
     ),
 )
 
@@ -153,37 +164,52 @@ class Choice(NamedTuple):
 
     kernel: Kernel | None
     reason: str = ""
+    """Why there is no kernel, or not the fastest."""
 
     def __str__(self) -> str:
-        return f"plain, {self.reason}" if self.kernel is None else self.kernel.name
+        name = "plain" if self.kernel is None else self.kernel.name
+        return f"{name}, {self.reason}" if self.reason else name
 
 
 def choose(call: Call) -> Choice:
     """Chooses the kernel for the devices of the mesh that is set."""
     if call.implementation == "plain":
         return Choice(None, "implementation = 'plain'")
-    kernel = kernel_of_mesh(interpreted=call.implementation == "flash")
-    if kernel is None:
-        return Choice(None, "there is no kernel for these devices")
-    if kernel.name == "triton" and (reason := missing_kernels()):
-        return Choice(None, reason)
-    limits = (limit for limit in LIMITS if kernel.name in limit.kernels and limit.applies(call))
+    reason = ""
+    for kernel in kernels_of_mesh(interpreted=call.implementation == "flash"):
+        problem = missing(kernel.name) or limit_of(kernel.name, call)
+        if problem is None:
+            return Choice(kernel, reason)
+        reason = problem
+    return Choice(None, reason or "there is no kernel for these devices")
+
+
+def missing(name: KernelName) -> str | None:
+    """Returns why a kernel cannot be used by any attention, or None."""
+    checks = {"mosaic": missing_kernel, "triton": missing_kernels}
+    return checks[name]() if name in checks else None
+
+
+def limit_of(name: KernelName, call: Call) -> str | None:
+    """Returns why a kernel cannot compute this attention, or None."""
+    limits = (limit for limit in LIMITS if name in limit.kernels and limit.applies(call))
     limit = next(limits, None)
-    return Choice(kernel) if limit is None else Choice(None, f"{limit.case}: {limit.reason}")
+    return None if limit is None else f"{limit.case}: {limit.reason}"
 
 
-def kernel_of_mesh(*, interpreted: bool) -> Kernel | None:
-    """Returns the kernel for the devices of the mesh that is set, on CPUs an interpreted one."""
+def kernels_of_mesh(*, interpreted: bool) -> tuple[Kernel, ...]:
+    """Returns the kernels for the devices of the mesh that is set, on CPUs an interpreted one."""
     device = mesh_device()
     if device is None:
-        return None
+        return ()
     if device.platform == "tpu" and not device.device_kind.startswith(OLD_TPUS):
-        return Kernel("splash")
+        return (Kernel("splash"),)
     if device.platform == "gpu" and device.device_kind.startswith(NEW_GPUS):
-        return Kernel("triton")
+        is_hopper = device.device_kind.startswith(HOPPERS)
+        return tuple(map(Kernel, GPU_KERNELS if is_hopper else ("triton",)))
     if device.platform == "cpu" and interpreted:
-        return Kernel("splash", interpret=True)
-    return None
+        return (Kernel("splash", interpret=True),)
+    return ()
 
 
 def flash_attention(
@@ -203,6 +229,10 @@ def flash_attention(
     if kernel.name == "triton":
         assert window is None and logit_cap is None
         attend = functools.partial(triton_attention, causal=causal, interpret=kernel.interpret)
+    elif kernel.name == "mosaic":
+        attend = functools.partial(
+            mosaic_attention, causal=causal, window=window, logit_cap=logit_cap
+        )
     else:
         attend = functools.partial(
             splash_attention,

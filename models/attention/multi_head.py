@@ -69,6 +69,7 @@ class SoftmaxAttention(Attention):
             layout.without("d_kv") if self.has_narrow_values else layout,
             lengths,
             sizes.d_kv,
+            sizes.precision.compute,
             is_cross,
             window=None if is_cross else self.window,
             has_dropout=training and self.has_dropout,
@@ -182,7 +183,7 @@ class MultiHeadAttention(nnx.Module):
     def project(self, x_BLD: Array, context: AttentionContext) -> tuple[Array, Array, Array]:
         """Projects a row to queries, keys and values."""
         einsum, rotate = self.layout.einsum, self.positions.rotate
-        if self.spec.combined_qkv:
+        if self.spec.combined_qkv and x_BLD.shape[1] > 1:  # a token would read all weights twice
             q_BLJQK, k_BMJK, v_BMJK = self.project_combined(x_BLD)
         else:
             q_BLJQK = einsum("BLD,DJQK->BLJQK", x_BLD, self.wq_DJQK[...])

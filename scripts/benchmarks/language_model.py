@@ -91,7 +91,7 @@ def transformer(shape: Shape, *, store: str = "float32") -> "Transformer":
         attention=MultiHead(combined_qkv=True, chunks=shape.cpu_slices[1] if on_cpu else 1),
         positions=Learned(),
         length=shape.length,
-        scan=not on_cpu,
+        scan=False,  # a loop would copy each layer's weights and activations out of stacks
         loss_chunks=shape.loss_chunks,
         pattern=tuple(pattern),
         precision=Precision(

@@ -106,13 +106,14 @@ class Worker:
     """Runs one system in a separate process; "memory" requests its peak in bytes."""
 
     def __init__(self, *command: str, checkout: Path):
+        inherited = filter(None, [os.environ.get("PYTHONPATH")])
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
             cwd=checkout,
-            env={**os.environ, "PYTHONPATH": str(checkout)},
+            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(checkout), *inherited])},
         )
         self.about = json.loads(self._read())
 

@@ -47,7 +47,10 @@ LEAST_FREE_BYTES = 1 << 30
 
 def versions() -> Iterator[Finding]:
     """Compares the installed packages with those that Meshloom requires."""
-    problems = list(filter(None, map(unmet, importlib.metadata.requires("meshloom") or ())))
+    try:
+        problems = list(filter(None, map(unmet, importlib.metadata.requires("meshloom") or ())))
+    except importlib.metadata.PackageNotFoundError:
+        problems = ["meshloom is not installed for this Python"]
     for problem in problems:
         yield Finding("versions", "error", problem, INSTALL)
     jaxlib = importlib.metadata.version("jaxlib")

@@ -16,7 +16,7 @@ from layouts.mesh import has_tpu_compiler, make_mesh, topology_mesh, uncached
 from layouts.padding import with_padding
 from layouts.shards import num_shards
 from models.api import Batch
-from models.attention import triton
+from models.attention import flash, triton
 from models.attention.context import AttentionContext, cross_context, packed_context
 from models.attention.flash import (
     LIMITS,
@@ -27,12 +27,14 @@ from models.attention.flash import (
     table,
 )
 from models.attention.latent import Latent
+from models.attention.mosaic import key_ranges
 from models.attention.multi_head import MultiHead, MultiHeadAttention, SoftmaxAttention
 from models.attention.splash import deal, positions_of_shards
 from models.initializers import Weights
 from models.loss import Criterion
 from models.positions.relative import Relative
 from models.positions.rotary import Rotary
+from models.precision import Precision
 from models.spec import kernel_choice
 from models.transformer import Transformer
 from tests.toys import ROOT, WHOLE, on_mesh, optax_promotion, pair_rows, toy
@@ -236,7 +238,7 @@ def chosen(kind: str, platform: str, **changes: Any) -> Choice:
         ("TPU v5 lite", "tpu", "flash", Kernel("splash")),
         ("TPU v5 lite", "tpu", "plain", None),
         ("TPU v3", "tpu", "flash", None),
-        ("NVIDIA H100 80GB HBM3", "gpu", "auto", Kernel("triton")),
+        ("NVIDIA A100-SXM4-80GB", "gpu", "auto", Kernel("triton")),
         ("Tesla V100-SXM2-16GB", "gpu", "auto", None),
         ("cpu", "cpu", "auto", None),
         ("cpu", "cpu", "flash", SPLASH),
@@ -251,13 +253,39 @@ def test_the_devices_of_the_mesh_choose_the_kernel(
     assert bool(choice.reason) == (kernel is None)
 
 
+def test_on_a_hopper_tokamax_computes_what_it_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That is products of 16 bits; its own kernel asks the GPU, which a plan has not."""
+    hopper = "NVIDIA H100 80GB HBM3", "gpu"
+    bfloat16 = {"spec": {"precision": Precision(compute="bfloat16")}}
+    assert "GPU" in chosen(*hopper).reason or "not installed" in chosen(*hopper).reason
+    monkeypatch.setattr(flash, "missing_kernel", lambda: None)
+    assert chosen(*hopper, **bfloat16) == Choice(Kernel("mosaic"))
+    assert chosen("NVIDIA A100", "gpu", **bfloat16) == Choice(Kernel("triton"))
+    wide = chosen(*hopper)
+    assert wide.kernel == Kernel("triton")
+    assert "float32" in wide.reason
+
+
+@pytest.mark.parametrize(("causal", "window"), [(True, None), (True, 1), (True, 9), (False, None)])
+def test_the_keys_of_a_query_are_a_range(*, causal: bool, window: int | None) -> None:
+    segments_BL = jnp.asarray(segments(LENGTH))
+    first_BL, end_BL = map(np.asarray, key_ranges(segments_BL, window))
+    keys_M = np.arange(LENGTH)
+    if causal:
+        end_BL = keys_M[None] + 1
+    computed = (first_BL[..., None] <= keys_M) & (keys_M < end_BL[..., None])
+    with jax.set_mesh(make_mesh(WHOLE)):
+        context = packed_context(WHOLE, segments_BL, segments_BL, causal=causal, window=window)
+    np.testing.assert_array_equal(computed, context.mask_BLM)
+
+
 @pytest.mark.parametrize("module", [triton.MODULE + "_of_old", "jax.no_such_package.attention"])
 def test_without_kernels_of_jax_attention_on_gpus_is_plain(
     monkeypatch: pytest.MonkeyPatch, module: str
 ) -> None:
     """Also where the package of the kernels is gone, at which `find_spec` raises."""
     monkeypatch.setattr(triton, "MODULE", module)
-    choice = chosen("NVIDIA H100 80GB HBM3", "gpu")
+    choice = chosen("NVIDIA A100-SXM4-80GB", "gpu")
     assert choice == Choice(None, f"jax {jax.__version__} has no {module}")
 
 
@@ -284,6 +312,7 @@ LIMITED: list[tuple[str, dict[str, Any]]] = [
     ("JAX_ENABLE_X64", {"x64": True}),
     ("a source", {"is_cross": True}),
     ("`d_kv` below", {"spec": {"d_kv": 8}}),
+    ("Precision.compute", {}),
 ]
 UNLIMITED: list[dict[str, Any]] = [
     {"spec": {"attention": MultiHead(dropout=0.1)}},

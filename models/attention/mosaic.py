@@ -1,0 +1,69 @@
+"""Computes attention on Hopper GPUs by tokamax's Mosaic kernel, which keeps no logits in memory."""
+
+import importlib.util
+
+import jax
+import jax.numpy as jnp
+
+PACKAGE = "tokamax"
+
+Array = jax.Array
+
+
+def mosaic_attention(
+    q_BJQLK: Array,
+    k_BJMK: Array,
+    v_BJMV: Array,
+    segments_BL: Array,
+    segments_BM: Array,
+    *,
+    causal: bool,
+    window: int | None,
+    logit_cap: float | None,
+) -> Array:
+    """Attends within the segments of rows whose keys are their queries, on one device."""
+    from tokamax._src.ops.attention.base import Mask
+    from tokamax._src.ops.attention.pallas_mosaic_gpu import PallasMosaicGpuFlashAttention
+
+    rows, kv_heads, queries, length, width = q_BJQLK.shape
+    q_BLHK = jnp.swapaxes(q_BJQLK.reshape(rows, kv_heads * queries, length, width), 1, 2)
+    first_BL, end_BL = key_ranges(segments_BL, window)
+    ends = {"is_causal": True} if causal else {"k_end": end_BL[:, None]}
+    y_BLHV = PallasMosaicGpuFlashAttention()(
+        q_BLHK,
+        jnp.swapaxes(k_BJMK, 1, 2),
+        jnp.swapaxes(v_BJMV, 1, 2),
+        mask=Mask(k_start=first_BL[:, None], **ends),
+        logits_scale=1.0,
+        logits_soft_cap=logit_cap,
+    )
+    return jnp.swapaxes(y_BLHV, 1, 2).reshape(*q_BJQLK.shape[:-1], -1)
+
+
+def key_ranges(segments_BL: Array, window: int | None) -> tuple[Array, Array]:
+    """Returns the first key that each query sees, and the end of its segment.
+
+    The tokens of a segment are neighbors.
+    """
+    length = segments_BL.shape[1]
+    positions_L = jnp.arange(length, dtype=jnp.int32)
+    is_other_BL = segments_BL[:, 1:] != segments_BL[:, :-1]  # from the one before
+    first_BL = jnp.pad(jnp.where(is_other_BL, positions_L[None, 1:], 0), ((0, 0), (1, 0)))
+    end_BL = jnp.pad(
+        jnp.where(is_other_BL, positions_L[None, 1:], length),
+        ((0, 0), (0, 1)),
+        constant_values=length,
+    )
+    first_BL = jax.lax.cummax(first_BL, axis=1)
+    if window is not None:
+        first_BL = jnp.maximum(first_BL, positions_L[None] + (1 - window))
+    return first_BL, jax.lax.cummin(end_BL, axis=1, reverse=True)
+
+
+def missing_kernel() -> str | None:
+    """Returns why tokamax's kernel cannot be used, or None.  It asks the GPU what it can."""
+    if importlib.util.find_spec(PACKAGE) is None:
+        return f"{PACKAGE} is not installed, whose kernel is faster"
+    if jax.default_backend() != "gpu":
+        return f"{PACKAGE}'s kernel needs the GPU"
+    return None
