@@ -1,6 +1,10 @@
 """Computes attention on Hopper GPUs by tokamax's Mosaic kernel, which keeps no logits in memory."""
 
+import functools
 import importlib.util
+import logging
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +14,7 @@ PACKAGE = "tokamax"
 Array = jax.Array
 
 
+@functools.partial(jax.jit, static_argnames=("causal", "window", "logit_cap"))  # traced once
 def mosaic_attention(
     q_BJQLK: Array,
     k_BJMK: Array,
@@ -22,14 +27,12 @@ def mosaic_attention(
     logit_cap: float | None,
 ) -> Array:
     """Attends within the segments of rows whose keys are their queries, on one device."""
-    from tokamax._src.ops.attention.base import Mask
-    from tokamax._src.ops.attention.pallas_mosaic_gpu import PallasMosaicGpuFlashAttention
-
+    kernel, Mask = tokamax_kernel()
     rows, kv_heads, queries, length, width = q_BJQLK.shape
     q_BLHK = jnp.swapaxes(q_BJQLK.reshape(rows, kv_heads * queries, length, width), 1, 2)
     first_BL, end_BL = key_ranges(segments_BL, window)
     ends = {"is_causal": True} if causal else {"k_end": end_BL[:, None]}
-    y_BLHV = PallasMosaicGpuFlashAttention()(
+    y_BLHV = kernel(
         q_BLHK,
         jnp.swapaxes(k_BJMK, 1, 2),
         jnp.swapaxes(v_BJMV, 1, 2),
@@ -38,6 +41,17 @@ def mosaic_attention(
         logits_soft_cap=logit_cap,
     )
     return jnp.swapaxes(y_BLHV, 1, 2).reshape(*q_BJQLK.shape[:-1], -1)
+
+
+@functools.cache
+def tokamax_kernel() -> tuple[Callable[..., Array], Any]:
+    """Imports the kernel, when it is needed, and its masks."""
+    from tokamax._src.ops.attention.base import Mask
+    from tokamax._src.ops.attention.pallas_mosaic_gpu import PallasMosaicGpuFlashAttention
+
+    # Each call warns that its blocks come from rules and not from a table.
+    logging.getLogger("absl").addFilter(lambda record: "Autotuning cache" not in str(record.msg))
+    return PallasMosaicGpuFlashAttention(), Mask
 
 
 def key_ranges(segments_BL: Array, window: int | None) -> tuple[Array, Array]:
