@@ -17,6 +17,7 @@ from layouts.device_order import (
     order_problems,
     orders,
     topology_devices,
+    torus_of,
 )
 from layouts.layout import Layout
 from layouts.lint.report import lint
@@ -170,3 +171,19 @@ def test_absent_tpus_stand_where_the_plan_thinks(name: str, order: str | None) -
     devices = topology_mesh(name, MESH, order).devices
     places = [device.coords[:2] for device in devices.flat]
     assert np.array_equal(coordinates(topology, MESH, order).reshape(-1, 2), places)
+
+
+def test_devices_with_coordinates_but_no_cores_are_on_no_torus() -> None:
+    """As JAX's GPUs: an order is for TPUs, and the devices stay in JAX's order."""
+
+    class Gpu:
+        platform, device_kind, process_index = "gpu", "NVIDIA H100 80GB HBM3", 0
+
+        def __init__(self, index: int) -> None:
+            self.id, self.coords = index, [0, 0, index]
+
+    gpus = [Gpu(index) for index in range(4)]
+    assert torus_of(gpus) is None
+    for order in (None, "data:x;model:y"):
+        devices = in_order(gpus, {"data": 2, "model": 2}, order)
+        assert [[device.id for device in row] for row in devices] == [[0, 1], [2, 3]]

@@ -42,6 +42,20 @@ def test_each_head_is_normed_alone() -> None:
     np.testing.assert_allclose(y_BJMK, x_BJMK / root_BJM1 * SCALE_D[:4], rtol=1e-5)
 
 
+def test_the_gradient_keeps_the_input_of_a_norm_in_its_type() -> None:
+    """Intermediate values in float32 would be three times as many bytes as the input."""
+
+    def residuals(x_BLD: jax.Array, scale_D: jax.Array) -> list[jax.Array]:
+        def scaled(x_BLD: jax.Array, scale_D: jax.Array) -> jax.Array:
+            return SPEC.normed(WHOLE, x_BLD, scale_D, "BLD")
+
+        return jax.tree.leaves(jax.vjp(scaled, x_BLD, scale_D)[1])
+
+    with jax.set_mesh(make_mesh(WHOLE)):
+        kept = jax.jit(residuals)(jnp.asarray(X_BLD, jnp.bfloat16), jnp.asarray(SCALE_D))
+    assert {array.dtype.name for array in kept if array.shape == X_BLD.shape} == {"bfloat16"}
+
+
 def test_the_gradient_of_a_norm_is_stored_before_the_norm_reads_it() -> None:
     """Otherwise a TPU's compiler computes it in every tile of the product that makes it."""
 

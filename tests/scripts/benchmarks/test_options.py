@@ -1,6 +1,7 @@
 """Flags of the benchmarks: wrong values are refused before anything is measured."""
 
 from pathlib import Path
+from typing import ClassVar
 
 import click
 import pytest
@@ -8,7 +9,7 @@ import pytest
 from configs.errors import UserError
 from scripts import cli
 from scripts.benchmarks import moe
-from scripts.benchmarks.rounds import BASELINE, CHECKOUT, MESHLOOM, JsonFlags, start
+from scripts.benchmarks.rounds import BASELINE, CHECKOUT, MESHLOOM, JsonFlags, compare, starters
 from scripts.command_line import command_of
 from scripts.flag import given_flags
 
@@ -54,11 +55,49 @@ def test_a_baseline_measures_the_systems_of_meshloom_alone(monkeypatch: pytest.M
     )
     monkeypatch.setattr("scripts.benchmarks.rounds.installed", list)
     flags = moe.Flags(systems=("dense", "torch"), baseline=CHECKOUT)
-    assert [*start("moe", flags)] == ["dense", "torch", f"{BASELINE}dense"]
+    systems = starters("moe", flags)
+    assert [*systems] == ["dense", "torch", f"{BASELINE}dense"]
+    for start in systems.values():
+        start()
     command = (*MESHLOOM, "bench", "moe")
     names = ("dense", "torch", "dense")
     assert started == [((*command, f"--worker={name}"), CHECKOUT) for name in names]
     assert given_flags(flags) == ["--systems", "--baseline"]
+
+
+@pytest.mark.parametrize("one_at_a_time", [False, True])
+def test_rounds_alternate_or_each_system_ends_before_the_next_starts(
+    monkeypatch: pytest.MonkeyPatch, *, one_at_a_time: bool
+) -> None:
+    events: list[str] = []
+
+    class Recorder:
+        about: ClassVar[dict[str, object]] = {}
+
+        def __init__(self, *command: str, checkout: Path) -> None:
+            self.name = command[-1].removeprefix("--worker=")
+            events.append(f"start {self.name}")
+
+        def ask(self, question: str | int) -> float:
+            events.append(f"{question} {self.name}")
+            return len(events)
+
+        def close(self) -> None:
+            events.append(f"end {self.name}")
+
+    monkeypatch.setattr("scripts.benchmarks.rounds.Worker", Recorder)
+    monkeypatch.setattr("scripts.benchmarks.rounds.installed", list)
+    flags = moe.Flags(systems=("dense", "torch"), rounds=2, one_at_a_time=one_at_a_time)
+    results, times = compare("moe", flags, 3)
+    assert list(results) == ["dense", "torch"]
+    assert [sorted(answers) for answers in times] == [["dense", "torch"]] * 2
+    apart = events.index("end dense") < events.index("start torch")
+    assert apart == one_at_a_time
+    assert [event for event in events if event.startswith("3 ")] == (
+        ["3 dense"] * 2 + ["3 torch"] * 2
+        if one_at_a_time
+        else ["3 dense", "3 torch", "3 torch", "3 dense"]
+    )
 
 
 def test_json_goes_to_the_standard_output_as_well() -> None:
