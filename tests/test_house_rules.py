@@ -134,7 +134,7 @@ TESTED_ELSEWHERE = {
     "models/api.py": "models/test_transformer.py",  # protocols
     "models/attention/bias.py": "models/positions/test_relative.py",
     "models/attention/*": "models/attention/test_flash.py",  # kernels
-    "models/feed_forward/moe/grouped_matmul.py": "models/feed_forward/moe/test_layer.py",
+    "models/feed_forward/moe/grouped_matmul.py": "models/feed_forward/moe/test_grouped_kernel.py",
     "models/network_model.py": "models/test_convolutional.py",
     "models/parts.py": "models/layers/test_blocks.py",  # protocols and defaults
     "models/precision.py": "trainer/test_run.py",

@@ -5,6 +5,7 @@ import functools
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
 
 from configs.spec import Positive, spec
 from layouts.layout import Layout
@@ -12,6 +13,7 @@ from models.initializers import Weights
 from models.parts import Norm
 
 Array = jax.Array
+INVERSE = "inverse_root_mean_square"
 
 
 @spec
@@ -70,15 +72,21 @@ class HeadRmsNorm(nnx.Module):
 def normed(
     layout: Layout, x: Array, scale: Array, axes: str, epsilon: float, *, offset: bool = False
 ) -> Array:
-    """Divides by the root mean square along the last axis, in JAX's float type, and scales."""
+    """Divides by the root mean square along the last axis, in JAX's float type, and scales.
 
-    @functools.partial(jax.checkpoint, prevent_cse=False)
-    def scaled(x: Array, scale: Array) -> Array:
-        wide, wide_scale = x.astype(float), scale.astype(float)
-        if offset:
-            wide_scale = 1 + wide_scale
+    Its gradient keeps the input in the type that it has, and one number for each vector.
+    """
+    wide_scale = scale.astype(float)
+    if offset:
+        wide_scale = 1 + wide_scale
+
+    policy = jax.checkpoint_policies.save_only_these_names(INVERSE)
+
+    @functools.partial(jax.checkpoint, prevent_cse=False, policy=policy)
+    def scaled(x: Array, factor: Array) -> Array:
+        wide = x.astype(float)
         power = jnp.mean(jnp.square(wide), axis=-1, keepdims=True)
-        factor = layout.broadcast_like(wide_scale, axes[-1], axes)
-        return (wide * jax.lax.rsqrt(power + epsilon) * factor).astype(x.dtype)
+        inverse = checkpoint_name(jax.lax.rsqrt(power + epsilon), INVERSE)
+        return (wide * inverse * factor).astype(x.dtype)
 
-    return scaled(x, scale)
+    return scaled(x, layout.broadcast_like(wide_scale, axes[-1], axes))

@@ -22,13 +22,16 @@ from layouts.shards import gather_shard, is_gatherable, mesh_axes, num_shards, s
 from models.dropout import drop
 from models.feed_forward.mlp import Mlp
 from models.feed_forward.moe.exchange import Exchange
-from models.feed_forward.moe.grouped_matmul import grouped_product
+from models.feed_forward.moe.grouped_matmul import (
+    block_tokens,
+    gated_product,
+    grouped_product,
+)
 from models.feed_forward.moe.routing import Routing
 
 Array = jax.Array
 Product = Callable[[Array, Array], Array]  # of tokens and weights
 Draw = Callable[..., Array]  # draws `width` random bytes for each token
-MAX_BLOCK = 128  # tokens of one expert that a grouped product takes at a time
 
 
 class Experts(NamedTuple):
@@ -62,17 +65,25 @@ class Experts(NamedTuple):
         return self._run(x_EGcD, self.weights, into, out, draw)
 
     def run_blocks(
-        self, x_lcd: Array, expert_l: Array, draw: Draw, weights: Mapping[str, Array]
+        self,
+        x_lcd: Array,
+        gate_lc: Array,
+        expert_l: Array,
+        draw: Draw,
+        weights: Mapping[str, Array],
     ) -> Array:
         """Returns the output for a device's blocks of tokens, each block for one expert.
 
         The device has its shards of the weights, and draws random bytes for its shard of F.
         """
 
-        def product(x: Array, weight: Array) -> Array:
+        def into(x: Array, weight: Array) -> Array:
             return grouped_product(x, weight, expert_l)
 
-        return self._run(x_lcd, weights, product, product, draw if self.has_dropout else None)
+        def out(h: Array, weight: Array) -> Array:
+            return gated_product(h, weight, expert_l, gate_lc)
+
+        return self._run(x_lcd, weights, into, out, draw if self.has_dropout else None)
 
     def _run(
         self, x: Array, weights: Mapping[str, Array], into: Product, out: Product, draw: Draw | None
@@ -234,16 +245,22 @@ def run_shard(
     x_1sd = x_Gsd.reshape(1, -1, x_Gsd.shape[-1])
     gate_1si = gate_Gsi.reshape(1, -1, gate_Gsi.shape[-1])
 
-    size = min(MAX_BLOCK, max(1, choices // count))
+    size = block_tokens(choices, count)
     slot_i, expert_l = block_slots(expert_Gsi.ravel(), count, size)
     slot_1si, shape = slot_i.reshape(gate_1si.shape), (len(expert_l), size)
     here_1c = choice_at_slot(slot_1si, math.prod(shape))
     id_lc = id_Gsi.ravel().at[here_1c[0]].get(mode="clip").reshape(shape)
 
     x_1cd = to_slots(x_1sd, slot_1si, here_1c)
-    draw_blocks = functools.partial(draw, id_lc)
-    y_lcd = experts.run_blocks(x_1cd.reshape(*shape, -1), expert_l, draw_blocks, weights)
-    return combine(y_lcd.reshape(x_1cd.shape), slot_1si, here_1c, gate_1si).reshape(x_Gsd.shape)
+    gate_lc = to_slots(gate_1si.reshape(1, -1, 1), slot_1si.reshape(1, -1, 1), here_1c)
+    y_lcd = experts.run_blocks(
+        x_1cd.reshape(*shape, -1),
+        gate_lc.reshape(shape),
+        expert_l,
+        functools.partial(draw, id_lc),
+        weights,
+    )
+    return from_slots(y_lcd.reshape(x_1cd.shape), slot_1si, here_1c).reshape(x_Gsd.shape)
 
 
 def run_exchanged(
@@ -265,15 +282,15 @@ def run_exchanged(
     x_1sd = x_Gsd.reshape(1, -1, x_Gsd.shape[-1])
     x_1cd = to_slots(x_1sd, slot_1si, here_c[None])
     choice_c2 = jnp.stack([expert_c % count, id_Gsi.ravel()], axis=1)[here_c]
+    gate_1c1 = to_slots(gate_Gsi.reshape(1, -1, 1), slot_1si.reshape(1, -1, 1), here_c[None])
     x_rd, choice_r2 = exchange.send(x_1cd[0], 0), exchange.send(choice_c2, -1)
 
     expert_1r1, id_1r1 = (choice_r2[None, :, i, None] for i in (0, 1))
-    ones_1r1 = jnp.ones_like(x_rd, float, shape=(1, len(x_rd), 1))
-    received = RoutedTokens(x_rd[None], expert_1r1, ones_1r1, id_1r1)
+    gate_1r1 = exchange.send(gate_1c1[0], 0)[None]
+    received = RoutedTokens(x_rd[None], expert_1r1, gate_1r1, id_1r1)
     y_rd = run_shard(experts, received, draw, weights)[0]
     y_cd = exchange.send_back(y_rd)
-    gate_1si = gate_Gsi.reshape(slot_1si.shape)
-    return combine(y_cd[None], slot_1si, here_c[None], gate_1si).reshape(x_Gsd.shape)
+    return from_slots(y_cd[None], slot_1si, here_c[None]).reshape(x_Gsd.shape)
 
 
 def block_slots(expert_i: Array, count: int, size: int) -> tuple[Array, Array]:
@@ -324,15 +341,21 @@ def to_slots(x_GsD: Array, slot_Gsi: Array, here_Gc: Array) -> Array:
     return gather_rows_or_zeros(x_GsD, here_Gc // slot_Gsi.shape[-1])
 
 
-def _to_slots_backward(slot_Gsi: Array, dx_GcD: Array) -> tuple[Array, None, None]:
-    """Gathers, where the gradient of a gather would scatter: each token knows its slots."""
-    parts = [gather_rows_or_zeros(dx_GcD, slot_Gsi[:, :, i]) for i in range(slot_Gsi.shape[-1])]
-    return sum(parts[1:], parts[0]), None, None
+@jax.custom_vjp
+def from_slots(y_GcD: Array, slot_Gsi: Array, here_Gc: Array) -> Array:
+    """Sums what is at each token's slots."""
+    parts = [gather_rows_or_zeros(y_GcD, slot_Gsi[:, :, i]) for i in range(slot_Gsi.shape[-1])]
+    return sum(parts[1:], parts[0])
 
 
+# Each is the gradient of the other, without a scatter: each token knows its slots.
 to_slots.defvjp(
-    lambda x_GsD, slot_Gsi, here_Gc: (to_slots(x_GsD, slot_Gsi, here_Gc), slot_Gsi),
-    _to_slots_backward,
+    lambda x_GsD, *places: (to_slots(x_GsD, *places), places),
+    lambda places, dx_GcD: (from_slots(dx_GcD, *places), None, None),
+)
+from_slots.defvjp(
+    lambda y_GcD, *places: (from_slots(y_GcD, *places), places),
+    lambda places, dy_GsD: (to_slots(dy_GsD, *places), None, None),
 )
 
 

@@ -1,36 +1,122 @@
 """Multiplies blocks of tokens, each with the weights of its expert, on one device."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 
+from layouts.einsum import mesh_device
+from models.feed_forward.moe.grouped_kernel import (
+    MIN_TOKENS,
+    can_multiply,
+    kernel_product,
+    kernel_weight_gradient,
+)
+
 Array = jax.Array
+MAX_BLOCK, MAX_KERNEL_BLOCK = 128, 512  # tokens
+OLD_TPUS = ("TPU v2", "TPU v3")  # their compiler has no products in kernels
 
 
-@jax.custom_vjp
-def grouped_product(x_lcd: Array, weights_edf: Array, expert_l: Array) -> Array:
-    """Multiplies each block by the weights of its expert.
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
+def grouped_product(
+    x_lcd: Array, weights_edf: Array, expert_l: Array, transposed: bool = False
+) -> Array:
+    """Multiplies each block by the weights of its expert, or by their transpose.
 
     Blocks are in the order of their experts; the last ones may have no expert, and give zeros.
     """
+    if has_kernels() and can_multiply(x_lcd, weights_edf):
+        return kernel_product(
+            x_lcd, weights_edf, expert_l, transposed=transposed, interpret=is_interpreted()
+        )
+    if transposed:
+        weights_edf = jnp.swapaxes(weights_edf, 1, 2)
     # On CPUs and TPUs a ragged product costs as much as every expert on every token.
     return jax.lax.platform_dependent(
         x_lcd, weights_edf, expert_l, cpu=in_turn, tpu=in_turn, default=ragged
     )
 
 
-def _product_backward(residuals: tuple[Array, ...], dy_lcf: Array) -> tuple[Array, Array, None]:
-    x_lcd, weights_edf, expert_l = residuals
-    dx_lcd = grouped_product(dy_lcf, jnp.swapaxes(weights_edf, 1, 2), expert_l)
+def _product_backward(
+    transposed: bool, operands: tuple[Array, Array, Array], dy_lcf: Array
+) -> tuple[Array, Array, None]:
+    x_lcd, weights_edf, expert_l = operands
+    dx_lcd = grouped_product(dy_lcf, weights_edf, expert_l, not transposed)
+    left, right = (dy_lcf, x_lcd) if transposed else (x_lcd, dy_lcf)
+    return dx_lcd, weight_gradient(left, right, weights_edf, expert_l), None
+
+
+grouped_product.defvjp(
+    lambda *arguments: (grouped_product(*arguments), arguments[:3]), _product_backward
+)
+
+
+@jax.custom_vjp
+def gated_product(h_lcf: Array, weights_efd: Array, expert_l: Array, gate_lc: Array) -> Array:
+    """Multiplies each block by the weights of its expert, and each token's result by its gate.
+
+    The gradient of gates is computed from what comes back to the hidden layer, so that it needs no
+    result, and rematerialization computes none.
+    """
+    return times_gates(grouped_product(h_lcf, weights_efd, expert_l), gate_lc)
+
+
+def _gated_backward(
+    operands: tuple[Array, Array, Array, Array], dy_lcd: Array
+) -> tuple[Array, Array, None, Array]:
+    h_lcf, weights_efd, expert_l, gate_lc = operands
+    dh_lcf = grouped_product(dy_lcd, weights_efd, expert_l, True)
+    dgate_lc = jnp.sum(h_lcf.astype(float) * dh_lcf.astype(float), axis=-1).astype(gate_lc.dtype)
+    dweights_efd = weight_gradient(h_lcf, times_gates(dy_lcd, gate_lc), weights_efd, expert_l)
+    return times_gates(dh_lcf, gate_lc), dweights_efd, None, dgate_lc
+
+
+gated_product.defvjp(lambda *operands: (gated_product(*operands), operands), _gated_backward)
+
+
+def times_gates(x_lcd: Array, gate_lc: Array) -> Array:
+    return x_lcd * gate_lc[:, :, None].astype(x_lcd.dtype)
+
+
+def weight_gradient(left: Array, right: Array, weights_edf: Array, expert_l: Array) -> Array:
+    """Adds up the products of blocks with their gradients, for each expert."""
+    if has_kernels() and can_multiply(left, weights_edf):
+        gradient = functools.partial(kernel_weight_gradient, interpret=is_interpreted())
+        return gradient(left, right, expert_l, len(weights_edf)).astype(weights_edf.dtype)
 
     def add(total_edf: Array, block: tuple[Array, Array, Array]) -> tuple[Array, None]:
-        x_cd, dy_cf, expert = block
-        return total_edf.at[expert].add(x_cd.T @ dy_cf), None
+        left, right, expert = block
+        return total_edf.at[expert].add(left.T @ right), None
 
-    zero_edf = jnp.zeros_like(weights_edf)
-    return dx_lcd, jax.lax.scan(add, zero_edf, (x_lcd, dy_lcf, expert_l))[0], None
+    return jax.lax.scan(add, jnp.zeros_like(weights_edf), (left, right, expert_l))[0]
 
 
-grouped_product.defvjp(lambda *operands: (grouped_product(*operands), operands), _product_backward)
+def block_tokens(choices: int, experts: int) -> int:
+    """Returns how many tokens of one expert a grouped product takes at a time.
+
+    The last block of an expert is not full: small blocks waste less, large ones read weights
+    less often.
+    """
+    mean = choices // experts
+    if not has_kernels():
+        return min(MAX_BLOCK, max(1, mean))
+    size = MAX_KERNEL_BLOCK
+    while size > MIN_TOKENS and 4 * size > mean:
+        size //= 2
+    return size
+
+
+def has_kernels() -> bool:
+    """Tells whether the devices have kernels for grouped products."""
+    if (device := mesh_device()) is None or is_interpreted():
+        return is_interpreted()
+    return device.platform == "tpu" and not device.device_kind.startswith(OLD_TPUS)
+
+
+def is_interpreted() -> bool:
+    """Tells whether kernels run on a CPU, which is slow: tests replace this."""
+    return False
 
 
 def in_turn(x_lcd: Array, weights_edf: Array, expert_l: Array) -> Array:

@@ -1,0 +1,183 @@
+"""Multiplies blocks of tokens, each with the weights of its expert, in kernels for TPUs.
+
+Weights stay on the chip while blocks of one expert follow each other, and blocks without an expert
+cost nothing.  Gale et al. 2022 (MegaBlocks).
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+Array = jax.Array
+TILES = tuple(range(1024, 0, -128))
+"""Rows and columns of a tile of weights: multiples of what the matrix units take."""
+MIN_TOKENS = 16
+"""A block's tokens must be a multiple of this: the rows of a register in 16 bits."""
+
+
+def tile_of(size: int) -> int | None:
+    """Returns the largest tile that divides an axis; a short axis is a tile; None if none does."""
+    if size < TILES[-1]:
+        return size
+    return next((tile for tile in TILES if size % tile == 0), None)
+
+
+def can_multiply(x_lcd: Array, weights_edf: Array) -> bool:
+    """Tells whether the kernels can take these sizes."""
+    _, d_model, d_ff = weights_edf.shape
+    return x_lcd.shape[1] % MIN_TOKENS == 0 and None not in (tile_of(d_model), tile_of(d_ff))
+
+
+def kernel_product(
+    x_lcd: Array, weights_edf: Array, expert_l: Array, *, transposed: bool, interpret: bool
+) -> Array:
+    """Multiplies each block by the weights of its expert, or by their transpose."""
+    blocks, tokens, d = x_lcd.shape
+    experts = len(weights_edf)
+    f = weights_edf.shape[1 if transposed else 2]
+    tile_d, tile_f = tile_of(d), tile_of(f)
+    assert tile_d is not None and tile_f is not None
+    summed = (((1,), (1 if transposed else 0,)), ((), ()))
+
+    def kernel(expert_ref: Any, x_ref: Any, w_ref: Any, y_ref: Any, sum_ref: Any) -> None:
+        part = pl.program_id(2)
+
+        @pl.when(part == 0)
+        def _() -> None:
+            sum_ref[...] = jnp.zeros_like(sum_ref)
+
+        @pl.when(expert_ref[pl.program_id(1)] < experts)
+        def _() -> None:
+            sum_ref[...] += jax.lax.dot_general(
+                x_ref[...], w_ref[...], summed, preferred_element_type=jnp.float32
+            )
+
+        @pl.when(part == pl.num_programs(2) - 1)
+        def _() -> None:
+            y_ref[...] = sum_ref[...].astype(y_ref.dtype)
+
+    def weights_at(column: Any, block: Any, part: Any, expert_ref: Any) -> tuple[Any, Any, Any]:
+        place = (column, part) if transposed else (part, column)
+        return (jnp.minimum(expert_ref[block], experts - 1), *place)
+
+    tile = (tile_f, tile_d) if transposed else (tile_d, tile_f)
+    return pallas_call(
+        kernel,
+        "grouped_product",
+        (f // tile_f, blocks, d // tile_d),
+        [
+            pl.BlockSpec((None, tokens, tile_d), lambda column, block, part, _: (block, 0, part)),
+            pl.BlockSpec((None, *tile), weights_at),
+        ],
+        pl.BlockSpec((None, tokens, tile_f), lambda column, block, part, _: (block, 0, column)),
+        (tokens, tile_f),
+        (blocks, tokens, f),
+        (expert_l, x_lcd, weights_edf),
+        flops=2 * blocks * tokens * d * f,
+        interpret=interpret,
+    )
+
+
+def kernel_weight_gradient(
+    x_lcd: Array, dy_lcf: Array, expert_l: Array, experts: int, *, interpret: bool
+) -> Array:
+    """Sums the products of each expert's blocks with their gradients."""
+    blocks, tokens, d = x_lcd.shape
+    f = dy_lcf.shape[2]
+    tile_d, tile_f = tile_of(d), tile_of(f)
+    assert tile_d is not None and tile_f is not None
+
+    def kernel(expert_ref: Any, x_ref: Any, dy_ref: Any, dw_ref: Any, sum_ref: Any) -> None:
+        block, last = pl.program_id(2), pl.num_programs(2) - 1
+
+        def expert_of(block: Any) -> Any:
+            return jnp.minimum(expert_ref[block], experts - 1)
+
+        @pl.when((block == 0) | (expert_of(block) != expert_of(jnp.maximum(block - 1, 0))))
+        def _() -> None:
+            sum_ref[...] = jnp.zeros_like(sum_ref)
+
+        @pl.when(expert_ref[block] < experts)
+        def _() -> None:
+            sum_ref[...] += jax.lax.dot_general(
+                x_ref[...],
+                dy_ref[...],
+                (((0,), (0,)), ((), ())),
+                preferred_element_type=jnp.float32,
+            )
+
+        @pl.when((block == last) | (expert_of(block) != expert_of(jnp.minimum(block + 1, last))))
+        def _() -> None:
+            dw_ref[...] = sum_ref[...].astype(dw_ref.dtype)
+
+    dw_edf = pallas_call(
+        kernel,
+        "grouped_weight_gradient",
+        (d // tile_d, f // tile_f, blocks),
+        [
+            pl.BlockSpec((None, tokens, tile_d), lambda row, column, block, _: (block, 0, row)),
+            pl.BlockSpec((None, tokens, tile_f), lambda row, column, block, _: (block, 0, column)),
+        ],
+        pl.BlockSpec(
+            (None, tile_d, tile_f),
+            lambda row, column, block, expert_ref: (
+                jnp.minimum(expert_ref[block], experts - 1),
+                row,
+                column,
+            ),
+        ),
+        (tile_d, tile_f),
+        (experts, d, f),
+        (expert_l, x_lcd, dy_lcf),
+        flops=2 * blocks * tokens * d * f,
+        interpret=interpret,
+    )
+    # What belongs to an expert without a block is not written.
+    has_block_e11 = jnp.isin(jnp.arange(experts), expert_l)[:, None, None]
+    return jnp.where(has_block_e11, dw_edf, 0)
+
+
+def pallas_call(
+    kernel: Any,
+    name: str,
+    grid: tuple[int, ...],
+    in_specs: list[Any],
+    out_spec: Any,
+    sums: tuple[int, int],
+    shape: tuple[int, ...],
+    operands: tuple[Array, Array, Array],
+    *,
+    flops: int,
+    interpret: bool,
+) -> Array:
+    """Calls a kernel that reads the experts of blocks, two arrays, and has sums in float32."""
+    varies = [jax.typeof(x).manual_axis_type.varying for x in operands]
+    over = frozenset().union(*varies)
+    operands = tuple(
+        jax.lax.pcast(x, tuple(over - axes), to="varying")
+        for x, axes in zip(operands, varies, strict=True)
+    )
+    dtype, axis_type = operands[1].dtype, jax.typeof(operands[1]).manual_axis_type
+    bytes_accessed = sum(x.size * x.dtype.itemsize for x in operands)
+    return pl.pallas_call(
+        kernel,
+        name=name,
+        out_shape=jax.ShapeDtypeStruct(shape, dtype, manual_axis_type=axis_type),
+        grid_spec=pltpu.PrefetchScalarGridSpec(
+            num_scalar_prefetch=1,
+            grid=grid,
+            in_specs=in_specs,
+            out_specs=out_spec,
+            scratch_shapes=[pltpu.VMEM(sums, jnp.float32)],
+        ),
+        compiler_params=pltpu.CompilerParams(
+            dimension_semantics=("parallel", "arbitrary", "arbitrary")
+        ),
+        cost_estimate=pl.CostEstimate(
+            flops=flops, bytes_accessed=bytes_accessed, transcendentals=0
+        ),
+        interpret=interpret,
+    )(*operands)

@@ -1,0 +1,120 @@
+"""Kernels of grouped products equal one product after the other, and compile for TPUs."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from jax.sharding import NamedSharding
+
+from layouts.layout import Layout
+from layouts.mesh import has_tpu_compiler, topology_mesh, uncached
+from models.feed_forward.mlp import Mlp
+from models.feed_forward.moe import grouped_matmul
+from models.feed_forward.moe.grouped_kernel import can_multiply, tile_of
+from models.feed_forward.moe.grouped_matmul import block_tokens, gated_product, grouped_product
+from models.feed_forward.moe.layer import Moe
+from models.feed_forward.moe.routing import TopK
+from models.initializers import Weights
+from tests.toys import optax_promotion, toy
+
+EXPERTS, TOKENS, D, F = 4, 16, 256, 384
+# Of experts some have no block, first or last, and the last blocks have no expert.
+BLOCKS = [[0, 0, 1, 3], [1, 1, 2, 4, 4], [2], [4, 4], [0, 1, 2, 3, 3]]
+
+
+def results(expert: list[int]) -> list[np.ndarray]:
+    """Returns what two products make of random blocks, and all gradients."""
+    rng = np.random.default_rng(0)
+    expert_l = jnp.asarray(expert, jnp.int32)
+    shapes = (len(expert), TOKENS, D), (EXPERTS, D, F), (EXPERTS, F, D), (len(expert), TOKENS)
+    arrays = [jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in shapes]
+    dy = jnp.asarray(rng.normal(size=shapes[0]), jnp.float32)
+
+    def computed(x: Any, wi: Any, wo: Any, gate: Any) -> Any:
+        return gated_product(jnp.sin(grouped_product(x, wi, expert_l)), wo, expert_l, gate)
+
+    y, backward = jax.vjp(computed, *arrays)
+    return [np.asarray(array) for array in (y, *backward(dy))]
+
+
+@pytest.mark.parametrize("expert", BLOCKS, ids=str)
+def test_kernels_equal_one_product_after_the_other(
+    expert: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = results(expert)
+    monkeypatch.setattr(grouped_matmul, "is_interpreted", lambda: True)
+    for array, other in zip(results(expert), expected, strict=True):
+        np.testing.assert_allclose(array, other, rtol=0, atol=1e-5 * max(1, np.abs(other).max()))
+
+
+def test_gates_multiply_results_and_have_their_gradient() -> None:
+    """Compared with the gradient that JAX derives, which needs the result."""
+    rng = np.random.default_rng(1)
+    expert_l = jnp.asarray([0, 2, 4], jnp.int32)
+    shapes = (3, TOKENS, F), (EXPERTS, F, D), (3, TOKENS)
+    h, w, gate = (jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in shapes)
+    dy = jnp.asarray(rng.normal(size=(3, TOKENS, D)), jnp.float32)
+
+    def derived(h: Any, w: Any, gate: Any) -> Any:
+        padded = jnp.concatenate([w, jnp.zeros_like(w[:1])])
+        return jnp.einsum("lcf,lfd->lcd", h, padded[expert_l]) * gate[:, :, None]
+
+    def written(h: Any, w: Any, gate: Any) -> Any:
+        return gated_product(h, w, expert_l, gate)
+
+    pairs = [jax.vjp(function, h, w, gate) for function in (written, derived)]
+    for array, other in zip(*((y, *backward(dy)) for y, backward in pairs), strict=True):
+        np.testing.assert_allclose(array, other, rtol=0, atol=2e-5 * np.abs(other).max())
+
+
+def test_blocks_are_a_quarter_of_an_experts_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert [block_tokens(choices, 8) for choices in (4, 80, 8_000)] == [1, 10, 128]
+    monkeypatch.setattr(grouped_matmul, "is_interpreted", lambda: True)
+    sizes = [block_tokens(choices, 8) for choices in (4, 80, 1_024, 8_000, 65_536)]
+    assert sizes == [16, 16, 32, 128, 512]
+
+
+def test_tiles_divide_axes() -> None:
+    assert [tile_of(size) for size in (64, 128, 1536, 4096, 14_336)] == [64, 128, 768, 1024, 1024]
+    assert tile_of(200) is None
+    x, w = jnp.zeros((2, 16, 256)), jnp.zeros((4, 256, 384))
+    assert can_multiply(x, w)
+    assert not can_multiply(x[:, :10], w)
+    assert not can_multiply(x, w[:, :, :200])
+
+
+@pytest.mark.skipif(not has_tpu_compiler(), reason="libtpu is not installed: pip install libtpu")
+@pytest.mark.parametrize(
+    ("slice", "rules"),
+    [
+        ("v5e:4x4", "batch:data;batch:model"),
+        ("v5p:2x2x1", "batch:data;experts:data"),
+        ("v6e:4x4", "batch:data;d_ff:model"),
+    ],
+)
+def test_dropless_experts_compile_for_tpus(slice: str, rules: str) -> None:
+    """Forward and backward, where weights are gathered, tokens are sent, and d_ff is split."""
+    devices = int(np.prod([int(n) for n in slice.partition(":")[2].split("x")]))
+    sizes = {"data": 2, "model": devices // 2}
+    layout = Layout(mesh=f"data:2,model:{devices // 2}", rules=rules, param_rules="d_model:data")
+    mesh = topology_mesh(slice, sizes)
+    spec = toy(d_model=256, d_ff=2048, length=512)
+    moe = Moe(
+        experts=4, dispatch="dropless", router=TopK(k=2), expert=Mlp(activation="silu", gated=True)
+    )
+
+    def objective(x_BLD: jax.Array) -> jax.Array:
+        weights = Weights(layout, spec.sizes, nnx.Rngs(params=jax.random.key(0)), "bfloat16")
+        y_BLD, _ = moe.build(spec, layout, weights)(x_BLD, None)
+        return jnp.sum(y_BLD.astype(jnp.float32) ** 2)
+
+    x_BLD = jax.ShapeDtypeStruct(
+        (devices, 512, 256), "bfloat16", sharding=NamedSharding(mesh, layout.place("BLD"))
+    )
+    with jax.set_mesh(mesh), optax_promotion(), uncached():
+        text = jax.jit(jax.grad(objective)).lower(x_BLD).as_text()
+        jax.jit(jax.grad(objective)).lower(x_BLD).compile()
+    assert "grouped_product" in text
