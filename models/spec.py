@@ -26,6 +26,7 @@ from models.sizes import Sizes
 
 Remat = Literal["none", "dots", "full"]
 SavedProduct = Literal["query_proj", "key_proj", "value_proj", "out_proj", "mlpwi"]
+OffloadedValue = Literal["layer_input", SavedProduct]
 PARTS = (MultiHead, Latent, Mlp, Moe, RmsNorm, Learned, NoPositions, Relative, Rotary, Sinusoidal)
 """Parts that gin files can name without an import."""
 
@@ -34,7 +35,9 @@ PARTS = (MultiHead, Latent, Mlp, Moe, RmsNorm, Learned, NoPositions, Relative, R
 class TransformerSpec(Sizes):
     """Holds the settings that gin files know as `Transformer`."""
 
-    free_on_resume: ClassVar[tuple[str, ...]] = ("scan", "remat", "remat_saves", "loss_chunks")
+    free_on_resume: ClassVar[tuple[str, ...]] = (
+        "scan", "remat", "remat_saves", "remat_offloads", "loss_chunks",
+    )  # fmt: skip
     """Settings that may change while a model trains, since they leave its results as they are."""
     renamed: ClassVar[Mapping[str, str]] = {
         "attention_chunks": "MultiHead.chunks", "attention_dropout": "MultiHead.dropout",
@@ -78,6 +81,9 @@ class TransformerSpec(Sizes):
     remat_saves: tuple[SavedProduct, ...] = ()
     """Products that remat = "full" saves: queries, keys, values, the output of attention, and the
     inputs of the activation in dense feed-forward layers."""
+    remat_offloads: tuple[OffloadedValue, ...] = ()
+    """What remat = "full" saves in the memory of the host, on TPUs and GPUs: these products, and
+    the input of each layer, which it saves otherwise in the memory of the device."""
     loss_chunks: Count = 1
     """Slices along the row in which logits are computed, so that they never all exist at once."""
 
@@ -88,10 +94,16 @@ class TransformerSpec(Sizes):
                 f"Transformer.source_vocab = {self.source_vocab}: the model has no encoder.  "
                 "Set Transformer.encoder_layers, or unset source_vocab."
             )
-        if self.remat_saves and self.remat != "full":
+        for name in ("remat_saves", "remat_offloads"):
+            if (values := getattr(self, name)) and self.remat != "full":
+                raise UserError(
+                    f"Transformer.{name} = {values}: found remat = {self.remat!r}.  "
+                    f"Legal: remat = 'full', or nothing in {name}."
+                )
+        if both := sorted({*self.remat_saves} & {*self.remat_offloads}):
             raise UserError(
-                f"Transformer.remat_saves = {self.remat_saves}: found remat = {self.remat!r}.  "
-                "Legal: remat = 'full', or nothing in remat_saves."
+                f"Transformer.remat_offloads = {self.remat_offloads}: {', '.join(both)} "
+                "also in remat_saves.  Legal: each in one of them."
             )
         self._check_pattern("layers", self.pattern)
         if self.encoder_pattern is not None or self.has_encoder:

@@ -24,6 +24,15 @@ class Chip(NamedTuple):
     source: str
 
     @property
+    def host_bandwidth(self) -> float:
+        """Returns the bytes/s between a device and the memory of its host.
+
+        Of TPUs that of PCIe in "How to Scale Your Model" (Austin et al. 2025), part 2, of GPUs
+        sixteen lanes of PCIe 5.
+        """
+        return 64e9 if self.platform == "gpu" else 15e9
+
+    @property
     def platform(self) -> str:
         """Returns the name of the platform in JAX."""
         return "gpu" if self.kind.startswith("NVIDIA") else "tpu"

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
 
 from layouts.layout import Layout
 from models.api import Cache
@@ -109,6 +110,7 @@ class Stack(nnx.Module):
         def layer(x_BLD: Array, numbered: tuple[Stacked, Array | int]) -> tuple[Array, Loads]:
             weights, index = numbered
             block = nnx.merge(graph, self.spec.precision.to_compute(weights))
+            x_BLD = checkpoint_name(x_BLD, "layer_input")
             layer_key = None if key is None else jax.random.fold_in(key, index)
             x_BLD, _, load = block(x_BLD, contexts, key=layer_key)
             return x_BLD, load
@@ -129,7 +131,12 @@ class Stack(nnx.Module):
         """Returns the function with the rematerialization of the settings."""
         if self.spec.remat == "none":
             return run
-        policy = jax.checkpoint_policies.save_only_these_names(*self.spec.remat_saves)
+        policy = jax.checkpoint_policies.save_and_offload_only_these_names(
+            names_which_can_be_saved=list(self.spec.remat_saves),
+            names_which_can_be_offloaded=list(self.spec.remat_offloads),
+            offload_src="device",
+            offload_dst="pinned_host",
+        )
         if self.spec.remat == "dots":
             policy = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
         return jax.checkpoint(run, policy=policy)

@@ -52,6 +52,8 @@ class WorkCounts(NamedTuple):
     """Cycles of products and of other work, as the TPU compiler estimates them."""
     read_bytes: int = 0
     """Bytes that are read at least: weights, and for a token the cache."""
+    host_bytes: int = 0
+    """Bytes that offloading keeps in the host's memory: each is written and read once."""
     kernels: tuple[OpCost, ...] = ()
     """Pallas calls, which have no cycles: FLOPs from the trace, the rest as compiled."""
 
@@ -253,5 +255,6 @@ def time_on_slice(
     else:
         products_s, other_s = counts.flops / topology.chip.peak_flops / PRODUCT_UTILISATION, 0.0
         memory_s = counts.read_bytes / topology.chip.memory_bandwidth
+    memory_s = max(memory_s, 2 * counts.host_bytes / topology.chip.host_bandwidth)
     timing = add_up(topology, device_coords, sizes, counts.collectives, products_s, other_s)
     return dataclasses.replace(timing, memory_s=memory_s)

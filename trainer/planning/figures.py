@@ -29,6 +29,9 @@ FIGURES = {
         "parameters whose gradients cross devices once a step, and once a microbatch",
         "one microbatch, stages, or all tokens on one device",
     ),
+    "host_bytes": Figure(
+        "on the host", "B", "activations of a device that wait in its host's memory"
+    ),
     "microbatches": Figure("microbatches", "", "of a batch"),
     "stages": Figure("stages", "", "of layers, which microbatches go through; 1: no stages"),
     "pipeline_repeats": Figure("repeats", "", "how often each microbatch goes around the stages"),

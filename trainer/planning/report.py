@@ -40,6 +40,7 @@ def as_json(plan: StepPlan, layout: Layout, measured_s: float | None = None) -> 
         **common_figures(plan),
         "attention": dict(plan.attention),
         "gradient_sums": None if plan.gradient_sums is None else dict(plan.gradient_sums),
+        "host_bytes": plan.work.host_bytes,
         "microbatches": plan.run.microbatches,
         "stages": plan.schedule.stages,
         "pipeline_repeats": plan.schedule.repeats,

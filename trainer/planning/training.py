@@ -179,11 +179,12 @@ def compile_step(step: TracedStep) -> StepCounts:
 
 def count_step(step: TracedStep, compilation: Compilation) -> StepCounts:
     """Counts what a compiled step does, or its trace if there is no compiled text."""
-    causes = memory_by_cause(step, compilation.executable.memory_analysis())
-    memory = compilation.memory(causes)
+    analysis = compilation.executable.memory_analysis()
+    memory = compilation.memory(memory_by_cause(step, analysis))
     if compilation.text is None:
         return StepCounts(estimate_step(step).work, memory)
-    return StepCounts(count_compiled(step, CompiledText.read(compilation.text)), memory)
+    work = count_compiled(step, CompiledText.read(compilation.text))
+    return StepCounts(work._replace(host_bytes=analysis.host_temp_size_in_bytes), memory)
 
 
 def memory_by_cause(step: TracedStep, memory: Any) -> dict[str, int]:
@@ -192,10 +193,11 @@ def memory_by_cause(step: TracedStep, memory: Any) -> dict[str, int]:
     # Arguments are padded on the device; most of what that adds belongs to the parameters.
     causes["parameters"] += max(0, memory.argument_size_in_bytes - sum(causes.values()))
     unaliased = memory.output_size_in_bytes - memory.alias_size_in_bytes
-    gradients = min(step.gradient_bytes, memory.temp_size_in_bytes)
+    temporaries = memory.temp_size_in_bytes - memory.host_temp_size_in_bytes
+    gradients = min(step.gradient_bytes, temporaries)
     return causes | {
         "gradients": gradients,
-        TEMPORARIES: memory.temp_size_in_bytes - gradients + unaliased,
+        TEMPORARIES: temporaries - gradients + unaliased,
         "program": memory.generated_code_size_in_bytes,
     }
 

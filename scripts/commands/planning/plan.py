@@ -114,6 +114,9 @@ def print_plan(plan: StepPlan, figures: dict[str, Any], title: str) -> None:
             "are scales, biases, and weights that are split as rows are, in each of "
             f"{figures['microbatches']} microbatches"
         )
+    if figures["host_bytes"]:
+        size = size_text(figures["host_bytes"])
+        print(f"Activations on the host: {size} per device, written and read once a step")
     page.print_memory(figures)
     print_table(
         ["largest weights", "axes", "bytes", "per device"],

@@ -121,3 +121,9 @@ def test_remat_repeats_no_product_that_it_saves() -> None:
 def test_only_full_rematerialization_saves_by_name() -> None:
     with pytest.raises(UserError, match="found remat = 'dots'"):
         toy(remat="dots", remat_saves=("out_proj",))
+    with pytest.raises(
+        UserError, match=r"remat_offloads = \('layer_input',\): found remat = 'none'"
+    ):
+        toy(remat_offloads=("layer_input",))
+    with pytest.raises(UserError, match="out_proj also in remat_saves"):
+        toy(remat="full", remat_saves=("out_proj",), remat_offloads=("out_proj",))

@@ -19,6 +19,7 @@ from models.parts import Block
 from models.positions.learned import Learned
 from models.positions.rotary import Rotary
 from models.precision import Precision
+from models.spec import OffloadedValue
 from models.transformer import Transformer
 from tests.toys import optax_promotion
 from tests.trainer.planning.runs import (
@@ -241,11 +242,16 @@ def test_padding_costs_what_a_model_of_the_padded_size_costs() -> None:
     assert larger.parameters - padded.parameters == 2 * head + 2 * token
 
 
-def long_row_step(implementation: Implementation, mesh: Mesh | AbstractMesh) -> TracedStep:
+def long_row_step(
+    implementation: Implementation,
+    mesh: Mesh | AbstractMesh,
+    offloads: tuple[OffloadedValue, ...] = (),
+) -> TracedStep:
     """Traces a step with a row of 32,768 tokens on each of four devices."""
     model = Transformer(
         vocab=640, layers=2, d_model=256, d_ff=512, heads=8, d_kv=128, positions=Rotary(),
-        attention=MultiHead(implementation=implementation), remat="full", loss_chunks=4,
+        attention=MultiHead(implementation=implementation), remat="full", remat_offloads=offloads,
+        loss_chunks=4,
         precision=Precision(compute="bfloat16"),
     )  # fmt: skip
     task = dataclasses.replace(TASK, length=32_768)
@@ -270,7 +276,24 @@ def test_a_row_of_32768_tokens_compiles_for_a_device() -> None:
     with optax_promotion():
         plan = plan_step(step, topology, compile_step(step))
     assert plan.fits and plan.memory.needed_bytes < 2**30
-    assert plan.work.kernels
+    assert plan.work.kernels and plan.work.host_bytes == 0
+
+
+@pytest.mark.skipif(not has_tpu_compiler(), reason="libtpu is not installed: pip install libtpu")
+def test_what_is_offloaded_waits_on_the_host() -> None:
+    """Layer inputs in bfloat16; on a slow link to the host, they take the time of the step."""
+    topology = Topology.named("v5e:2x2")
+    mesh = topology_mesh(topology.name, {"data": 4})
+    step = long_row_step("auto", mesh, ("layer_input", "out_proj"))
+    with optax_promotion():
+        counts = compile_step(step)
+    values = 2 * 2 * 32_768 * 256 * 2  # and copies that the compiler keeps there
+    assert values <= counts.work.host_bytes < 2 * values
+    plan = plan_step(step, topology, counts)
+    assert plan.timing is not None
+    transfers_s = 2 * counts.work.host_bytes / topology.chip.host_bandwidth
+    assert plan.timing.memory_s == transfers_s
+    assert plan.timing.step_s >= transfers_s
 
 
 def largest_sum_bytes(collectives: Iterable[Collective], mesh_axis: str) -> int:
