@@ -109,6 +109,10 @@ def test_llama_2_has_its_published_size() -> None:
     assert counted("llama3_8b")[1] == 8_030_261_248
 
 
+def test_mixtral_has_its_published_size() -> None:
+    assert counted("mixtral_8x7b")[1] == 46_702_792_704
+
+
 RECIPES = sorted(
     path.stem
     for family in ("mtf", "attention", "gshard", "giant", "maxtext", "llama2")

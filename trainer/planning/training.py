@@ -193,11 +193,10 @@ def memory_by_cause(step: TracedStep, memory: Any) -> dict[str, int]:
     # Arguments are padded on the device; most of what that adds belongs to the parameters.
     causes["parameters"] += max(0, memory.argument_size_in_bytes - sum(causes.values()))
     unaliased = memory.output_size_in_bytes - memory.alias_size_in_bytes
-    temporaries = memory.temp_size_in_bytes - memory.host_temp_size_in_bytes
-    gradients = min(step.gradient_bytes, temporaries)
+    gradients = min(step.gradient_bytes, memory.temp_size_in_bytes)
     return causes | {
         "gradients": gradients,
-        TEMPORARIES: temporaries - gradients + unaliased,
+        TEMPORARIES: memory.temp_size_in_bytes - gradients + unaliased,
         "program": memory.generated_code_size_in_bytes,
     }
 

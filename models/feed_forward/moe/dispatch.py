@@ -26,6 +26,7 @@ from models.feed_forward.moe.grouped_matmul import (
     block_tokens,
     gated_product,
     grouped_product,
+    has_kernels,
 )
 from models.feed_forward.moe.routing import Routing
 
@@ -246,7 +247,9 @@ def run_shard(
     gate_1si = gate_Gsi.reshape(1, -1, gate_Gsi.shape[-1])
 
     size = block_tokens(choices, count)
-    slot_i, expert_l = block_slots(expert_Gsi.ravel(), count, size)
+    # Kernels write zeros for each expert without a block by a block without an expert.
+    spare = -(-count // size) if has_kernels() else 0
+    slot_i, expert_l = block_slots(expert_Gsi.ravel(), count, size, spare)
     slot_1si, shape = slot_i.reshape(gate_1si.shape), (len(expert_l), size)
     here_1c = choice_at_slot(slot_1si, math.prod(shape))
     id_lc = id_Gsi.ravel().at[here_1c[0]].get(mode="clip").reshape(shape)
@@ -293,15 +296,15 @@ def run_exchanged(
     return from_slots(y_cd[None], slot_1si, here_c[None]).reshape(x_Gsd.shape)
 
 
-def block_slots(expert_i: Array, count: int, size: int) -> tuple[Array, Array]:
+def block_slots(expert_i: Array, count: int, size: int, spare: int = 0) -> tuple[Array, Array]:
     """Returns the slot of each choice, and the expert of each block of `size` slots.
 
-    Blocks are in the order of their experts; the last ones have no expert, which is `count`.  A
-    choice whose expert is not in [0, count) gets the slot after the last.
+    Blocks are in the order of their experts; the last ones have no expert, which is `count`: at
+    least `spare`.  A choice whose expert is not in [0, count) gets the slot after the last.
     """
     (choices,) = expert_i.shape
     experts = min(count, choices)  # that may have tokens: of each, the last block may not be full
-    blocks = experts + (choices - experts) // size
+    blocks = experts + (choices - experts) // size + spare
     expert_i = jnp.where((expert_i >= 0) & (expert_i < count), expert_i, count)
     choices_e = jnp.bincount(expert_i, length=count).astype(jnp.int32)
     blocks_e = -(-choices_e // size)

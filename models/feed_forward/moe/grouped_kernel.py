@@ -89,12 +89,13 @@ def kernel_weight_gradient(
     f = dy_lcf.shape[2]
     tile_d, tile_f = tile_of(d), tile_of(f)
     assert tile_d is not None and tile_f is not None
+    has_block_e = jnp.isin(jnp.arange(experts), expert_l)
 
     def kernel(expert_ref: Any, x_ref: Any, dy_ref: Any, dw_ref: Any, sum_ref: Any) -> None:
         block, last = pl.program_id(2), pl.num_programs(2) - 1
 
         def expert_of(block: Any) -> Any:
-            return jnp.minimum(expert_ref[block], experts - 1)
+            return expert_ref[block] % experts
 
         @pl.when((block == 0) | (expert_of(block) != expert_of(jnp.maximum(block - 1, 0))))
         def _() -> None:
@@ -123,21 +124,35 @@ def kernel_weight_gradient(
         ],
         pl.BlockSpec(
             (None, tile_d, tile_f),
-            lambda row, column, block, expert_ref: (
-                jnp.minimum(expert_ref[block], experts - 1),
-                row,
-                column,
-            ),
+            lambda row, column, block, expert_ref: (expert_ref[block] % experts, row, column),
         ),
         (tile_d, tile_f),
         (experts, d, f),
-        (expert_l, x_lcd, dy_lcf),
+        (zeroing_blocks(expert_l, has_block_e), x_lcd, dy_lcf),
         flops=2 * blocks * tokens * d * f,
         interpret=interpret,
     )
-    # What belongs to an expert without a block is not written.
-    has_block_e11 = jnp.isin(jnp.arange(experts), expert_l)[:, None, None]
-    return jnp.where(has_block_e11, dw_edf, 0)
+    if blocks >= 2 * experts:
+        return dw_edf
+    # There may be too few blocks without an expert.
+    return jnp.where(has_block_e[:, None, None], dw_edf, 0)
+
+
+def zeroing_blocks(expert_l: Array, has_block_e: Array) -> Array:
+    """Lets blocks without an expert write the zeros of experts without a block.
+
+    Such a block gets the number of the expert plus the number of experts.
+    """
+    experts = len(has_block_e)
+    last_missing = jnp.sum(~has_block_e) - 1
+    missing_first_e = jnp.argsort(has_block_e, stable=True).astype(jnp.int32)
+    is_left_l = expert_l >= experts
+    rank_l = jnp.minimum(jnp.cumsum(is_left_l) - 1, last_missing)
+    # Where none is missing, the last expert's blocks go on.
+    missing_l = jnp.where(
+        last_missing < 0, experts - 1, missing_first_e.at[rank_l].get(mode="clip")
+    )
+    return jnp.where(is_left_l, experts + missing_l, expert_l).astype(jnp.int32)
 
 
 def pallas_call(

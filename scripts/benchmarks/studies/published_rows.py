@@ -170,6 +170,14 @@ ONE_SLICE = (
         "step_time_s",
         LLAMA_CHIP_TOKENS / LLAMA_TOKENS_PER_S,
     ),
+    PublishedRun(
+        "mixtral_8x7b",
+        "v5p:4x4x8",
+        ("configs/models/mixtral_8x7b.gin", "layouts/fsdp.gin"),
+        (),
+        "utilisation",
+        0.5256,
+    ),
 )
 SLICES = (2, 4, 8, 16, 32)
 OVER_SLICES = {

@@ -22,7 +22,17 @@ from tests.toys import optax_promotion, toy
 
 EXPERTS, TOKENS, D, F = 4, 16, 256, 384
 # Of experts some have no block, first or last, and the last blocks have no expert.
-BLOCKS = [[0, 0, 1, 3], [1, 1, 2, 4, 4], [2], [4, 4], [0, 1, 2, 3, 3]]
+BLOCKS = [
+    [0, 0, 1, 3],
+    [1, 1, 2, 4, 4],
+    [2],
+    [4, 4],
+    [0, 1, 2, 3, 3],
+    [0, 1, 2, 3, 4, 4, 4, 4],
+    [1, 1, 3, 4, 4, 4, 4, 4],
+    [3, 3, 3, 3, 3, 4, 4, 4],
+    [4] * 8,
+]
 
 
 def results(expert: list[int]) -> list[np.ndarray]:
