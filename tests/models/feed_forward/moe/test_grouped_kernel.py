@@ -13,7 +13,8 @@ from layouts.layout import Layout
 from layouts.mesh import has_tpu_compiler, topology_mesh, uncached
 from models.feed_forward.mlp import Mlp
 from models.feed_forward.moe import grouped_matmul
-from models.feed_forward.moe.grouped_kernel import can_multiply, tile_of
+from models.feed_forward.moe.dispatch import block_slots
+from models.feed_forward.moe.grouped_kernel import can_multiply, tile_of, zeroing_blocks
 from models.feed_forward.moe.grouped_matmul import block_tokens, gated_product, grouped_product
 from models.feed_forward.moe.layer import Moe
 from models.feed_forward.moe.routing import TopK
@@ -85,6 +86,21 @@ def test_blocks_are_a_quarter_of_an_experts_tokens(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(grouped_matmul, "is_interpreted", lambda: True)
     sizes = [block_tokens(choices, 8) for choices in (4, 80, 1_024, 8_000, 65_536)]
     assert sizes == [16, 16, 32, 128, 512]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_each_expert_without_tokens_has_a_block_that_writes_its_zeros(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    count, used = 64, rng.integers(1, 65)
+    choices = rng.choice(rng.permutation(count)[:used], int(rng.integers(64, 4_000)))
+    _, expert_l = block_slots(jnp.asarray(choices), count, 16, spare=4)
+    has_block_e = jnp.isin(jnp.arange(count), expert_l)
+    number_l = np.asarray(zeroing_blocks(expert_l, has_block_e))
+    missing = set(range(count)) - set(choices.tolist())
+    assert {n - count for n in number_l.tolist() if n >= count} >= missing
+    # Of each expert all blocks follow each other: one that comes back would lose its sum.
+    runs = [n for i, n in enumerate(number_l % count) if i == 0 or n != number_l[i - 1] % count]
+    assert len(runs) == len(set(runs))
 
 
 def test_tiles_divide_axes() -> None:
