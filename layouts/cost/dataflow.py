@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import jax
 import numpy as np
 from jax.extend.core import Jaxpr, Literal, jaxprs_in_params
 
@@ -114,8 +115,8 @@ def places(aval: Any) -> tuple[Entry, ...]:
 
 
 def local_bytes(aval: Any, mesh: Mapping[str, int]) -> int:
-    """Counts the bytes of a tensor on one device."""
-    if not hasattr(aval, "shape"):
+    """Counts the bytes of a tensor on one device; none where it is in the host's memory."""
+    if not hasattr(aval, "shape") or getattr(aval, "memory_space", None) == jax.memory.Space.Host:
         return 0
     return local_size(aval, mesh) * getattr(aval.dtype, "itemsize", KEY_BYTES)
 

@@ -279,6 +279,15 @@ def test_a_row_of_32768_tokens_compiles_for_a_device() -> None:
     assert plan.work.kernels and plan.work.host_bytes == 0
 
 
+def test_a_trace_counts_no_memory_of_the_host() -> None:
+    mesh = abstract_mesh({"data": 4}, Topology.named("v5e:2x2").chip.kind)
+    here, there = (
+        estimate_step(long_row_step("auto", mesh, offloads)).memory.needed_bytes
+        for offloads in ((), ("layer_input",))
+    )
+    assert here - there >= 2 * 32_768 * 256 * 2  # the inputs of two layers
+
+
 @pytest.mark.skipif(not has_tpu_compiler(), reason="libtpu is not installed: pip install libtpu")
 def test_what_is_offloaded_waits_on_the_host() -> None:
     """Layer inputs in bfloat16; on a slow link to the host, they take the time of the step."""
