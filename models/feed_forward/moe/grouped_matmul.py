@@ -56,8 +56,9 @@ grouped_product.defvjp(
 def gated_product(h_lcf: Array, weights_efd: Array, expert_l: Array, gate_lc: Array) -> Array:
     """Multiplies each block by the weights of its expert, and each token's result by its gate.
 
-    The gradient of gates is computed from what comes back to the hidden layer, so that it needs no
-    result, and rematerialization computes none.
+    The gradient of gates is computed from the gradient of the hidden layer, so that it needs no
+    result, and rematerialization computes none.  A gate of 0 has the gradient 0, which its router
+    multiplies by the gate.
     """
     return times_gates(grouped_product(h_lcf, weights_efd, expert_l), gate_lc)
 
@@ -66,10 +67,13 @@ def _gated_backward(
     operands: tuple[Array, Array, Array, Array], dy_lcd: Array
 ) -> tuple[Array, Array, None, Array]:
     h_lcf, weights_efd, expert_l, gate_lc = operands
+    dy_lcd = times_gates(dy_lcd, gate_lc)
     dh_lcf = grouped_product(dy_lcd, weights_efd, expert_l, True)
-    dgate_lc = jnp.sum(h_lcf.astype(float) * dh_lcf.astype(float), axis=-1).astype(gate_lc.dtype)
-    dweights_efd = weight_gradient(h_lcf, times_gates(dy_lcd, gate_lc), weights_efd, expert_l)
-    return times_gates(dh_lcf, gate_lc), dweights_efd, None, dgate_lc
+    gated_lc = jnp.sum(h_lcf.astype(float) * dh_lcf.astype(float), axis=-1)
+    is_zero_lc = gate_lc == 0
+    dgate_lc = jnp.where(is_zero_lc, 0, gated_lc / jnp.where(is_zero_lc, 1, gate_lc).astype(float))
+    dweights_efd = weight_gradient(h_lcf, dy_lcd, weights_efd, expert_l)
+    return dh_lcf, dweights_efd, None, dgate_lc.astype(gate_lc.dtype)
 
 
 gated_product.defvjp(lambda *operands: (gated_product(*operands), operands), _gated_backward)
