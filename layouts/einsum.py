@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from layouts.reduction import like_sums, reduced_over, spec_of
-from layouts.shards import mesh_axes
+from layouts.reduction import like_sums, reduced_over
+from layouts.shards import mesh_axes, spec_of
 
 Array = jax.Array
 

@@ -14,8 +14,8 @@ from configs.errors import UserError
 from configs.spec import Count, spec
 from layouts import annotations, convolution, einsum, top_k
 from layouts.axes import SYNONYMS, Axis, alphabet
-from layouts.reduction import like_sums, reduced_over, spec_of
-from layouts.shards import mesh_axes, num_shards
+from layouts.reduction import like_sums, reduced_over
+from layouts.shards import mesh_axes, num_shards, spec_of
 
 Array = jax.Array
 Tree = TypeVar("Tree")
@@ -273,7 +273,7 @@ class Layout:
         place = self.place(axes)
         assert place[1] is None, "the axis that is gathered along must be replicated"
         # Other axes of x may have a mesh axis that the first one has in the index.
-        index = jax.sharding.reshard(index, jax.P(jax.typeof(x).sharding.spec[0], None))
+        index = jax.sharding.reshard(index, jax.P(spec_of(x)[0], None))
         # jnp.take_along_axis raises a ShardingTypeError where x is 1 x 1 (jax 0.10.2).
         return jax.vmap(lambda row, at: jnp.take(row, at, axis=0, mode="clip"))(x, index)
 
@@ -371,7 +371,7 @@ class Layout:
 
         def mapped(*operands: Array) -> Array:
             placed = tuple(
-                jax.typeof(operand).sharding.spec if axes == "*" else self.place(axes)
+                spec_of(operand) if axes == "*" else self.place(axes)
                 for operand, axes in zip(operands, terms.split(","), strict=True)
             )
             run = jax.shard_map(

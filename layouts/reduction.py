@@ -11,14 +11,9 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from layouts.shards import Entry, mesh_axes
+from layouts.shards import Entry, mesh_axes, spec_of
 
 Array = jax.Array
-
-
-def spec_of(x: Array) -> jax.P:
-    """Returns the placement of an array, also in a trace."""
-    return jax.typeof(x).sharding.spec
 
 
 def free_axes(place: jax.P, over: Iterable[str]) -> frozenset[str]:

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from layouts.layout import Layout
-from layouts.shards import mesh_axes
+from layouts.shards import mesh_axes, spec_of
 
 Array = jax.Array
 
@@ -19,7 +19,7 @@ def segment_sum(
     operands, out_axes = equation.split("->")
     axes, id_axes = operands.split(",")
     kept_axes = out_axes[1:]
-    place = dict(zip(axes, jax.typeof(data).sharding.spec, strict=True))
+    place = dict(zip(axes, spec_of(data), strict=True))
     id_place = jax.P(*(place[letter] for letter in id_axes))
     summed_over = tuple(
         name for letter in axes if letter not in kept_axes for name in mesh_axes(place[letter])

@@ -11,6 +11,11 @@ Array = jax.Array
 Entry = str | tuple[str, ...] | None  # of a jax.P
 
 
+def spec_of(x: Array) -> jax.P:
+    """Returns the placement of an array, also in a trace."""
+    return jax.typeof(x).sharding.spec
+
+
 def mesh_axes(entry: Entry) -> tuple[str, ...]:
     """Returns the mesh axes that one axis of a placement is split over."""
     return (entry,) if isinstance(entry, str) else entry or ()

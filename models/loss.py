@@ -10,7 +10,8 @@ import jax
 import jax.numpy as jnp
 
 from layouts.layout import Layout
-from layouts.reduction import scaled, spec_of, zero_gradient
+from layouts.reduction import scaled, zero_gradient
+from layouts.shards import spec_of
 
 Array = jax.Array
 

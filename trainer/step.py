@@ -14,8 +14,8 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding
 from layouts.layout import Layout
 from layouts.mesh import use_mesh
 from layouts.padding import without_padding
-from layouts.reduction import defer_sum, spec_of, zero_gradient
-from layouts.shards import mesh_axes
+from layouts.reduction import defer_sum, zero_gradient
+from layouts.shards import mesh_axes, spec_of
 from models.api import Batch, Model, Params
 from models.loss import Criterion, LossSums, source_token_weight
 from trainer.optimizers.optimizer import OptimizerSpec

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from layouts.layout import Layout
-from layouts.shards import mesh_axes
+from layouts.shards import mesh_axes, spec_of
 from models.api import Batch, Cache, Decodable, step_layout
 from models.decoding.caches import HypothesisCaches, ModelStep, repeat
 
@@ -115,11 +115,6 @@ def splits_batch_alone(layout: Layout, params: Any) -> bool:
     entries = itertools.chain.from_iterable(map(spec_of, jax.tree.leaves(params)))
     over_weights = set(itertools.chain.from_iterable(map(mesh_axes, entries)))
     return bool(split) and split <= {*mesh_axes(layout.place("B")[0])} - over_weights
-
-
-def spec_of(array: Array) -> jax.P:
-    """Returns the partition spec of an array."""
-    return jax.typeof(array).sharding.spec
 
 
 def generate_together(

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 
 from layouts.axes import letters_of
 from layouts.layout import Layout
+from layouts.shards import spec_of
 from models.api import Cache, Decodable, step_layout
 from models.decoding.generate import DecodeInputs, is_end, prefill
 from models.decoding.sampling import (
@@ -288,7 +289,7 @@ def put_rows(
         at = (*(slice(None),) * batch, slots)
         return old.at[at].set(new, mode="drop")
 
-    spec = jax.typeof(old).sharding.spec
+    spec = spec_of(old)
     placed = jax.sharding.auto_axes(put, out_sharding=spec) if any(spec) else put
     return placed(old, new, slots_B, slots_B if position_BM is None else position_BM)
 
@@ -313,6 +314,6 @@ def move_rows(slots_B: Array, cache_index: Array, length: int, old: Array, axes:
             new, [(max(length - before, 0) * (axis == memory), 0) for axis in range(new.ndim)]
         )
 
-    spec = jax.typeof(old).sharding.spec
+    spec = spec_of(old)
     placed = jax.sharding.auto_axes(move, out_sharding=spec) if any(spec) else move
     return placed(old, slots_B, cache_index)

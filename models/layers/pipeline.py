@@ -17,7 +17,7 @@ import jax.numpy as jnp
 
 from layouts.einsum import platform
 from layouts.layout import Layout, parse_rules
-from layouts.shards import mesh_axes, num_shards, ppermute
+from layouts.shards import mesh_axes, num_shards, ppermute, spec_of
 
 Array = jax.Array
 Tree = Any  # of arrays
@@ -237,7 +237,7 @@ def by_microbatch(x: Array, delay: Array | int, schedule: Schedule) -> Array:
 
 def reshape_first(x: Array, count: int, shape: tuple[int, ...]) -> Array:
     """Reshapes the first axes of x, which are whole; one of their new sizes is -1."""
-    rest, remaining = jax.typeof(x).sharding.spec[count:], -math.prod(x.shape[:count])
+    rest, remaining = spec_of(x)[count:], -math.prod(x.shape[:count])
     sizes = tuple(remaining // math.prod(shape) if size == -1 else size for size in shape)
     place = jax.P(*[None] * len(sizes), *rest)
     return jax.lax.reshape(x, (*sizes, *x.shape[count:]), out_sharding=place)
@@ -245,7 +245,7 @@ def reshape_first(x: Array, count: int, shape: tuple[int, ...]) -> Array:
 
 def without_axes(x: Array, axes: tuple[str, ...], first: tuple[str, ...] | None = None) -> Array:
     """Gathers x over these mesh axes, but splits its first axis over `first`, if that is given."""
-    entries = jax.typeof(x).sharding.spec
+    entries = spec_of(x)
     rest = [tuple(name for name in mesh_axes(entry) if name not in axes) for entry in entries]
     if first is not None:
         rest[0] = first
@@ -264,7 +264,7 @@ def is_repeated(x: Array) -> bool:
 
 def repeat(x: Array, axes: tuple[str, ...]) -> Array:
     """Repeats x along a new first axis, once for each stage."""
-    place = jax.P(axes, *jax.typeof(x).sharding.spec)
+    place = jax.P(axes, *spec_of(x))
     shape = (num_shards(axes), *x.shape)
     return jax.lax.broadcast_in_dim(x, shape, range(1, len(shape)), out_sharding=place)
 

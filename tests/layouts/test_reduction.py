@@ -10,8 +10,8 @@ import pytest
 from layouts.layout import Layout
 from layouts.mesh import make_mesh
 from layouts.padding import with_padding
-from layouts.reduction import defer_sum, scaled, spec_of, zero_gradient
-from layouts.shards import mesh_axes
+from layouts.reduction import defer_sum, scaled, zero_gradient
+from layouts.shards import mesh_axes, spec_of
 
 ROWS, LENGTH, WIDTH, HIDDEN = 8, 4, 12, 6
 LAYOUTS = {

@@ -7,6 +7,7 @@ import jax
 import optax
 from flax import traverse_util
 
+from layouts.shards import spec_of
 from models.api import WeightInfo
 from trainer.optimizers.schedules import Schedule
 
@@ -78,7 +79,7 @@ def placed_by_compiler(
     """
 
     def update(updates: Tree, state: Tree, params: Tree) -> tuple[Tree, Tree]:
-        out = jax.tree.map(lambda x: jax.typeof(x).sharding.spec, (updates, state))
+        out = jax.tree.map(spec_of, (updates, state))
         return jax.sharding.auto_axes(transform.update, out_sharding=out)(updates, state, params)
 
     return optax.GradientTransformation(transform.init, update)

@@ -17,8 +17,8 @@ import jax.numpy as jnp
 
 from layouts.layout import Layout
 from layouts.random_bytes import random_bytes_of_rows, random_bytes_of_shard, seed_of
-from layouts.reduction import reduced_over, spec_of
-from layouts.shards import gather_shard, is_gatherable, mesh_axes, num_shards, shard_index
+from layouts.reduction import reduced_over
+from layouts.shards import gather_shard, is_gatherable, mesh_axes, num_shards, shard_index, spec_of
 from models.dropout import drop
 from models.feed_forward.mlp import Mlp
 from models.feed_forward.moe.exchange import Exchange
