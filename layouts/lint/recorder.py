@@ -267,7 +267,11 @@ def read_trace(jaxpr: Jaxpr, declared: tuple[Axis, ...]) -> tuple[list[Tensor], 
             axes, flops = letters_of_type(out.aval, declared), flops_of(eqn)
             name = f"{axes} at {line}"
             if flops is not None:
-                left, right = (letters_of_type(operand.aval, declared) for operand in eqn.invars)
+                left, right = (
+                    letters_of_type(operand.aval, declared)
+                    + varying_letters(operand.aval, declared)
+                    for operand in eqn.invars
+                )
                 equation = f"{left},{right}->{axes}"
                 name = f"{equation} at {line}"
                 in_layers = LAYERS in str(eqn.source_info.name_stack).split("/")
@@ -294,6 +298,13 @@ def letters_of_type(aval: Any, declared: tuple[Axis, ...]) -> str:
     by_name = alphabet(declared).by_name
     names = (None if entry is None else mesh_axes(entry)[0] for entry in places(aval))
     return "".join("_" if name is None else by_name[name.rstrip(STORED)].letter for name in names)
+
+
+def varying_letters(aval: Any, declared: tuple[Axis, ...]) -> str:
+    """Returns the letters over whose devices a tensor differs inside a `shard_map`."""
+    by_name = alphabet(declared).by_name
+    names = getattr(aval, "manual_axis_type", None) and aval.manual_axis_type.varying
+    return "".join(sorted({by_name[name.rstrip(STORED)].letter for name in names or ()}))
 
 
 def is_of_layouts(eqn: Any) -> bool:

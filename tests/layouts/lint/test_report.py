@@ -319,6 +319,22 @@ BJQLM,BJMK->BJQLK at models/attention/plain.py and 7 more.
     assert half.legal == {"rules": ("heads:model", "d_ff:model")}
 
 
+def test_products_of_dropless_experts_are_split_as_their_tokens_are() -> None:
+    """They are inside a `shard_map`, whose types have no letters."""
+    moe = Moe(experts=4, d_ff=96, dispatch="dropless")
+    record = recorded(dataclasses.replace(SPLITTABLE, pattern=(Block(feed_forward=moe),)), 8, 24)
+    assert "idle-mesh-axis" not in codes(problems("batch:data", "data:8", record=record))
+    (idle,) = (
+        problem
+        for problem in problems("heads:model", "data:1,model:4", record=record)
+        if problem.code == "idle-mesh-axis"
+    )
+    assert "grouped_matmul.py" in idle.message
+    for rules in ("experts:model;batch:model", "d_ff:model"):
+        reported = problems(rules, "data:1,model:4", record=record)
+        assert not any("grouped_matmul.py" in problem.message for problem in reported)
+
+
 def test_replicated_weights_are_one_warning_with_the_rule_that_splits_them() -> None:
     (warning,) = problems("batch:data", "data:8")
     assert (warning.code, warning.subject) == ("replicated-weights", "weights")
