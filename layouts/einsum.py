@@ -16,6 +16,7 @@ from layouts.reduction import like_sums, reduced_over
 from layouts.shards import mesh_axes, spec_of
 
 Array = jax.Array
+OLD_TPUS = ("TPU v2", "TPU v3")  # their compiler has no products in kernels
 
 
 def einsum(
@@ -65,6 +66,14 @@ def align_tokens(
 def mesh_device() -> jax.sharding.AbstractDevice | None:
     """Describes the devices of the mesh that is set, all of one kind; None where it has none."""
     return jax.sharding.get_abstract_mesh().abstract_device
+
+
+def has_tpu_kernels() -> bool:
+    """Tells whether the devices of the mesh that is set are TPUs with products in kernels."""
+    device = mesh_device()
+    if device is None or device.platform != "tpu":
+        return False
+    return not device.device_kind.startswith(OLD_TPUS)
 
 
 def platform() -> str | None:

@@ -144,10 +144,15 @@ def test_kernels_in_bfloat16_attend_as_plain_attention_does(
         wide = [x.astype(jnp.float32) for x in arrays]
         with jax.default_matmul_precision("highest"):
             expected = jax.jit(functools.partial(gradients, plain))(*wide)
-        for kernel in kernels_of_mesh(interpreted=False):
-            can = kernel.name == "mosaic" or name in ("causal", "encoder")
-            if missing(kernel.name) or not can:
-                continue
+        kernels = [
+            kernel
+            for kernel in kernels_of_mesh(interpreted=False)
+            if kernel.name != "triton" or name in ("causal", "encoder")
+            if missing(kernel.name) is None
+        ]
+        if not kernels:
+            pytest.skip("no kernel here computes this attention")
+        for kernel in kernels:
             attend = functools.partial(
                 flash_attention,
                 WHOLE,

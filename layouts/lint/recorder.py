@@ -303,8 +303,8 @@ def letters_of_type(aval: Any, declared: tuple[Axis, ...]) -> str:
 def varying_letters(aval: Any, declared: tuple[Axis, ...]) -> str:
     """Returns the letters over whose devices a tensor differs inside a `shard_map`."""
     by_name = alphabet(declared).by_name
-    names = getattr(aval, "manual_axis_type", None) and aval.manual_axis_type.varying
-    return "".join(sorted({by_name[name.rstrip(STORED)].letter for name in names or ()}))
+    names = aval.manual_axis_type.varying
+    return "".join(sorted({by_name[name.rstrip(STORED)].letter for name in names}))
 
 
 def is_of_layouts(eqn: Any) -> bool:

@@ -10,19 +10,18 @@ from typing import Literal, NamedTuple
 
 import jax
 
-from layouts.einsum import mesh_device
+from layouts.einsum import has_tpu_kernels, mesh_device
 from layouts.layout import Layout
 from layouts.shards import mesh_axes, num_shards
-from models.attention.mosaic import missing_kernel, mosaic_attention
+from models.attention.mosaic import missing_mosaic, mosaic_attention
 from models.attention.splash import splash_attention
-from models.attention.triton import missing_kernels, triton_attention
+from models.attention.triton import missing_triton, triton_attention
 
 Array = jax.Array
 Implementation = Literal["auto", "plain", "flash"]
 KernelName = Literal["splash", "mosaic", "triton"]
 GPU_KERNELS: tuple[KernelName, ...] = ("mosaic", "triton")
 ALL: tuple[KernelName, ...] = ("splash", *GPU_KERNELS)
-OLD_TPUS = ("TPU v2", "TPU v3")  # their compiler has no products in kernels
 NEW_GPUS = ("NVIDIA",)  # those before Ampere have the names Tesla and Quadro
 HOPPERS = ("NVIDIA H", "NVIDIA GH")  # H100, H200, H20, GH200
 BLOCK = 128
@@ -186,7 +185,7 @@ def choose(call: Call) -> Choice:
 
 def missing(name: KernelName) -> str | None:
     """Returns why a kernel cannot be used by any attention, or None."""
-    checks = {"mosaic": missing_kernel, "triton": missing_kernels}
+    checks = {"mosaic": missing_mosaic, "triton": missing_triton}
     return checks[name]() if name in checks else None
 
 
@@ -202,7 +201,7 @@ def kernels_of_mesh(*, interpreted: bool) -> tuple[Kernel, ...]:
     device = mesh_device()
     if device is None:
         return ()
-    if device.platform == "tpu" and not device.device_kind.startswith(OLD_TPUS):
+    if has_tpu_kernels():
         return (Kernel("splash"),)
     if device.platform == "gpu" and device.device_kind.startswith(NEW_GPUS):
         is_hopper = device.device_kind.startswith(HOPPERS)

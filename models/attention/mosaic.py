@@ -74,7 +74,7 @@ def key_ranges(segments_BL: Array, window: int | None) -> tuple[Array, Array]:
     return first_BL, jax.lax.cummin(end_BL, axis=1, reverse=True)
 
 
-def missing_kernel() -> str | None:
+def missing_mosaic() -> str | None:
     """Returns why tokamax's kernel cannot be used, or None.  It asks the GPU what it can."""
     if importlib.util.find_spec(PACKAGE) is None:
         return f"{PACKAGE} is not installed, whose kernel is faster"

@@ -57,7 +57,7 @@ def triton_attention(
     return jnp.swapaxes(y_BLHK, 1, 2).reshape(q_BJQLK.shape)
 
 
-def missing_kernels() -> str | None:
+def missing_triton() -> str | None:
     """Returns why JAX's kernels cannot be used, or None.  Since JAX 0.12 they are deprecated."""
     try:
         spec = importlib.util.find_spec(MODULE)

@@ -1,7 +1,8 @@
 """Multiplies blocks of tokens, each with the weights of its expert, in kernels for TPUs.
 
-Weights stay on the chip while blocks of one expert follow each other, and blocks without an expert
-cost nothing.  Gale et al. 2022 (MegaBlocks).
+Blocks without an expert are not multiplied.  Where the summed axis is one tile, weights stay on the
+chip while blocks of one expert follow each other; else each block reads them.  Gale et al. 2022
+(MegaBlocks).
 """
 
 from typing import Any

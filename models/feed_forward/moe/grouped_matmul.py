@@ -5,7 +5,7 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from layouts.einsum import mesh_device
+from layouts.einsum import has_tpu_kernels
 from models.feed_forward.moe.grouped_kernel import (
     MIN_TOKENS,
     can_multiply,
@@ -15,7 +15,6 @@ from models.feed_forward.moe.grouped_kernel import (
 
 Array = jax.Array
 MAX_BLOCK, MAX_KERNEL_BLOCK = 128, 512  # tokens
-OLD_TPUS = ("TPU v2", "TPU v3")  # their compiler has no products in kernels
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
@@ -113,9 +112,7 @@ def block_tokens(choices: int, experts: int) -> int:
 
 def has_kernels() -> bool:
     """Tells whether the devices have kernels for grouped products."""
-    if (device := mesh_device()) is None or is_interpreted():
-        return is_interpreted()
-    return device.platform == "tpu" and not device.device_kind.startswith(OLD_TPUS)
+    return is_interpreted() or has_tpu_kernels()
 
 
 def is_interpreted() -> bool:

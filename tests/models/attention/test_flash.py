@@ -258,7 +258,7 @@ def test_on_a_hopper_tokamax_computes_what_it_can(monkeypatch: pytest.MonkeyPatc
     hopper = "NVIDIA H100 80GB HBM3", "gpu"
     bfloat16 = {"spec": {"precision": Precision(compute="bfloat16")}}
     assert "GPU" in chosen(*hopper).reason or "not installed" in chosen(*hopper).reason
-    monkeypatch.setattr(flash, "missing_kernel", lambda: None)
+    monkeypatch.setattr(flash, "missing_mosaic", lambda: None)
     assert chosen(*hopper, **bfloat16) == Choice(Kernel("mosaic"))
     assert chosen("NVIDIA A100", "gpu", **bfloat16) == Choice(Kernel("triton"))
     wide = chosen(*hopper)
