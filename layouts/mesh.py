@@ -1,12 +1,9 @@
-"""Makes meshes of devices; sets up processes, virtual devices and the compilation cache."""
+"""Makes meshes of devices; sets up virtual devices and the compilation cache."""
 
 import contextlib
-import importlib.util
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from importlib.metadata import entry_points
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -20,33 +17,11 @@ from layouts.layout import Layout, pairs
 from layouts.shards import mesh_axes
 from layouts.slices import side_by_side, slice_counts, slices_of
 
-# Without the first three libtpu asks the network what machine it is on; with the last, several
-# processes may compile at once.
-LIBTPU = {
-    "TPU_SKIP_MDS_QUERY": "1",
-    "TPU_ACCELERATOR_TYPE": "v4-8",
-    "TPU_WORKER_HOSTNAMES": "localhost",
-    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
-}
-TPU_FILES = ("accel[0-9]*", "vfio/[0-9]*")  # of older chips, of newer ones
-
 
 def simulate_devices(count: int) -> None:
     """Simulates `count` CPU devices on this machine.  Call it before the first use of jax."""
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", count)
-
-
-def leave_absent_tpus(device_files: Path = Path("/dev")) -> None:
-    """Keeps JAX from starting the TPU runtime where libtpu is installed and no TPU is.
-
-    libtpu compiles plans there; started, it searches for TPUs and prints that it finds none.
-    """
-    if jax.config.values["jax_platforms"] or not has_tpu_compiler():
-        return  # someone, or JAX itself on the host of a TPU, has chosen
-    has_tpus = any(next(device_files.glob(name), None) for name in TPU_FILES)
-    if not has_tpus and not entry_points(group="jax_plugins"):  # such as that of CUDA
-        jax.config.update("jax_platforms", "cpu")
 
 
 def cache_compilations() -> None:
@@ -184,30 +159,6 @@ def abstract_mesh(
         axis_types=(AxisType.Explicit,) * len(sizes),
         abstract_device=device,
     )
-
-
-def topology_mesh(topology: str, sizes: dict[str, int], order: str | None = None) -> Mesh:
-    """Makes a mesh of TPU devices that are not there, to compile for.  Needs libtpu."""
-    from jax.experimental import topologies
-
-    for name, value in LIBTPU.items():
-        os.environ.setdefault(name, value)
-    try:
-        description = topologies.get_topology_desc(platform="tpu", topology_name=topology)
-    except jax.errors.JaxRuntimeError as error:
-        raise UserError(f"--topology={topology}: the TPU compiler rejects it: {error}") from None
-    if len(description.devices) != math.prod(sizes.values()):
-        raise UserError(
-            f"--topology={topology}: the TPU compiler knows it as "
-            f"{len(description.devices)} devices, not {math.prod(sizes.values())} of whole "
-            "chips.  Add --analytic, or choose v5p."
-        )
-    return mesh_of_devices(description.devices, sizes, order)
-
-
-def has_tpu_compiler() -> bool:
-    """Returns whether libtpu is installed."""
-    return importlib.util.find_spec("libtpu") is not None
 
 
 def use_mesh(mesh: Mesh | AbstractMesh) -> contextlib.AbstractContextManager[Any]:

@@ -49,10 +49,10 @@ def start_devices(flags: DeviceFlags | None = None) -> None:
             flags.distributed, flags.coordinator_address, flags.process_count,
             flags.process_index, flags.start_timeout_s,
         )  # fmt: skip
-    from layouts import mesh
+    from layouts import absent_devices, mesh
 
     mesh.cache_compilations()
-    mesh.leave_absent_tpus()
+    absent_devices.leave_absent_devices()
     if flags is not None and flags.simulate_devices is not None:
         mesh.simulate_devices(flags.simulate_devices)
     if process is not None:

@@ -39,7 +39,8 @@ class Chip(NamedTuple):
 
 
 # A chip has two links along each axis of the torus.  Clocks of v4 and later are the peak over the
-# FLOPs of a cycle: 2 x 128 x 128 x matrix units, of v6e 2 x 256 x 256 x 4, as its compiler counts.
+# FLOPs of a cycle: 2 x 128 x 128 x matrix units, of v6e and of a core of tpu7x 2 x 256 x 256 x 4,
+# as their compilers count.
 JOUPPI = "Jouppi et al. 2020, A Domain-Specific Supercomputer for Training, table 3"
 CLOUD = "docs.cloud.google.com/tpu/docs"
 CHIPS = {
@@ -49,6 +50,7 @@ CHIPS = {
     "v5e": Chip("TPU v5 lite", 1, 197e12, 1500e6, 16 * GIB, 819e9, 50e9, 2, 16, f"{CLOUD}/v5e"),
     "v5p": Chip("TPU v5", 1, 459e12, 1750e6, 95 * GIB, 2765e9, 100e9, 3, 4, f"{CLOUD}/v5p"),
     "v6e": Chip("TPU v6 lite", 1, 918e12, 1750e6, 32 * GIB, 1638e9, 100e9, 2, 16, f"{CLOUD}/v6e"),
+    "tpu7x": Chip("TPU7x", 2, 1153.5e12, 2200e6, 96 * GIB, 3690e9, 100e9, 3, 4, f"{CLOUD}/tpu7x"),
 }
 
 # GPUs of one node are joined by a switch: a "link" is all that one sends through it.  No compiler
@@ -61,11 +63,28 @@ GPUS = {
 }
 GPUS_OF_A_NODE = (1, 2, 4, 8)
 
-# Of the data center's network between slices, in one direction: a chip's share of what these pages
-# give for a pod of 256 chips, and of v5p for a chip, in bytes/s.  For v2 to v4 they give none.
-# Between nodes each GPU has an adapter of 400 Gbit/s.
+
+class GpuTarget(NamedTuple):
+    """Describes what the compiler asks of a GPU besides memory."""
+
+    cores: int  # streaming multiprocessors
+    capability: int  # major number of the compute capability
+    clock_ghz: float
+    cache_bytes: int  # of the second level
+
+
+# NVIDIA's white papers of the H100 and of Blackwell.
+GPU_TARGETS = {
+    "NVIDIA H100": GpuTarget(132, 9, 1.98, 50 * 2**20),
+    "NVIDIA H200": GpuTarget(132, 9, 1.98, 50 * 2**20),
+    "NVIDIA B200": GpuTarget(148, 10, 1.965, 126 * 2**20),
+}
+
+# Of the data center's network between slices, in one direction and bytes/s: a chip's share of what
+# these pages give for a pod of 256 chips, and of v5p and tpu7x for a chip.  For v2 to v4 they give
+# none.  Between nodes each GPU has an adapter of 400 Gbit/s.
 NETWORK_BANDWIDTH = {
-    **{"v5e": 6.4e12 / 8 / 256, "v5p": 50e9 / 8, "v6e": 25.6e12 / 8 / 256},
+    **{"v5e": 6.4e12 / 8 / 256, "v5p": 50e9 / 8, "v6e": 25.6e12 / 8 / 256, "tpu7x": 100e9 / 8},
     **dict.fromkeys(GPUS, 400e9 / 8),
 }
 

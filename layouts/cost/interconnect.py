@@ -216,7 +216,7 @@ class Topology:
         return chip_bytes * crossing / link
 
 
-# docs.cloud.google.com/tpu/docs/ v2, v3, v4, v5e, v5p and v6e, and, for 4x8 and 8x16 of v3,
+# docs.cloud.google.com/tpu/docs/ v2, v3, v4, v5e, v5p, v6e and tpu7x, and, for 4x8 and 8x16 of v3,
 # docs.cloud.google.com/kubernetes-engine/docs/concepts/plan-tpus.  Read on 23 November 2026.
 OF_256_CHIPS = "1x1 2x2 2x4 4x4 4x8 8x8 8x16 16x16"
 WITHIN_A_CUBE = "2x2x1 2x2x2 2x2x4 2x4x4"
@@ -227,10 +227,11 @@ SHAPES = {
     "v5e": OF_256_CHIPS,
     "v5p": WITHIN_A_CUBE,
     "v6e": OF_256_CHIPS,
+    "tpu7x": WITHIN_A_CUBE,
 }
 # Larger slices of these consist of whole cubes, AxBxC with A <= B <= C.
 CUBE_SIDE = 4
-MAX_CHIPS_OF_CUBES = {"v4": 4096, "v5p": 6144}
+MAX_CHIPS_OF_CUBES = {"v4": 4096, "v5p": 6144, "tpu7x": 9216}
 # Not offered: the eight chips on which the Giant Models guide serves its 64B (section 3.2).
 PUBLISHED = {"v3:4x2"}
 MAX_NEARBY = 4  # in a message

@@ -50,6 +50,12 @@ class Instruction:
         match = re.search(rf"\b{name}=(\d+)", self.rest)
         return int(match[1]) if match else None
 
+    @property
+    def number_in_parentheses(self) -> int | None:
+        """Returns the value of an integer constant, or the position of a parameter."""
+        match = re.match(r"(\d+)\)", self.rest)
+        return int(match[1]) if match else None
+
 
 Computation = dict[str, Instruction]
 

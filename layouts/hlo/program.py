@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from layouts.cost.collectives import KINDS, Collective
+from layouts.cost.jaxpr_cost import OpCost
 from layouts.hlo.parser import (
     Computation,
     Instruction,
@@ -21,7 +22,12 @@ from layouts.hlo.parser import (
 FUSED_REDUCE_SCATTER = "all-reduce-scatter"  # the TPU compiler's fusion of all-reduce and slice
 # Names of fusions, on TPUs, that start, continue or end a collective and compute something else.
 ASYNC_FUSION = re.compile(r"async[-_]collective")
-KERNEL = 'custom_call_target="tpu_custom_call"'
+# What Pallas calls become on TPUs, and on GPUs by Triton and by Mosaic.
+KERNEL = re.compile(r'custom_call_target="(tpu_custom_call|__gpu\$xla\.gpu\.triton|mosaic_gpu\w*)"')
+# Instructions that neither compute nor move anything in memory; what they call is counted itself.
+FREE = ("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "while", "call",
+        "conditional", "after-all", "partition-id", "replica-id", "opt-barrier")  # fmt: skip
+SLICING = ("dynamic-slice", "slice", "gather")  # which read a part of their first operand
 
 
 class ExecutedInstruction(NamedTuple):
@@ -176,8 +182,60 @@ class CompiledText:
                 executed.times,
             )
             for executed in self.executed
-            if KERNEL in (instruction := executed.instruction).rest
+            if KERNEL.search((instruction := executed.instruction).rest)
         ]
+
+    @functools.cached_property
+    def ops(self) -> list[OpCost]:
+        """Lists what a GPU runs for a step outside of Pallas calls: fusions and single operations.
+
+        Their cost follows from FLOPs and bytes: the compiler estimates no cycles.
+        """
+        return [
+            OpCost(self._flops(executed), self._moved_bytes(executed), 0, executed.times)
+            for executed in self.executed
+            if executed.fused_in is None
+            and executed.instruction.opcode not in FREE
+            and collective_kind(executed.instruction) is None
+            and not executed.instruction.opcode.endswith(("-start", "-done", "-update"))
+            and not KERNEL.search(executed.instruction.rest)
+        ]
+
+    def _flops(self, executed: ExecutedInstruction) -> int:
+        """Counts the FLOPs of the products of an instruction, once."""
+        inner = (self._walk(self.computations[c], 1, None) for c in called(executed.instruction))
+        outer = product_flops(executed.instruction, executed.computation)
+        return outer + sum(map(total_flops, inner))
+
+    def _moved_bytes(self, executed: ExecutedInstruction) -> int:
+        """Counts the bytes that an instruction reads and writes.
+
+        A fusion that slices an operand reads the slice, and one that updates a part of an operand
+        in place writes the part.
+        """
+        instruction, computation = executed.instruction, executed.computation
+        operands = [computation[name].bytes for name in instruction.operands]
+        if instruction.opcode in SLICING:
+            return 2 * instruction.bytes
+        if instruction.opcode == "dynamic-update-slice":
+            return 2 * operands[1]
+        if instruction.opcode != "fusion":
+            return sum(operands) + instruction.bytes
+        body = self.computations[called(instruction)[0]]
+        written_bytes = instruction.bytes
+        for parameter in body.values():
+            if parameter.opcode != "parameter":
+                continue
+            uses = [user for user in body.values() if parameter.name in viewed(user, body)]
+            if not uses or any(viewed(user, body)[0] != parameter.name for user in uses):
+                continue
+            if all(user.opcode in SLICING for user in uses):
+                operands[parameter.number_in_parentheses or 0] = sum(user.bytes for user in uses)
+            elif all(user.opcode == "dynamic-update-slice" for user in uses):
+                operands[parameter.number_in_parentheses or 0] = 0
+                update_bytes = sum(body[user.operands[1]].bytes for user in uses)
+                written_bytes += update_bytes - parameter.bytes
+        return sum(operands) + max(written_bytes, 0)
 
     def _has_product(self, instruction: Instruction) -> bool:
         if instruction.opcode in ("dot", "convolution"):
@@ -196,8 +254,8 @@ class CompiledText:
         channels = set[int | None]()
         for executed in self.executed:
             instruction, fusion = executed.instruction, executed.fused_in
-            kind = instruction.opcode.removesuffix("-start").removeprefix("ragged-")
-            if kind not in KINDS:
+            kind = collective_kind(instruction)
+            if kind is None:
                 continue
             axes, group = group_axes(instruction, mesh)
             if group == 1:
@@ -208,10 +266,10 @@ class CompiledText:
             is_ragged = instruction.opcode.startswith("ragged-")
             size = min(sizes[:2]) if is_ragged else sum(sizes)
             size *= group if kind == "all-gather" else 1
-            overlaps = instruction.opcode.endswith("-start")
+            overlaps = instruction.name in self.overlapped
             origin = instruction
             if fusion is not None:
-                overlaps |= fusion.opcode == "async-start"
+                overlaps |= fusion.name in self.overlapped
                 names = (fusion.name, fusion.attribute("calls") or "")
                 if any(ASYNC_FUSION.match(name) for name in names):
                     channel = instruction.number("channel_id")
@@ -227,6 +285,20 @@ class CompiledText:
             )
         return collectives
 
+    @functools.cached_property
+    def overlapped(self) -> set[str]:
+        """Names the starts of transfers before whose ends something else runs."""
+        names = set[str]()
+        for computation in self.computations.values():
+            running = set[str]()
+            for instruction in computation.values():  # in the order of the schedule
+                running -= {*instruction.operands}
+                if instruction.opcode.endswith("-start"):
+                    running.add(instruction.name)
+                elif instruction.opcode not in FREE or called(instruction):
+                    names |= running
+        return names
+
     def source(self, instruction: Instruction) -> str:
         """Returns the line of the model, and the equation, that an instruction was made for."""
         frame = re.search(r"stack_frame_id=(\d+)", instruction.rest)
@@ -234,6 +306,22 @@ class CompiledText:
         name = equation(instruction.op_name) or instruction.name
         backward = " (backward)" * ("transpose(" in instruction.op_name)
         return f"{line} {name}".strip() + backward
+
+
+def collective_kind(instruction: Instruction) -> str | None:
+    """Returns what kind of collective an instruction is or starts; None for anything else."""
+    kind = instruction.opcode.removesuffix("-start").removeprefix("ragged-")
+    return kind if kind in KINDS else None
+
+
+def viewed(user: Instruction, computation: Computation) -> list[str]:
+    """Names the operands of an instruction, without the bitcasts between; a bitcast has none."""
+    names = []
+    for name in user.operands if user.opcode != "bitcast" else ():
+        while computation[name].opcode == "bitcast":
+            name = computation[name].operands[0]
+        names.append(name)
+    return names
 
 
 def copied(name: str, computation: Computation) -> Instruction:
@@ -247,8 +335,7 @@ def copied(name: str, computation: Computation) -> Instruction:
 def constant(name: str, computation: Computation) -> int | None:
     """Returns the value of an integer constant; None for anything else."""
     instruction = copied(name, computation)
-    number = re.match(r"(\d+)\)", instruction.rest)
-    return int(number[1]) if instruction.opcode == "constant" and number else None
+    return instruction.number_in_parentheses if instruction.opcode == "constant" else None
 
 
 def equation(op_name: str) -> str:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 AXIS = "all"
 KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
-Chip = Literal["v2", "v3", "v4", "v5e", "v5p", "v6e", "h100", "h200", "b200"]
+Chip = Literal["v2", "v3", "v4", "v5e", "v5p", "v6e", "tpu7x", "h100", "h200", "b200"]
 OTHER_SLICES = {"v3": ("v3:2x4",)}  # 16 cores, with which GShard's figure begins
 MAX_DEVICES = 4096  # of the slices of a chip
 MEGABYTE = 10**6
@@ -273,7 +273,7 @@ def benchmark(flags: Flags) -> None:
 
     from configs.paths import path_of
     from data.storage.files import atomic_write
-    from layouts import mesh
+    from layouts import absent_devices
     from scripts.commands.common import write_json
     from scripts.commands.planning.inputs import parse_topology
     from scripts.terminal import print_note
@@ -294,7 +294,7 @@ def benchmark(flags: Flags) -> None:
     device, here = None, list[Row]()
     if not flags.predict_only:
         jax.config.update("jax_num_cpu_devices", flags.simulate_devices)
-        mesh.leave_absent_tpus()
+        absent_devices.leave_absent_devices()
         devices = len(jax.devices())
         counts = sorted({*(2**i for i in range(1, devices.bit_length())), devices} - {1})
         here = [measure_call(*call) for call in itertools.product(KINDS, sizes, counts)]

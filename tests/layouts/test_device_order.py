@@ -9,6 +9,7 @@ import pytest
 from jax.sharding import AxisType, Mesh
 
 from configs.errors import UserError
+from layouts.absent_devices import has_compiler, topology_mesh
 from layouts.cost.interconnect import Topology
 from layouts.cost.step_time import coordinates
 from layouts.device_order import (
@@ -21,7 +22,7 @@ from layouts.device_order import (
 )
 from layouts.layout import Layout
 from layouts.lint.report import lint
-from layouts.mesh import has_tpu_compiler, in_order, make_mesh, topology_mesh
+from layouts.mesh import in_order, make_mesh
 from tests.layouts.lint.recorded import recorded
 from tests.toys import SPLITTABLE
 
@@ -156,13 +157,7 @@ def test_the_order_of_devices_changes_no_result() -> None:
         np.testing.assert_array_equal(result, other)
 
 
-@pytest.mark.skipif(not has_tpu_compiler(), reason="libtpu is not installed: pip install libtpu")
-def test_a_slice_that_the_compiler_knows_by_its_cores_is_refused() -> None:
-    with pytest.raises(UserError, match=r"as 16 devices, not 8 of whole chips\.  Add --analytic"):
-        topology_mesh("v4:2x2x2", {"data": 8})
-
-
-@pytest.mark.skipif(not has_tpu_compiler(), reason="libtpu is not installed: pip install libtpu")
+@pytest.mark.skipif(not has_compiler("tpu"), reason="libtpu is not installed: pip install libtpu")
 @pytest.mark.parametrize(
     ("name", "order"), [("v3:4x4", None), ("v3:4x4", ORDER), ("v5e:4x8", None), ("v6e:4x8", None)]
 )

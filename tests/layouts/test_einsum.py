@@ -10,9 +10,10 @@ import pytest
 from jax.sharding import AbstractDevice, AbstractMesh, AxisType, NamedSharding
 
 from layouts import einsum
+from layouts.absent_devices import has_compiler, topology_mesh
 from layouts.hlo.program import CompiledText
 from layouts.layout import Layout
-from layouts.mesh import has_tpu_compiler, make_mesh, topology_mesh, uncached, use_mesh
+from layouts.mesh import make_mesh, uncached, use_mesh
 
 SIZES = {"B": 4, "L": 6, "D": 10, "J": 2, "Q": 8, "K": 3, "M": 12, "V": 16, "E": 14, "F": 20}
 LAYOUT = Layout(mesh="x:2,y:2", rules="batch:x;queries:y;memory:y;d_ff:x?;length:y?")
@@ -62,7 +63,7 @@ def test_axes_are_merged_for_cpus_alone(platform: str | None, axes: int) -> None
     assert [len(eqn.outvars[0].aval.shape) for eqn in products] == [axes]
 
 
-@pytest.mark.skipif(not has_tpu_compiler(), reason="libtpu is not installed: pip install libtpu")
+@pytest.mark.skipif(not has_compiler("tpu"), reason="libtpu is not installed: pip install libtpu")
 @pytest.mark.parametrize("gathers_first", [False, True])
 def test_on_tpus_the_gradient_of_a_stored_weight_is_not_added_up_whole(gathers_first: bool) -> None:
     """The product gathers the weight, so its gradient knows the stored placement."""

@@ -1,14 +1,11 @@
-"""Mesh sizes: what is legal, and what the errors say.  Which devices JAX looks for."""
-
-from pathlib import Path
+"""Mesh sizes: what is legal, and what the errors say."""
 
 import jax
 import pytest
 
 from configs.errors import UserError
-from layouts import mesh
 from layouts.layout import Layout
-from layouts.mesh import leave_absent_tpus, make_mesh, mesh_sizes
+from layouts.mesh import make_mesh, mesh_sizes
 
 
 @pytest.mark.parametrize(
@@ -53,37 +50,3 @@ def test_the_mesh_has_explicit_axes_and_only_the_devices_it_needs() -> None:
     assert dict(mesh.shape) == {"rows": 2, "cols": 2}
     assert set(mesh.axis_types) == {jax.sharding.AxisType.Explicit}
     assert len(set(mesh.devices.flat)) == 4
-
-
-@pytest.mark.parametrize(
-    ("given", "has_libtpu", "device_file", "plugins", "platforms"),
-    [
-        (None, True, "null", [], "cpu"),
-        (None, False, "null", [], None),
-        (None, True, "accel0", [], None),
-        (None, True, "vfio/0", [], None),
-        (None, True, "vfio/vfio", [], "cpu"),
-        (None, True, "nvidia0", ["xla_cuda12"], None),
-        ("tpu,cpu", True, "null", [], "tpu,cpu"),
-    ],
-)
-def test_the_tpu_runtime_starts_only_where_a_tpu_may_be(
-    given: str | None,
-    has_libtpu: bool,
-    device_file: str,
-    plugins: list[str],
-    platforms: str | None,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    (tmp_path / device_file).parent.mkdir(exist_ok=True)
-    (tmp_path / device_file).touch()
-    monkeypatch.setattr(mesh, "has_tpu_compiler", lambda: has_libtpu)
-    monkeypatch.setattr(mesh, "entry_points", lambda group: plugins)
-    before = jax.config.values["jax_platforms"]
-    try:
-        jax.config.update("jax_platforms", given)
-        leave_absent_tpus(tmp_path)
-        assert jax.config.values["jax_platforms"] == platforms
-    finally:
-        jax.config.update("jax_platforms", before)

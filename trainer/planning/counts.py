@@ -36,7 +36,6 @@ from trainer.run import Run
 GIB = 2**30
 TEMPORARIES = "activations and temporaries"
 MAX_EXCESS_FLOPS = 0.05  # of those of the trace
-READABLE = ("CPU", "TPU")  # platforms whose compiled text is understood
 Item = TypeVar("Item", bound=Hashable)
 T = TypeVar("T")
 
@@ -47,7 +46,7 @@ class WorkCounts(NamedTuple):
     flops: int
     collectives: tuple[Collective, ...]
     ops: tuple[OpCost, ...] = ()
-    """Operations of the trace, if the compiler gives no cycles."""
+    """Operations of the trace, or as compiled for a GPU: where the compiler gives no cycles."""
     cycles: Mapping[str, int] | None = None
     """Cycles of products and of other work, as the TPU compiler estimates them."""
     read_bytes: int = 0
@@ -159,7 +158,7 @@ class Compilation(NamedTuple):
 
     executable: Any
     text: str | None
-    """The compiled text, for CPUs and TPUs; None for other platforms."""
+    """The compiled text; None without an executable."""
     compiled_for: str | None
     compile_s: float
     needed_bytes: int | None = None
@@ -170,8 +169,7 @@ class Compilation(NamedTuple):
         cls, executable: Any, platform: str | None, compile_s: float, dump: Path | None = None
     ) -> "Compilation":
         """Reads the text of an executable, which the compiler may have dumped."""
-        text = text_of(executable, dump) if platform in READABLE else None
-        return cls(executable, text, platform, compile_s)
+        return cls(executable, text_of(executable, dump), platform, compile_s)
 
     def memory_of_failed(self, estimate: MemoryUse, argument_bytes: int) -> MemoryUse:
         """Returns the estimate from the trace with the memory that the compiler requires."""
@@ -201,13 +199,13 @@ def excess_flops(executed: float, traced: float) -> str | None:
 def compile_for(
     traced: Any, mesh: Mesh | AbstractMesh, compiler_options: Iterable[str] = ()
 ) -> Compilation:
-    """Compiles a traced function for the devices of a mesh, which may be absent TPUs."""
+    """Compiles a traced function for the devices of a mesh, which may be absent."""
     start, platform = time.perf_counter(), platform_of(mesh)
-    is_tpu = platform == "TPU"
+    may_be_absent = platform != "CPU"
     with tempfile.TemporaryDirectory() as folder:
-        dump = Path(folder) if is_tpu else None
+        dump = Path(folder) if platform == "TPU" else None
         try:
-            with use_mesh(mesh), uncached() if is_tpu else contextlib.nullcontext():
+            with use_mesh(mesh), uncached() if may_be_absent else contextlib.nullcontext():
                 executable = compile_program(traced, mesh, compiler_options, dump)
         except jax.errors.JaxRuntimeError as error:
             needed = re.search(r"total memory required .*?\(([\d.]+)G\)", str(error))
@@ -229,6 +227,7 @@ def count_compiled(step: TracedFunction, text: CompiledText, read_bytes: int = 0
     return WorkCounts(
         flops=text.flops + sum(kernel.times * kernel.flops for kernel in kernels),
         collectives=tuple(text.collectives(step.sizes)),
+        ops=tuple(text.ops) if step.platform == "GPU" else (),
         cycles=text.cycles if step.platform == "TPU" else None,
         kernels=kernels,
         read_bytes=read_bytes,
@@ -251,7 +250,7 @@ def time_on_slice(
             )
         )
     elif counts.ops:
-        products_s, other_s = compute_s(topology.chip, counts.ops)
+        products_s, other_s = compute_s(topology.chip, (*counts.ops, *counts.kernels))
     else:
         products_s, other_s = counts.flops / topology.chip.peak_flops / PRODUCT_UTILISATION, 0.0
         memory_s = counts.read_bytes / topology.chip.memory_bandwidth

@@ -11,6 +11,7 @@ from jax.extend.core import Jaxpr
 from jax.interpreters.partial_eval import dce_jaxpr
 from jax.sharding import AbstractMesh, Mesh
 
+from layouts.absent_devices import topology_mesh
 from layouts.cost.collectives import UnexpectedTraffic, unexpected_traffic
 from layouts.cost.dataflow import local_bytes, peak_bytes
 from layouts.cost.interconnect import Topology
@@ -18,7 +19,7 @@ from layouts.cost.jaxpr_cost import cost_of
 from layouts.cost.step_time import Timing
 from layouts.hlo.program import CompiledText
 from layouts.layout import Layout
-from layouts.mesh import topology_mesh, use_mesh
+from layouts.mesh import use_mesh
 from models.decoding.generate import NEW_TOKENS, SUFFIX, DecodeInputs, generate_together
 from trainer.decoding.decoder import trace_cache
 from trainer.memory import shard_bytes

@@ -58,8 +58,7 @@ FIGURES = {
     "step_time_range_s": Figure(
         "range of the step time",
         "s",
-        "on GPUs, not validated: from all traffic overlapped to none and products at half of the "
-        "peak",
+        "on GPUs: from all traffic overlapped to none and products at half of the peak",
         "not on GPUs",
     ),
     "step_time_parts_s": Figure("parts of the step time", "s", "by what takes them"),

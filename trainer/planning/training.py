@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AbstractMesh, Mesh
 
+from layouts.absent_devices import topology_mesh
 from layouts.cost.calibration import HostRates, estimate_host_timing
 from layouts.cost.collectives import UnexpectedTraffic, unexpected_traffic
 from layouts.cost.interconnect import Topology
@@ -19,7 +20,7 @@ from layouts.cost.step_time import Timing, add_up, coordinates
 from layouts.hlo.program import CompiledText
 from layouts.layout import Layout
 from layouts.lint.recorder import Weight
-from layouts.mesh import topology_mesh, use_mesh
+from layouts.mesh import use_mesh
 from layouts.shards import mesh_axes
 from models.layers.pipeline import Schedule
 from trainer.checks import attention_choices, pipeline_schedule, record_loss, step_flops

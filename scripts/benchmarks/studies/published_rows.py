@@ -17,13 +17,13 @@ from typing import Any, NamedTuple
 
 from configs.errors import UserError
 from configs.load import load
+from layouts.absent_devices import has_compiler
 from layouts.cost.interconnect import Topology
-from layouts.mesh import has_tpu_compiler
 from scripts.command_line import run_command
 from scripts.commands.common import write_json
 from scripts.commands.doctor.machine import installed
 from scripts.commands.planning.flags import DecodePlanFlags, PlanFlags
-from scripts.commands.planning.inputs import NO_COMPILER, PlanInputs, best_plan
+from scripts.commands.planning.inputs import PlanInputs, best_plan, no_compiler
 from scripts.commands.planning.plan_decode import plan_batch
 from scripts.terminal import print_note, print_table
 from trainer.planning.child import CompilerAborted
@@ -217,8 +217,8 @@ def compiled_plan(row: PublishedRun, folder: Path | None) -> Figures | None:
         return None
     file = folder / f"{row.name}.json"
     if not file.exists():
-        if not has_tpu_compiler():
-            raise UserError(f"--folder={folder} has no {file.name}.  {NO_COMPILER}")
+        if not has_compiler("tpu"):
+            raise UserError(f"--folder={folder} has no {file.name}.  {no_compiler('tpu')}")
         try:
             write_json(str(file), row.plan(analytic=False))
         except CompilerAborted as error:

@@ -35,7 +35,8 @@ class DecodePlanFlags:
 class PlanFlags:
     """Predicts memory, FLOPs, traffic and time of the training step of a run.
 
-    With --topology it compiles the step for TPUs that this machine does not have (needs libtpu);
+    With --topology it compiles the step for TPUs or GPUs that this machine does not have (needs
+    libtpu or the CUDA plugin of JAX);
     without it, for the devices of this machine or those of --simulate_devices.  With --decode it
     plans decoding: memory, cache, and the time of a token and of a whole output, for a batch of
     --batch_sequences.

@@ -12,10 +12,11 @@ import jax
 
 from configs.errors import UserError
 from configs.load import Config
+from layouts.absent_devices import COMPILERS, has_compiler
 from layouts.cost.collectives import format_mesh
 from layouts.cost.interconnect import Topology, check_offered
 from layouts.layout import Layout
-from layouts.mesh import has_tpu_compiler, make_mesh, mesh_sizes
+from layouts.mesh import make_mesh, mesh_sizes
 from scripts.commands.common import setting_origins, settings_of
 from scripts.commands.planning.flags import PlanFlags
 from scripts.terminal import print_note
@@ -27,11 +28,10 @@ from trainer.run import Run
 from trainer.traces import trace_train_step
 
 NO_COMPILER = (
-    "The TPU compiler is not installed, so memory and time are estimated from the layout alone; "
-    "cycles, memory and collectives of the compiled program are missing.  "
-    "Install it: pip install libtpu"
+    "The compiler for {platform}s is not installed, so memory and time are estimated from the "
+    "layout alone; memory and collectives of the compiled program are missing.  "
+    'Install it: pip install -e ".[{extra}]"'
 )
-NO_GPU = "GPUs are planned from the trace.  No GPU has measured such a plan yet."
 
 
 class PlanInputs(NamedTuple):
@@ -141,17 +141,19 @@ def can_compile(topology: Topology | None) -> bool:
     """Returns whether this machine has a compiler for a slice, or for itself, and says so."""
     if topology is None:
         return True
-    if topology.is_gpu:
-        print_note(NO_GPU)
-        return False
-    if topology.count > 1:
+    if topology.count > 1 and not topology.is_gpu:
         raise UserError(
             f"--topology={topology.name}: several slices are planned from the trace alone.  "
             "Add --analytic."
         )
-    if has_tpu_compiler():
+    if has_compiler(topology.chip.platform):
         devices = f"{topology.devices} devices of {topology.name}"
         print_note(f"Compiling for {devices}, which takes minutes.")
         return True
-    print_note(NO_COMPILER)
+    print_note(no_compiler(topology.chip.platform))
     return False
+
+
+def no_compiler(platform: str) -> str:
+    """Says what is missing without the compiler of a platform, and how to install it."""
+    return NO_COMPILER.format(platform=platform.upper(), extra=COMPILERS[platform][1])

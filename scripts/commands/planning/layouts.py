@@ -8,15 +8,16 @@ import jax
 
 from configs.errors import UserError
 from configs.load import Config
+from layouts.absent_devices import has_compiler
 from layouts.candidates import as_gin
 from layouts.cost.calibration import measure_host
 from layouts.cost.collectives import format_mesh, size_text
 from layouts.cost.interconnect import Topology
 from layouts.layout import Layout
-from layouts.mesh import has_tpu_compiler, mesh_sizes
+from layouts.mesh import mesh_sizes
 from scripts.commands.common import open_output, setting_origins, settings_of, write_json
 from scripts.commands.planning.flags import LayoutsFlags
-from scripts.commands.planning.inputs import NO_COMPILER, parse_topology, sizes_on
+from scripts.commands.planning.inputs import no_compiler, parse_topology, sizes_on
 from scripts.commands.planning.page import with_unit
 from scripts.terminal import print_note, print_table
 from trainer.checks import check_layout, check_run
@@ -46,10 +47,9 @@ def search(flags: LayoutsFlags) -> None:
             "Plan one for several by `meshloom plan --analytic` with Layout.slices."
         )
     check_run(run)
-    if flags.verify and topology is not None and topology.is_gpu:
-        raise UserError("--search compiles, which only absent TPUs allow.  Remove it.")
-    if flags.verify and topology is not None and not has_tpu_compiler():
-        raise UserError(f"--search compiles the best layouts.  {NO_COMPILER}")
+    platform = None if topology is None else topology.chip.platform
+    if flags.verify and platform is not None and not has_compiler(platform):
+        raise UserError(f"--search compiles the best layouts.  {no_compiler(platform)}")
     configured = configured_layouts(config, run, topology)
     ranking = rank_layouts(run, topology or measure_host(jax.devices()), configured)
     where = f"{len(jax.devices())} devices of one machine" if topology is None else topology.name

@@ -150,7 +150,7 @@ def summary(figures: dict[str, Any]) -> str:
     if figures["step_time_s"] is not None:
         range_s, limits = figures["step_time_range_s"], ""
         if range_s is not None:
-            limits = f" ({range_s[0]:.3g} to {range_s[1]:.3g} s; not validated on these GPUs)"
+            limits = f" ({range_s[0]:.3g} to {range_s[1]:.3g} s)"
         parts += [
             f"step {figures['step_time_s']:.4g} s{limits}",
             f"{figures['tokens_per_s']:,.0f} {figures['unit']}/s",

@@ -13,8 +13,9 @@ from jax.sharding import Mesh, NamedSharding
 
 from configs.errors import RunError, UserError
 from configs.load import load
+from layouts.absent_devices import has_compiler, topology_mesh
 from layouts.hlo.compilation import DUMPED, CompilerOption, compile_program, text_of
-from layouts.mesh import has_tpu_compiler, make_mesh, topology_mesh, uncached
+from layouts.mesh import make_mesh, uncached
 from tests.toys import ROOT, WHOLE, optax_promotion
 from tests.trainer.planning.runs import TASK
 from tests.trainer.test_loop import RUN, job
@@ -70,7 +71,7 @@ def test_one_set_for_v5e_extends_the_other() -> None:
     assert set(options_of("v5e")) < set(options_of("v5e_tensor_parallel"))
 
 
-@pytest.mark.skipif(not has_tpu_compiler(), reason="libtpu is not installed: pip install libtpu")
+@pytest.mark.skipif(not has_compiler("tpu"), reason="libtpu is not installed: pip install libtpu")
 def test_the_options_for_v5e_are_known_to_their_compiler() -> None:
     mesh = topology_mesh("v5e:2x2", {"data": 4})
     with uncached():
@@ -100,7 +101,7 @@ def test_a_program_that_jaxlib_cannot_read_is_read_as_its_compiler_dumped_it(
     assert text_of(Unreadable(), tmp_path) == "HloModule jit_step"
 
 
-@pytest.mark.skipif(not has_tpu_compiler(), reason="libtpu is not installed: pip install libtpu")
+@pytest.mark.skipif(not has_compiler("tpu"), reason="libtpu is not installed: pip install libtpu")
 def test_the_tpu_compiler_dumps_the_text_that_it_returns(tmp_path: Path) -> None:
     with uncached():
         executable = compiled([], topology_mesh("v5e:2x2", {"data": 4}), tmp_path)

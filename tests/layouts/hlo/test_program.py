@@ -9,6 +9,7 @@ import pytest
 from jax.sharding import AxisType, NamedSharding
 
 from layouts.cost.collectives import Collective
+from layouts.cost.jaxpr_cost import OpCost
 from layouts.hlo.program import CompiledText, KernelCall
 from tests.layouts.hlo.programs import sizes as programs
 
@@ -131,9 +132,13 @@ def test_a_loop_without_a_known_end_is_counted_by_the_iteration() -> None:
     assert (program.flops, program.iteration.flops) == (3 * one, one)
 
 
+def text_of_program(name: str) -> str:
+    """The text of a program for TPUs or GPUs, kept in `programs/`."""
+    return (Path(__file__).parent / "programs" / f"{name}.txt").read_text()
+
+
 def program(name: str) -> CompiledText:
-    """A program that the TPU compiler made, kept in `programs/`."""
-    return CompiledText.read((Path(__file__).parent / "programs" / f"{name}.txt").read_text())
+    return CompiledText.read(text_of_program(name))
 
 
 def test_a_counter_that_goes_up_by_two_halves_the_trip_count() -> None:
@@ -145,7 +150,9 @@ def test_a_counter_that_goes_up_by_two_halves_the_trip_count() -> None:
     received_bytes = sum(permute.received_bytes for permute in permutes)
     # Round the ring both ways; the last step of each way sends what is there already.
     assert received_bytes == 2 * whole * (devices + 1) / devices
-    assert all(permute.overlaps for permute in permutes)
+    # Nothing runs between the start and the end of the last one, behind both loops.
+    *in_loops, last = (permute.overlaps for permute in permutes)
+    assert all(in_loops) and not last
 
 
 def test_a_gather_that_several_fusions_share_counts_once_and_overlaps() -> None:
@@ -160,3 +167,34 @@ def test_a_program_goes_on_behind_the_metadata_of_a_kernel() -> None:
     assert read.flops == programs.N * 2 * (2 * programs.B * programs.D * programs.F)
     array = 2 * programs.B * programs.D
     assert read.kernels == [KernelCall("double", 2 * array, programs.N)]
+
+
+def test_a_program_for_gpus_lists_products_and_what_moves() -> None:
+    layers, devices = program("layers_on_gpus"), 8
+    rows, item_bytes = 16 * programs.B // devices, 2
+    x, h = rows * programs.D * item_bytes, rows * programs.F * item_bytes
+    weight = programs.D * programs.F * item_bytes
+    of_a_product = OpCost(2 * rows * programs.D * programs.F, x + weight + h, 0, programs.N)
+    assert [op for op in layers.ops if op.flops] == [of_a_product] * 2
+    # A layer's shard is read from those of all layers, which are not read with it.  Before the loop
+    # one of the weights is transposed and the rows are copied.
+    shard = weight // devices
+    moved = sorted((op.bytes, op.times) for op in layers.ops if not op.flops and op.bytes > shard)
+    before = [(2 * programs.N * shard, 1), (2 * x, 1)]
+    index_bytes = 4
+    assert moved == [(2 * shard + index_bytes, programs.N)] * 2 + before
+    gathers = layers.collectives({"y": devices})
+    assert [(g.kind, g.bytes, g.times) for g in gathers] == [("all-gather", weight, programs.N)] * 2
+    assert layers.flops == sum(op.times * op.flops for op in layers.ops)
+
+
+def test_a_transfer_overlaps_with_what_runs_before_its_end() -> None:
+    text = text_of_program("layers_on_gpus")
+    lines = text.splitlines(keepends=True)
+    start = next(i for i, line in enumerate(lines) if "%all-gather-start.1 = " in line)
+    end = next(i for i, line in enumerate(lines) if "%all-gather-done.1 = " in line)
+    lines.insert(start + 1, lines.pop(end))
+    blocking = CompiledText.read("".join(lines)).collectives({"y": 8})
+    overlapped = CompiledText.read(text).collectives({"y": 8})
+    assert [gather.overlaps for gather in overlapped] == [True, True]
+    assert [gather.overlaps for gather in blocking] == [True, False]

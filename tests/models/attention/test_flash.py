@@ -11,8 +11,9 @@ import pytest
 from flax import nnx
 from jax.sharding import AbstractDevice, AbstractMesh, AxisType, Mesh, NamedSharding
 
+from layouts.absent_devices import has_compiler, topology_mesh
 from layouts.layout import Layout
-from layouts.mesh import has_tpu_compiler, make_mesh, topology_mesh, uncached
+from layouts.mesh import make_mesh, uncached
 from layouts.padding import with_padding
 from layouts.shards import num_shards
 from models.api import Batch
@@ -395,14 +396,14 @@ def temporary_bytes(slice: str, kernel: Kernel | None) -> int:
     return compiled.memory_analysis().temp_size_in_bytes
 
 
-@pytest.mark.skipif(not has_tpu_compiler(), reason="libtpu is not installed: pip install libtpu")
+@pytest.mark.skipif(not has_compiler("tpu"), reason="libtpu is not installed: pip install libtpu")
 @pytest.mark.parametrize("slice", SLICES)
 def test_a_kernel_needs_a_tenth_of_the_memory(slice: str) -> None:
     needed_bytes = temporary_bytes(slice, Kernel("splash"))
     assert 0 < 10 * needed_bytes < temporary_bytes(slice, None)
 
 
-@pytest.mark.skipif(not has_tpu_compiler(), reason="libtpu is not installed: pip install libtpu")
+@pytest.mark.skipif(not has_compiler("tpu"), reason="libtpu is not installed: pip install libtpu")
 @pytest.mark.parametrize(
     ("widths", "window", "cap"),
     [((128, 128), None, None), ((192, 128), None, 30.0), ((64, 64), 1024, 30.0)],

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from configs.errors import UserError
+from layouts.absent_devices import has_compiler
 from layouts.cost.interconnect import Topology
 from layouts.layout import Layout
-from layouts.mesh import has_tpu_compiler
 from tests.trainer.planning.runs import RUNS
 from trainer.planning.child import CompilerAborted, describe_abort, in_child
 from trainer.planning.training import plan_compiled
@@ -31,7 +31,7 @@ def test_an_abort_becomes_one_line() -> None:
         in_child(os.abort)
 
 
-@pytest.mark.skipif(not has_tpu_compiler(), reason="libtpu is not installed: pip install libtpu")
+@pytest.mark.skipif(not has_compiler("tpu"), reason="libtpu is not installed: pip install libtpu")
 def test_an_abort_of_the_tpu_compiler_ends_no_test() -> None:
     """No slice of v5e has 32 chips in a row; libtpu makes its devices, and aborts on a program."""
     topology, layout = Topology.named("v5e:32x32"), Layout(mesh="data:1024", rules="")

@@ -6,10 +6,11 @@ import functools
 import pytest
 
 from configs.load import load
+from layouts.absent_devices import has_compiler, topology_mesh
 from layouts.cost.collectives import by_mesh_axis
 from layouts.cost.interconnect import Topology
 from layouts.layout import Layout
-from layouts.mesh import abstract_mesh, has_tpu_compiler, make_mesh, topology_mesh
+from layouts.mesh import abstract_mesh, make_mesh
 from models.decoding.beam import Beam
 from models.decoding.generate import Search
 from models.decoding.sampling import Sampling
@@ -163,7 +164,7 @@ def test_sources_need_not_divide_over_a_split_length() -> None:
     assert source is not None and source["inputs_BM"].shape == (ROWS, SOURCE)
 
 
-@pytest.mark.skipif(not has_tpu_compiler(), reason="libtpu is not installed: pip install libtpu")
+@pytest.mark.skipif(not has_compiler("tpu"), reason="libtpu is not installed: pip install libtpu")
 def test_decoding_compiles_for_tpus_that_are_not_there() -> None:
     topology, sizes = Topology.named("v3:2x2"), {"data": 4, "model": 2}
     layout = layout_named("data_and_model_parallel")

@@ -7,10 +7,11 @@ import jax
 import pytest
 from jax.sharding import AbstractMesh, Mesh
 
+from layouts.absent_devices import has_compiler, topology_mesh
 from layouts.cost.collectives import Collective, by_mesh_axis
 from layouts.cost.interconnect import Topology
 from layouts.layout import Layout
-from layouts.mesh import abstract_mesh, has_tpu_compiler, make_mesh, mesh_sizes, topology_mesh
+from layouts.mesh import abstract_mesh, make_mesh, mesh_sizes
 from models.attention.flash import Implementation
 from models.attention.multi_head import MultiHead
 from models.feed_forward.mlp import Mlp
@@ -269,7 +270,7 @@ def test_a_row_of_32768_tokens_fits_on_a_device_by_a_kernel(
     assert plan_step(step, topology, estimate_step(step)).fits is fits
 
 
-@pytest.mark.skipif(not has_tpu_compiler(), reason="libtpu is not installed: pip install libtpu")
+@pytest.mark.skipif(not has_compiler("tpu"), reason="libtpu is not installed: pip install libtpu")
 def test_a_row_of_32768_tokens_compiles_for_a_device() -> None:
     topology = Topology.named("v5e:2x2")
     step = long_row_step("auto", topology_mesh(topology.name, {"data": 4}))
@@ -288,7 +289,7 @@ def test_a_trace_counts_no_memory_of_the_host() -> None:
     assert here - there >= 2 * 32_768 * 256 * 2  # the inputs of two layers
 
 
-@pytest.mark.skipif(not has_tpu_compiler(), reason="libtpu is not installed: pip install libtpu")
+@pytest.mark.skipif(not has_compiler("tpu"), reason="libtpu is not installed: pip install libtpu")
 def test_what_is_offloaded_waits_on_the_host() -> None:
     """Layer inputs in bfloat16; on a slow link to the host, they take the time of the step."""
     topology = Topology.named("v5e:2x2")
@@ -333,16 +334,20 @@ def test_gradients_of_gathered_weights_are_scattered(
     assert largest_sum_bytes(step.cost.collectives, mesh_axis) <= 4 * model.d_model
 
 
-@pytest.mark.skipif(not has_tpu_compiler(), reason="libtpu is not installed: pip install libtpu")
-def test_the_step_compiles_for_tpus_that_are_not_there() -> None:
-    topology, sizes = Topology.named("v3:2x2"), {"data": 4, "model": 2}
+@pytest.mark.parametrize(
+    ("name", "platform"), [("v3:2x2", "TPU"), ("tpu7x:2x2x1", "TPU"), ("h100:2x4", "GPU")]
+)
+def test_the_step_compiles_for_devices_that_are_not_there(name: str, platform: str) -> None:
+    if not has_compiler(platform.lower()):
+        pytest.skip(f"the compiler for {platform}s is not installed")
+    topology, sizes = Topology.named(name), {"data": 4, "model": 2}
     layout = layout_named("data_and_model_parallel")
     with optax_promotion():
         step = trace_step(toy_run(), layout, topology_mesh(topology.name, sizes))
         counts = compile_step(step)
     assert counts.work.flops == pytest.approx(step.cost.flops, rel=0.02)
     plan = plan_step(step, topology, counts)
-    assert plan.memory.compiled_for == "TPU" and plan.fits
+    assert plan.memory.compiled_for == platform and plan.fits
     assert plan.timing is not None
     assert plan.timing.products_s > 0 and plan.timing.other_s > 0
     assert plan.step_s is not None and plan.step_s > plan.timing.products_s

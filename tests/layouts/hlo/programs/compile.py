@@ -1,4 +1,4 @@
-"""Compiles the programs beside this file for absent TPUs, without what no test reads.
+"""Compiles the programs beside this file for absent TPUs and GPUs, without what no test reads.
 
 python -m tests.layouts.hlo.programs.compile
 """
@@ -7,21 +7,16 @@ import os
 import re
 from pathlib import Path
 
-os.environ |= {"TPU_SKIP_MDS_QUERY": "1", "TPU_ACCELERATOR_TYPE": "v5litepod-16"}
-os.environ |= {"TPU_WORKER_HOSTNAMES": "localhost", "JAX_PLATFORMS": "cpu"}
+os.environ["JAX_PLATFORMS"] = "cpu"
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jax.experimental import pallas, topologies
-from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.experimental import pallas
+from jax.sharding import NamedSharding
 
+from layouts.absent_devices import topology_mesh
+from layouts.cost.interconnect import Topology
 from tests.layouts.hlo.programs.sizes import B, D, F, N
-
-
-def explicit_mesh(shape: str) -> Mesh:
-    topology = topologies.get_topology_desc(platform="tpu", topology_name=f"v5e:{shape}")
-    return Mesh(np.array(topology.devices), ("y",), axis_types=(AxisType.Explicit,))
 
 
 def windowed_product(h_BD, wi_DF, wo_FD):
@@ -62,6 +57,19 @@ def gathered_weights(x_BD, w_NDF, w_NFD):
     return jax.lax.scan(layer, x_BD, (w_NDF, w_NFD))[0]
 
 
+def layers(x_BD, w_NDF, w_NFD):
+    """Gathers each layer's weights, and uses them without a kernel."""
+
+    def layer(x_BD, weights):
+        wi_DF, wo_FD = (jax.sharding.reshard(w, jax.P(None, None)) for w in weights)
+        h_BF = jnp.einsum("bd,df->bf", x_BD, wi_DF, out_sharding=jax.P("y", None))
+        return jnp.einsum(
+            "bf,fd->bd", jax.nn.relu(h_BF), wo_FD, out_sharding=jax.P("y", None)
+        ), None
+
+    return jax.lax.scan(layer, x_BD, (w_NDF, w_NFD))[0]
+
+
 def trimmed(text: str) -> str:
     """Leaves out layouts, other settings of the compiler, and the code of kernels."""
     text = re.sub(r"^HloModule.*", "HloModule trimmed", text)
@@ -72,8 +80,8 @@ def trimmed(text: str) -> str:
     return re.sub(r', backend_config=\{"flag_configs.*', "", text)
 
 
-def write(name: str, function, shape: str, *arrays) -> None:
-    mesh = explicit_mesh(shape)
+def write(name: str, function, topology: str, *arrays) -> None:
+    mesh = topology_mesh(topology, {"y": Topology.named(topology).devices})
     with jax.set_mesh(mesh):
         arguments = [
             jax.ShapeDtypeStruct(sizes, jnp.bfloat16, sharding=NamedSharding(mesh, jax.P(*place)))
@@ -85,7 +93,9 @@ def write(name: str, function, shape: str, *arrays) -> None:
 
 if __name__ == "__main__":
     x, wi, wo = (B, D), (D, F), (F, D)
-    write("windowed_product", windowed_product, "2x4",
+    write("windowed_product", windowed_product, "v5e:2x4",
           (x, (None, "y")), (wi, (None, "y")), (wo, ("y", None)))  # fmt: skip
-    write("gathered_weights", gathered_weights, "4x4", ((16 * B, D), ("y", None)),
+    write("gathered_weights", gathered_weights, "v5e:4x4", ((16 * B, D), ("y", None)),
+          ((N, *wi), (None, "y", None)), ((N, *wo), (None, None, "y")))  # fmt: skip
+    write("layers_on_gpus", layers, "h100:1x8", ((16 * B, D), ("y", None)),
           ((N, *wi), (None, "y", None)), ((N, *wo), (None, None, "y")))  # fmt: skip

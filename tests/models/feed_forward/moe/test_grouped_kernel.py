@@ -9,8 +9,9 @@ import pytest
 from flax import nnx
 from jax.sharding import NamedSharding
 
+from layouts.absent_devices import has_compiler, topology_mesh
 from layouts.layout import Layout
-from layouts.mesh import has_tpu_compiler, topology_mesh, uncached
+from layouts.mesh import uncached
 from models.feed_forward.mlp import Mlp
 from models.feed_forward.moe import grouped_matmul
 from models.feed_forward.moe.dispatch import block_slots
@@ -112,7 +113,7 @@ def test_tiles_divide_axes() -> None:
     assert not can_multiply(x, w[:, :, :200])
 
 
-@pytest.mark.skipif(not has_tpu_compiler(), reason="libtpu is not installed: pip install libtpu")
+@pytest.mark.skipif(not has_compiler("tpu"), reason="libtpu is not installed: pip install libtpu")
 @pytest.mark.parametrize(
     ("slice", "rules"),
     [

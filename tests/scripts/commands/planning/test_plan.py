@@ -85,7 +85,11 @@ def test_a_plan_of_stages_says_how_long_they_idle(run: Meshloom, tmp_path: Path)
     assert 5 in counts and {count % 4 for count in counts - {5}} == {0}
 
 
-def test_a_plan_for_gpus_is_a_range(run: Meshloom, tmp_path: Path) -> None:
+def test_a_plan_for_gpus_is_a_range(
+    run: Meshloom, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("scripts.commands.planning.inputs.has_compiler", lambda platform: False)
+    monkeypatch.setattr("scripts.commands.planning.layouts.has_compiler", lambda platform: False)
     json_file, page = tmp_path / "plan.json", tmp_path / "plan.html"
     mesh = "--gin_param=Layout.mesh='data:4,model:2'"
     flags = ["--topology=b200:4x2", f"--json={json_file}", f"--html={page}"]
@@ -95,8 +99,10 @@ def test_a_plan_for_gpus_is_a_range(run: Meshloom, tmp_path: Path) -> None:
     low_s, high_s = figures["step_time_range_s"]
     assert low_s < figures["step_time_s"] < high_s
     assert figures["memory_bytes"] == 180e9 and figures["compiled_for"] is None
-    assert "not validated" in answer.out and "not validated" in page.read_text()
-    assert run("layouts", *toy(tmp_path)[1:], "--topology=b200:1x2", "--search").code == 2
+    assert f"({low_s:.3g} to {high_s:.3g} s)" in answer.out
+    assert "The compiler for GPUs is not installed" in answer.error
+    refused = run("layouts", *toy(tmp_path)[1:], "--topology=b200:1x2", "--search")
+    assert refused.code == 2 and "plan-gpu" in refused.error
 
 
 def test_collectives_are_summed_by_line() -> None:
@@ -146,7 +152,7 @@ def test_what_does_not_fit_comes_with_ways_out(run: Meshloom, tmp_path: Path) ->
         (["--topology=h100:2x3"], "nodes and GPUs of each"),
         (["--topology=h100:2x8x2"], "as in h100:4x8"),
         (["--topology=2xh100:1x8"], "as in h100:2x8"),
-        (["--topology=2xv3:2x2"], "or several of v5e, v5p, v6e."),
+        (["--topology=2xv3:2x2"], "or several of v5e, v5p, v6e, tpu7x."),
         (["--topology=v5e:16x32"], "no such slice.  Legal nearby: v5e:"),
         (
             ["--topology=v3:2x2", "--gin_param=Layout.mesh='data:3,model:2'"],
@@ -173,7 +179,7 @@ def test_without_the_tpu_compiler_it_says_what_is_missing(
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     answer = run("plan", *toy(tmp_path), "--topology=v3:2x2")
     assert answer.code == 0
-    assert "pip install libtpu" in answer.error and "are missing" in answer.error
+    assert 'pip install -e ".[plan]"' in answer.error and "are missing" in answer.error
 
 
 def test_layouts_beside_each_other(run: Meshloom, tmp_path: Path) -> None:

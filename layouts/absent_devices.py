@@ -1,0 +1,107 @@
+"""Makes meshes of TPUs and GPUs that are not there, to compile for."""
+
+import importlib.util
+import math
+import os
+from importlib.metadata import entry_points
+from pathlib import Path
+
+import jax
+from jax.sharding import Mesh
+
+from configs.errors import UserError, one_line
+from layouts.cost.hardware import GPU_TARGETS, Chip
+from layouts.cost.interconnect import Topology
+from layouts.mesh import mesh_of_devices
+
+# Modules that hold the compiler of a platform, and the extra that installs it.
+COMPILERS = {
+    "tpu": (("libtpu",), "plan"),
+    "gpu": (("jax_cuda13_plugin", "jax_cuda12_plugin"), "plan-gpu"),
+}
+JAX_PLUGINS = {"xla_cuda13", "xla_cuda12"}  # what these are called as plugins of JAX
+DEVICE_FILES = {"tpu": ("accel[0-9]*", "vfio/[0-9]*"), "gpu": ("nvidia*", "nvhost*", "dxg")}
+
+# Without the first three libtpu asks the network what machine it is on; with the last, several
+# processes may compile at once.
+LIBTPU = {
+    "TPU_SKIP_MDS_QUERY": "1",
+    "TPU_ACCELERATOR_TYPE": "v4-8",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+}
+
+# What XLA's GPU compiler asks of a device (`stream_executor::GpuTargetConfigProto`), the same for
+# Hopper and Blackwell where it is a number here: NVIDIA's tuning guides of both.
+GPU_TARGET = """
+gpu_device_info {{
+  threads_per_block_limit: 1024 threads_per_warp: 32 threads_per_core_limit: 2048
+  shared_memory_per_block: 49152 shared_memory_per_block_optin: 232448
+  shared_memory_per_core: 233472 registers_per_core_limit: 65536 registers_per_block_limit: 65536
+  block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535
+  fpus_per_core: 128 core_count: {cores} clock_rate_ghz: {clock_ghz} l2_cache_size: {cache_bytes}
+  memory_bandwidth: {bandwidth} device_memory_size: {memory_bytes}
+  cuda_compute_capability {{ major: {capability} }}
+}}
+platform_name: "CUDA" dnn_version_info {{ major: 9 minor: 7 }} runtime_version {{ major: 13 }}
+device_description_str: "{kind}"
+"""
+
+
+def has_compiler(platform: str) -> bool:
+    """Returns whether the compiler for absent TPUs or GPUs is installed."""
+    modules, _ = COMPILERS[platform]
+    return any(importlib.util.find_spec(name) is not None for name in modules)
+
+
+def leave_absent_devices(device_files: Path = Path("/dev")) -> None:
+    """Keeps JAX from starting the runtime of TPUs or GPUs where there are only their compilers.
+
+    Started, libtpu searches for TPUs and prints that it finds none, and CUDA's plugin fails.
+    """
+    installed = [platform for platform in COMPILERS if has_compiler(platform)]
+    if jax.config.values["jax_platforms"] or not installed:
+        return  # someone, or JAX itself on the host of a TPU, has chosen
+    patterns = (pattern for platform in installed for pattern in DEVICE_FILES[platform])
+    plugins = {plugin.name for plugin in entry_points(group="jax_plugins")}
+    is_present = any(next(device_files.glob(pattern), None) for pattern in patterns)
+    if not is_present and plugins <= JAX_PLUGINS:
+        jax.config.update("jax_platforms", "cpu")
+
+
+def topology_mesh(name: str, sizes: dict[str, int], order: str | None = None) -> Mesh:
+    """Makes a mesh of a slice of TPUs, or of nodes of GPUs, that are not there.
+
+    Needs the compiler of their platform.
+    """
+    from jax.experimental import topologies
+
+    topology = Topology.named(name)
+    platform, options = "tpu", dict[str, str]()
+    if topology.is_gpu:
+        platform, target = "cuda", gpu_target(topology.chip)
+        shape = f"1x{topology.count}x{topology.extents[0]}"  # slices, hosts, GPUs
+        options = {"topology": shape, "target_config": target}
+    for variable, value in LIBTPU.items():
+        os.environ.setdefault(variable, value)
+    try:
+        description = topologies.get_topology_desc(name, platform, **options)
+    except jax.errors.JaxRuntimeError as error:
+        raise UserError(f"--topology={name}: the compiler rejects it: {one_line(error)}") from None
+    if len(description.devices) != math.prod(sizes.values()):
+        raise UserError(
+            f"--topology={name}: the compiler knows it as {len(description.devices)} devices, not "
+            f"{math.prod(sizes.values())} of whole chips.  Add --analytic, or choose v5p."
+        )
+    return mesh_of_devices(description.devices, sizes, None if topology.is_gpu else order)
+
+
+def gpu_target(chip: Chip) -> str:
+    """Describes a GPU to XLA's compiler."""
+    target = GPU_TARGETS[chip.kind]
+    return GPU_TARGET.format(
+        **target._asdict(),
+        bandwidth=round(chip.memory_bandwidth),
+        memory_bytes=chip.memory_bytes,
+        kind=chip.kind,
+    )
