@@ -62,7 +62,7 @@ lint: install
 	$(BIN)/mypy
 
 bench: install
-	@for name in train translate decode moe generate input start; do \
+	@for name in train translate decode moe generate; do \
 	  echo "$$name:"; $(BIN)/meshloom bench $$name --json=bench/$$name.json || exit 1; done
 
 bench-gpu: cuda  # compares with PyTorch where it is installed: .venv/bin/pip install torch

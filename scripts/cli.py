@@ -47,9 +47,8 @@ EXPORT_WORK = {
 }
 BENCHMARKS = {
     name: (f"benchmarks.{name}:Flags", f"benchmarks.{name}:benchmark")
-    for name in ("train", "translate", "decode", "generate", "serve", "moe", "input", "start",
-                 "collectives", "gpu")
-}  # fmt: skip
+    for name in ("train", "translate", "decode", "generate", "serve", "moe", "collectives", "gpu")
+}
 
 
 @click.group(

@@ -5,9 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from scripts.benchmarks.studies import source_share
-from scripts.command_line import command_of
-from scripts.commands.common import settings, task_of
 from tests.scripts.conftest import Meshloom, Place, call
 from tests.toys import optax_promotion
 from trainer.metrics.jsonl import read_lines
@@ -116,34 +113,3 @@ def test_gains_are_drawn_over_a_baseline(
     (tmp_path / "other.json").write_text("{}")
     answer = run("gains", *flags, f"--evaluation={tmp_path / 'other.json'}")
     assert answer.code == 2 and "holds no BLEU by part" in answer.error
-
-
-def test_what_the_source_tells_is_measured_against_strangers(
-    run: Meshloom, place: Place, tmp_path: Path
-) -> None:
-    folder, json_file = place.folder / "run", tmp_path / "source.json"
-    pairs = tmp_path / "pairs.tsv"
-    names = [str(folder), f"{folder}@2"]
-    with optax_promotion():
-        command_of(None, source_share.Flags, source_share.study).main(
-            [*(f"--model_dir={name}" for name in names), "--split=test", f"--json={json_file}"],
-            standalone_mode=False,
-        )
-    trained, earlier = (json.loads(json_file.read_text())["models"][name] for name in names)
-    assert trained["difference"] == trained["standard_error"] == 0
-    more = earlier["source_tells"] - trained["source_tells"]
-    assert earlier["difference"] == pytest.approx(more) and earlier["standard_error"] > 0
-
-    made = source_share.with_strangers(task_of(settings(folder, (), ())), "test")
-    lines = [(f"{pair.source}\t{pair.target}", f"{other}\t{pair.target}") for pair, other in made]
-    pairs.write_text("".join(f"{right}\n{stranger}\n" for right, stranger in lines))
-    answer = run("score", place.model_dir, f"--input={pairs}")
-    assert answer.code == 0
-    rows = [[float(x) for x in line.split()] for line in answer.out.splitlines()[1:]]
-    both = [x for x in zip(rows[::2], rows[1::2], strict=True) if x[0][2] and x[1][2]]
-    assert 0 < len(both) < len(made)  # one with a long source or target has no score
-    right, stranger, tokens = (
-        sum(column) for column in zip(*((a[0], b[0], a[2]) for a, b in both), strict=True)
-    )
-    assert trained["without_source"] == pytest.approx(-stranger / tokens, rel=1e-5)
-    assert trained["source_tells"] == pytest.approx((right - stranger) / tokens, rel=1e-3)
