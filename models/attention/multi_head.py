@@ -14,8 +14,8 @@ from layouts.layout import Layout
 from models.api import Cache
 from models.attention.bias import Bias
 from models.attention.context import AttentionContext
-from models.attention.flash import Call, Choice, Implementation, Kernel, choose, flash_attention
-from models.attention.plain import attend_in_chunks, attend_with_dropout
+from models.attention.flash import Call, Choice, Implementation, choose, flash_attention
+from models.attention.plain import Operands, attend_in_chunks, attend_with_dropout
 from models.initializers import Weights
 from models.parts import Attention, BlockParts
 from models.sizes import Sizes
@@ -289,42 +289,28 @@ def attend(
     key: Array | None,
 ) -> Array:
     """Averages the values by the softmax of query-key products, by a kernel or by products."""
-    if context.kernel is not None:
-        return attend_by_kernel(spec, layout, context.kernel, q_BJQLK, k_BJMK, v_BJMK, context)
+    if context.kernel is not None:  # it needs segments in place of a mask
+        segments_BL, segments_BM = context.segments_BL, context.segments_BM
+        assert segments_BL is not None
+        return flash_attention(
+            layout,
+            context.kernel,
+            q_BJQLK,
+            k_BJMK,
+            v_BJMK,
+            segments_BL,
+            segments_BL if segments_BM is None else segments_BM,
+            causal=context.causal,
+            window=spec.window if context.causal else None,
+            logit_cap=spec.logit_cap,
+        )
     assert context.mask_BLM is not None
     cap, rate = spec.logit_cap, spec.dropout
     mask_B11LM = layout.broadcast_like(context.mask_BLM, "BLM", "BJQLM")
-    arrays = (q_BJQLK, k_BJMK, v_BJMK, bias, mask_B11LM)
+    operands = Operands(q_BJQLK, k_BJMK, v_BJMK, bias, mask_B11LM)
     if key is not None and rate:
-        return attend_with_dropout(layout, key, rate, *arrays, logit_cap=cap)
-    chunks = chunks_of(spec, layout, context)
-    return attend_in_chunks(layout, chunks, *arrays, logit_cap=cap)
-
-
-def attend_by_kernel(
-    spec: SoftmaxAttention,
-    layout: Layout,
-    kernel: Kernel,
-    q_BJQLK: Array,
-    k_BJMK: Array,
-    v_BJMK: Array,
-    context: AttentionContext,
-) -> Array:
-    """Does the same by a kernel, which needs segments in place of a mask."""
-    segments_BL, segments_BM = context.segments_BL, context.segments_BM
-    assert segments_BL is not None
-    return flash_attention(
-        layout,
-        kernel,
-        q_BJQLK,
-        k_BJMK,
-        v_BJMK,
-        segments_BL,
-        segments_BL if segments_BM is None else segments_BM,
-        causal=context.causal,
-        window=spec.window if context.causal else None,
-        logit_cap=spec.logit_cap,
-    )
+        return attend_with_dropout(layout, key, rate, operands, cap)
+    return attend_in_chunks(layout, chunks_of(spec, layout, context), operands, cap)
 
 
 def chunks_of(spec: SoftmaxAttention, layout: Layout, context: AttentionContext) -> int:

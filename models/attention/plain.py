@@ -14,57 +14,54 @@ from models.dropout import dropout
 Array = jax.Array
 
 
+class Operands(NamedTuple):
+    """Holds queries, keys and values, and what is added to their logits and masks them."""
+
+    q_BJQLK: Array
+    k_BJMK: Array
+    v_BJMK: Array
+    bias: Bias | None
+    mask_B11LM: Array | None
+    """None in a gradient."""
+
+
 def attend_in_chunks(
-    layout: Layout,
-    chunks: int,
-    q_BJQLK: Array,
-    k_BJMK: Array,
-    v_BJMK: Array,
-    bias: Bias | None,
-    mask_B11LM: Array,
-    logit_cap: float | None = None,
+    layout: Layout, chunks: int, operands: Operands, logit_cap: float | None = None
 ) -> Array:
     """Attends with slices of queries, each over the keys up to its end.
 
     The causally masked keys beyond are not computed: with n slices, (n - 1) / 2n of the work.
     """
-    attend: Callable[..., Array] = dot_product_attention
+    attend: Callable[[Layout, Operands], Array] = dot_product_attention
     if logit_cap is not None:  # its gradient would need the logits, too
-        attend = functools.partial(capped_attention, logit_cap)
+        attend = functools.partial(capped_attention, logit_cap=logit_cap)
     if chunks == 1:
-        return attend(layout, q_BJQLK, k_BJMK, v_BJMK, bias, mask_B11LM)
+        return attend(layout, operands)
+    q_BJQLK, k_BJMK, v_BJMK, bias, mask_B11LM = operands
+    assert mask_B11LM is not None
     replicated, length, parts = layout.without("length", "memory"), q_BJQLK.shape[3], []
     q_BJQLK = replicated.reshard(q_BJQLK, "BJQLK")
     k_BJMK, v_BJMK = (replicated.reshard(x_BJMK, "BJMK") for x_BJMK in (k_BJMK, v_BJMK))
     step = -(-length // chunks)
     for start in range(0, length, step):
         queries, keys = slice(start, start + step), slice(0, start + step)
-        parts.append(
-            attend(
-                replicated,
-                q_BJQLK[:, :, :, queries],
-                k_BJMK[:, :, keys],
-                v_BJMK[:, :, keys],
-                None if bias is None else bias.part(replicated, queries, keys),
-                mask_B11LM[..., queries, keys],
-            )
+        part = Operands(
+            q_BJQLK[:, :, :, queries],
+            k_BJMK[:, :, keys],
+            v_BJMK[:, :, keys],
+            None if bias is None else bias.part(replicated, queries, keys),
+            mask_B11LM[..., queries, keys],
         )
+        parts.append(attend(replicated, part))
     return layout.reshard(jnp.concatenate(parts, axis=3), "BJQLK")
 
 
 def attend_with_dropout(
-    layout: Layout,
-    key: Array,
-    rate: float,
-    q_BJQLK: Array,
-    k_BJMK: Array,
-    v_BJMK: Array,
-    bias: Bias | None,
-    mask_B11LM: Array,
-    logit_cap: float | None = None,
+    layout: Layout, key: Array, rate: float, operands: Operands, logit_cap: float | None = None
 ) -> Array:
     """Attends with dropout of the probabilities."""
-    probs_BJQLM, sum_BJQL = unnormalized_probs(layout, q_BJQLK, k_BJMK, bias, mask_B11LM, logit_cap)
+    v_BJMK = operands.v_BJMK
+    probs_BJQLM, sum_BJQL = unnormalized_probs(layout, operands, logit_cap)
     sum_BJQL1 = layout.broadcast_like(sum_BJQL, "BJQL", "BJQLM")
     weights_BJQLM = (probs_BJQLM / sum_BJQL1).astype(v_BJMK.dtype)
     weights_BJQLM = dropout(layout, key, rate, weights_BJQLM, "BJQLM")
@@ -72,14 +69,11 @@ def attend_with_dropout(
 
 
 def unnormalized_probs(
-    layout: Layout,
-    q_BJQLK: Array,
-    k_BJMK: Array,
-    bias: Bias | None,
-    mask_B11LM: Array,
-    logit_cap: float | None = None,
+    layout: Layout, operands: Operands, logit_cap: float | None = None
 ) -> tuple[Array, Array]:
     """Returns exp(logits - max) and its sum over the keys, both in JAX's float type."""
+    q_BJQLK, k_BJMK, _, bias, mask_B11LM = operands
+    assert mask_B11LM is not None
     logits_BJQLM = layout.einsum("BJQLK,BJMK->BJQLM", q_BJQLK, k_BJMK, dtype=float)
     logits_BJQLM = capped(logits_BJQLM, logit_cap)
     if bias is not None:
@@ -99,73 +93,49 @@ def masked_probs(logits_BJQLM: Array, mask_B11LM: Array) -> tuple[Array, Array]:
     return probs_BJQLM, jnp.sum(probs_BJQLM, axis=-1)
 
 
-def capped_attention(
-    logit_cap: float,
-    layout: Layout,
-    q_BJQLK: Array,
-    k_BJMK: Array,
-    v_BJMK: Array,
-    bias: Bias | None,
-    mask_B11LM: Array,
-) -> Array:
+def capped_attention(layout: Layout, operands: Operands, logit_cap: float) -> Array:
     """Attends with logits that tanh bounds.  Gemma Team 2024 (Gemma 2), section 2."""
-    probs_BJQLM, sum_BJQL = unnormalized_probs(layout, q_BJQLK, k_BJMK, bias, mask_B11LM, logit_cap)
+    v_BJMK = operands.v_BJMK
+    probs_BJQLM, sum_BJQL = unnormalized_probs(layout, operands, logit_cap)
     y_BJQLK = layout.einsum("BJQLM,BJMK->BJQLK", probs_BJQLM.astype(v_BJMK.dtype), v_BJMK)
     return y_BJQLK / layout.broadcast_like(sum_BJQL, "BJQL", "BJQLK").astype(v_BJMK.dtype)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def dot_product_attention(
-    layout: Layout,
-    q_BJQLK: Array,
-    k_BJMK: Array,
-    v_BJMK: Array,
-    bias: Bias | None,
-    mask_B11LM: Array,
-) -> Array:
+def dot_product_attention(layout: Layout, operands: Operands) -> Array:
     """Attends without dropout; the gradient keeps the unnormalized probabilities and nothing else.
 
     They are divided by their sum after the product, along the head instead of along the keys.
     The sum over the keys that the softmax's gradient needs equals the product of the output and
     its gradient along the head (Dao et al. 2022, appendix B.2).
     """
-    return _attention_forward(layout, q_BJQLK, k_BJMK, v_BJMK, bias, mask_B11LM)[0]
+    return _attention_forward(layout, operands)[0]
 
 
 class Residuals(NamedTuple):
     """Holds what the gradient of attention needs of its forward pass."""
 
-    q_BJQLK: Array
-    k_BJMK: Array
-    v_BJMK: Array
-    bias: Bias | None
+    operands: Operands
     probs_BJQLM: Array
     sum_BJQL: Array
     y_BJQLK: Array
 
 
-def _attention_forward(
-    layout: Layout,
-    q_BJQLK: Array,
-    k_BJMK: Array,
-    v_BJMK: Array,
-    bias: Bias | None,
-    mask_B11LM: Array,
-) -> tuple[Array, Residuals]:
-    probs_BJQLM, sum_BJQL = unnormalized_probs(layout, q_BJQLK, k_BJMK, bias, mask_B11LM)
+def _attention_forward(layout: Layout, operands: Operands) -> tuple[Array, Residuals]:
+    v_BJMK, bias = operands.v_BJMK, operands.bias
+    probs_BJQLM, sum_BJQL = unnormalized_probs(layout, operands)
     probs_BJQLM = probs_BJQLM.astype(v_BJMK.dtype)
     y_BJQLK = layout.einsum("BJQLM,BJMK->BJQLK", probs_BJQLM, v_BJMK, dtype=float)
     y_BJQLK = y_BJQLK / layout.broadcast_like(sum_BJQL, "BJQL", "BJQLK")
     y_BJQLK = y_BJQLK.astype(v_BJMK.dtype)
     bias = None if bias is None else bias._replace(values=None)  # its gradient needs none
-    return y_BJQLK, Residuals(q_BJQLK, k_BJMK, v_BJMK, bias, probs_BJQLM, sum_BJQL, y_BJQLK)
+    kept = operands._replace(bias=bias, mask_B11LM=None)
+    return y_BJQLK, Residuals(kept, probs_BJQLM, sum_BJQL, y_BJQLK)
 
 
-def _attention_backward(
-    layout: Layout, residuals: Residuals, dy_BJQLK: Array
-) -> tuple[Array, Array, Array, Bias | None, None]:
+def _attention_backward(layout: Layout, residuals: Residuals, dy_BJQLK: Array) -> tuple[Operands]:
     einsum, like = layout.einsum, layout.broadcast_like
-    q_BJQLK, k_BJMK, v_BJMK, bias, probs_BJQLM, sum_BJQL, y_BJQLK = residuals
+    (q_BJQLK, k_BJMK, v_BJMK, bias, _), probs_BJQLM, sum_BJQL, y_BJQLK = residuals
     wide_BJQLK = dy_BJQLK.astype(float) / like(sum_BJQL, "BJQL", "BJQLK")
     dot_BJQL = jnp.sum(wide_BJQLK * y_BJQLK.astype(float), axis=-1)
     dy_BJQLK = wide_BJQLK.astype(dy_BJQLK.dtype)
@@ -174,13 +144,14 @@ def _attention_backward(
     dlogits_BJQLM = probs_BJQLM.astype(float) * dprobs_BJQLM
     dbias = None if bias is None else bias_gradient(layout, bias, dlogits_BJQLM)
     dlogits_BJQLM = dlogits_BJQLM.astype(q_BJQLK.dtype)
-    return (
+    doperands = Operands(
         einsum("BJQLM,BJMK->BJQLK", dlogits_BJQLM, k_BJMK),
         einsum("BJQLM,BJQLK->BJMK", dlogits_BJQLM, q_BJQLK),
         einsum("BJQLM,BJQLK->BJMK", probs_BJQLM, dy_BJQLK),
         dbias,
         None,
     )
+    return (doperands,)
 
 
 dot_product_attention.defvjp(_attention_forward, _attention_backward)

@@ -10,7 +10,7 @@ import pytest
 
 from layouts.mesh import make_mesh
 from models.attention.bias import Bias
-from models.attention.plain import attend_in_chunks, dot_product_attention
+from models.attention.plain import Operands, attend_in_chunks, dot_product_attention
 from tests.toys import WHOLE
 
 SHAPES = {"q_BJQLK": (4, 2, 3, 6, 5), "k_BJMK": (4, 2, 6, 5), "v_BJMK": (4, 2, 6, 5)}
@@ -67,10 +67,10 @@ def attend(
     values_BJQLM = jnp.transpose(jax.lax.stop_gradient(table_RJQ)[BUCKETS_BLM], (0, 3, 4, 1, 2))
     bias = Bias(table_RJQ, jnp.asarray(BUCKETS_BLM), values_BJQLM)
     mask_B11LM = jnp.asarray(mask_BLM())[:, None, None]
-    arrays = (q_BJQLK, k_BJMK, v_BJMK, bias, mask_B11LM)
+    operands = Operands(q_BJQLK, k_BJMK, v_BJMK, bias, mask_B11LM)
     if logit_cap is None:
-        return dot_product_attention(WHOLE, *arrays)
-    return attend_in_chunks(WHOLE, chunks, *arrays, logit_cap=logit_cap)
+        return dot_product_attention(WHOLE, operands)
+    return attend_in_chunks(WHOLE, chunks, operands, logit_cap)
 
 
 def test_attention_equals_the_oracle() -> None:

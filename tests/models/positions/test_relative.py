@@ -15,7 +15,7 @@ from configs.errors import UserError
 from layouts.hlo.program import CompiledText
 from layouts.layout import Layout
 from layouts.mesh import make_mesh
-from models.attention.plain import dot_product_attention, unnormalized_probs
+from models.attention.plain import Operands, dot_product_attention, unnormalized_probs
 from models.initializers import Weights
 from models.positions.relative import Relative, RelativeBias, relative_buckets
 from tests.toys import TOY, WHOLE, toy
@@ -79,10 +79,11 @@ def table_gradient(layout: Layout, divides_late: bool) -> tuple[CompiledText, np
         query_LM, key_LM = (layout.iota("LM", (LENGTH, LENGTH), letter) for letter in "LM")
         bias = module(query_LM - key_LM, causal=True)
         mask_11LM = layout.broadcast_like(query_LM >= key_LM, "LM", "BJQLM")
+        operands = Operands(q_BJQLK, k_BJMK, k_BJMK, bias, mask_11LM)
         if divides_late:
-            y_BJQLK = dot_product_attention(layout, q_BJQLK, k_BJMK, k_BJMK, bias, mask_11LM)
+            y_BJQLK = dot_product_attention(layout, operands)
         else:
-            probs_BJQLM, _ = unnormalized_probs(layout, q_BJQLK, k_BJMK, bias, mask_11LM)
+            probs_BJQLM, _ = unnormalized_probs(layout, operands)
             y_BJQLK = layout.einsum("BJQLM,BJMK->BJQLK", probs_BJQLM, k_BJMK)
         return jnp.sum(jnp.square(y_BJQLK))
 
