@@ -1,6 +1,6 @@
 """Measures collectives among the devices of this machine, and predicts them for TPU slices.
 
-    meshloom bench collectives --simulate_devices=8 --figure=collectives.png --json=bench.json
+    meshloom bench collectives --simulate_devices=8 --json=bench.json
     meshloom bench collectives --predict_only --topology=v3:16x16 --topology=v3:32x32
 
 Each device holds an array of the given size.  GShard (section 5.3, figure 9) measured the same on
@@ -156,7 +156,7 @@ def growths(rows: Sequence[Row]) -> list[dict[str, Any]]:
     for growth in GROWTHS:
         first, last = (times.get((growth.kind, n)) for n in growth[1:3])
         if first is not None and last is not None:
-            compared.append({**growth._asdict(), "predicted": last / first, "from_s": first})
+            compared.append({**growth._asdict(), "predicted": last / first})
     return compared
 
 
@@ -200,55 +200,6 @@ def milliseconds(seconds: float) -> str:
     return f"{1e3 * seconds:.3f}" if seconds < 1 else f"{1e3 * seconds:.0f}"
 
 
-def draw(result: Row, pyplot: Any) -> Any:
-    """Draws the predicted times over the number of devices, next to the measured ones."""
-    from matplotlib.ticker import LogLocator
-
-    chips = sorted({row["topology"].partition(":")[0] for row in result["predicted"]})
-    titles = {"predicted": f"predicted for slices of {', '.join(chips)}"}
-    if result["measured"]:
-        titles["measured"] = f"measured on {result['device']}, {result['cores']} cores of the host"
-    figure, panels = pyplot.subplots(
-        1, len(titles), figsize=(1 + 5 * len(titles), 5), layout="constrained", squeeze=False
-    )
-    megabytes = max(row["megabytes"] for row in result["predicted"])
-    for (part, title), axes in zip(titles.items(), panels[0], strict=True):
-        rows = [row for row in result[part] if row["megabytes"] == megabytes]
-        for number, (kind, marker) in enumerate(zip(KINDS, "oDx^v", strict=True)):
-            ends = [(row["devices"], 1e3 * row["seconds"]) for row in rows if row["kind"] == kind]
-            axes.plot(
-                *zip(*sorted(ends), strict=True), f"{marker}-", color=f"C{number}", label=kind
-            )
-        axes.set(yscale="log", xlabel="devices", ylabel=f"ms for {megabytes} MB on each device")
-        axes.set_xscale("log", base=2)
-        counts = sorted({row["devices"] for row in rows})
-        axes.set_xticks(counts, [f"{count:,}" for count in counts], fontsize="small")
-        axes.yaxis.set_major_formatter("{x:g}")
-        axes.set_title(title)
-        axes.grid(alpha=0.3)
-    for row in result["growths"]:  # from the predicted time on the fewer devices
-        start = 1e3 * row["from_s"]
-        panels[0, 0].plot(
-            [row["from_devices"], row["to_devices"]],
-            [start, start * row["published"]],
-            "*:",
-            color=f"C{KINDS.index(row['kind'])}",
-            markersize=11,
-            label=f"{row['kind']}, x {row['published']:g} ({row['source']})",
-        )
-    for axes in panels[0]:  # few powers of ten are in the figure: times between have labels, too
-        low, high = axes.get_ylim()
-        axes.yaxis.set_minor_locator(LogLocator(subs=range(2, 10) if high < 10 * low else (2, 5)))
-        axes.yaxis.set_minor_formatter("{x:g}")
-    figure.legend(
-        *panels[0, 0].get_legend_handles_labels(),
-        loc="outside lower center",
-        ncols=1 + len(titles),  # as many as fit
-        fontsize="small",
-    )
-    return figure
-
-
 @dataclass(frozen=True, kw_only=True)
 class Flags(JsonFlags):
     """Measures collectives on this machine, and predicts them for slices."""
@@ -263,24 +214,17 @@ class Flags(JsonFlags):
     """Devices of this machine, if it has only CPUs."""
     predict_only: bool = False
     """Measures nothing on this machine."""
-    figure: Annotated[str | None, Flag(metavar="FILE", names_output=True)] = None
-    """Also draws the times, as PNG."""
 
 
 def benchmark(flags: Flags) -> None:
-    """Measures, predicts, compares with the paper, and draws."""
+    """Measures, predicts, and compares with the paper."""
     import jax
 
-    from configs.paths import path_of
-    from data.storage.files import atomic_write
     from layouts import absent_devices
     from scripts.commands.common import write_json
     from scripts.commands.planning.inputs import parse_topology
     from scripts.terminal import print_note
-    from trainer.metrics.plots import png_of
 
-    if flags.figure is not None and not flags.figure.endswith(".png"):
-        raise UserError(f"--figure={flags.figure}: not a picture format.  Legal ending: .png.")
     named = [topology for name in flags.topologies if (topology := parse_topology(name))]
     for topology in named:
         if topology.devices == 1:
@@ -310,6 +254,3 @@ def benchmark(flags: Flags) -> None:
     }
     print_tables(result)
     write_json(flags.json_file, result)
-    if flags.figure is not None:
-        picture = png_of(lambda pyplot: draw(result, pyplot))
-        atomic_write(path_of(flags.figure), picture)

@@ -27,8 +27,6 @@ from scripts.flag import given_flags
         ("decode --batch_sizes=16;32", "'16;32' is not a list of integers"),
         ("generate --batch_sizes=", "'' is not a list of integers"),
         ("generate --json=no_folder/file.json", "no_folder/file.json: cannot be written"),
-        ("collectives --figure=-", "-: not a picture format.  Legal ending: .png"),
-        ("collectives --figure=no_folder/a.png", "no_folder/a.png: cannot be written"),
         ("collectives --megabytes=8,0", "x>=1"),
         ("collectives --chip=v7", "'v7' is not one of 'v2', 'v3'"),
         ("serve --model_dir=no_run", "no_run: no such folder"),
