@@ -5,34 +5,7 @@ from pathlib import Path
 from typing import Annotated
 
 from scripts.commands.shared_flags import CheckpointFlags, ModelDir, SettingsFlags
-from scripts.devices import ProcessFlags
 from scripts.flag import Flag
-
-
-@dataclass(frozen=True, kw_only=True)
-class ImportT5Flags:
-    """Makes a model directory of a T5 from Hugging Face.
-
-    The settings choose its task and how to continue its training.
-    """
-
-    EXAMPLES = ("meshloom import t5 --input=t5-small --model_dir=runs/t5",)
-    input: Annotated[Path, Flag(metavar="DIR")]
-    """Directory with config.json, model.safetensors and spiece.model, as Hugging Face writes
-    them."""
-    model_dir: ModelDir
-    settings: SettingsFlags = field(default_factory=SettingsFlags)
-
-
-@dataclass(frozen=True, kw_only=True)
-class ExportT5Flags:
-    """Writes a model as a T5 that Hugging Face reads."""
-
-    EXAMPLES = ("meshloom export t5 --model_dir=runs/t5 --output=exported",)
-    output: Annotated[Path, Flag(metavar="DIR")]
-    """New directory for Hugging Face to read."""
-    model: CheckpointFlags
-    devices: ProcessFlags = field(default_factory=ProcessFlags)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,10 +17,20 @@ class ImportHfFlags:
 
     EXAMPLES = ("meshloom import hf --input=Llama-3.2-1B --model_dir=runs/llama",)
     input: Annotated[Path, Flag(metavar="DIR")]
-    """Directory with config.json, model.safetensors (one file or several) and tokenizer.json, as
-    Hugging Face writes them."""
+    """Directory with config.json, model.safetensors (one file or several) and the tokenizer
+    (tokenizer.json, of a T5 spiece.model), as Hugging Face writes them."""
     model_dir: ModelDir
     settings: SettingsFlags = field(default_factory=SettingsFlags)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImportT5Flags(ImportHfFlags):
+    """Makes a model directory of a T5 from Hugging Face.
+
+    The settings choose its task and how to continue its training.
+    """
+
+    EXAMPLES = ("meshloom import t5 --input=t5-small --model_dir=runs/t5",)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,3 +41,10 @@ class ExportHfFlags:
     output: Annotated[Path, Flag(metavar="DIR")]
     """New directory for Hugging Face to read."""
     model: CheckpointFlags
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportT5Flags(ExportHfFlags):
+    """Writes a model as a T5 that Hugging Face reads."""
+
+    EXAMPLES = ("meshloom export t5 --model_dir=runs/t5 --output=exported",)

@@ -1,20 +1,32 @@
 """Defines what imports and exports share: checks of folders, settings of imported runs, notes."""
 
 import fnmatch
+import json
 import re
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
+
+import numpy as np
 
 from configs.errors import UserError, brief
 from configs.load import Config, load
 from configs.paths import absolute
 from configs.write import dump
+from data.storage.files import atomic_write
 from data.vocabs import SOURCE_FILE, TARGET_FILE
 from layouts.layout import Layout
+from models.precision import FloatType
 from scripts.commands.common import warn_unused
+from scripts.commands.conversion.flags import ExportHfFlags
 from scripts.commands.shared_flags import SettingsFlags
+from scripts.commands.trained import single_checkpoint
 from scripts.terminal import print_note
+from trainer.checkpoints.huggingface.folder import SETTINGS, tensor_writer
+from trainer.checkpoints.huggingface.weights import ConvertedWeight, TensorInfo
+from trainer.checkpoints.manager import Checkpoints
+from trainer.checkpoints.restore import averaged_steps
 from trainer.model_dir import HUGGINGFACE, ModelDir
 from trainer.resume.history import CHECKPOINTS, FILE
 from trainer.run import Run
@@ -23,6 +35,8 @@ LEFT_BY_IMPORTS = (
     CHECKPOINTS, FILE, "model.gin", HUGGINGFACE, TARGET_FILE, SOURCE_FILE, ".*.tmp"
 )  # fmt: skip
 """What an import that was interrupted leaves in a model directory."""
+MAX_FILE_BYTES = 5 * 10**9
+"""Of a file with tensors, as Hugging Face has it."""
 
 
 def check_new_run(model_dir: Path) -> None:
@@ -74,3 +88,59 @@ def note_import(model_dir: Path, left_out: Iterable[str], types: Iterable[str], 
     if len(types) > 1:
         print_note(f"Stored as float32: the tensors are of several types, {' and '.join(types)}.")
     print_note(f"Imported {count:,} weights into {model_dir}.")
+
+
+def json_bytes(settings: Mapping[str, object]) -> bytes:
+    """Writes settings as Hugging Face does."""
+    return (json.dumps(settings, indent=2, sort_keys=True) + "\n").encode()
+
+
+def export_weights(
+    flags: ExportHfFlags,
+    output: Path,
+    weights: Sequence[ConvertedWeight],
+    dtype: FloatType,
+    files: Mapping[str, bytes],
+    factors: Mapping[str, float] = MappingProxyType({}),
+) -> None:
+    """Writes the weights of a run, one after another, and then files, the settings last.
+
+    `factors` has what some weights are multiplied by, by path.
+    """
+    by_path = {f"params/{weight.path}": weight for weight in weights}
+    shapes = {path: weight.shape for path, weight in by_path.items()}
+    infos = {name: TensorInfo(w.tensor_shape, dtype) for w in weights for name in w.names}
+    with Checkpoints(flags.model.model_dir) as checkpoints:
+        steps = exported_steps(checkpoints, flags.model.checkpoint, flags.model.average)
+        try:
+            output.mkdir(parents=True, exist_ok=True)
+            with tensor_writer(output, infos, MAX_FILE_BYTES) as write:
+                by_step = (checkpoints.arrays(step, shapes) for step in steps)
+                for arrays in zip(*by_step, strict=True):
+                    path, array = arrays[0]
+                    if len(arrays) > 1:
+                        array = sum(one.astype(np.float32) for _, one in arrays) / len(arrays)
+                    if (factor := factors.get(by_path[path].path)) is not None:
+                        array = array.astype(np.float32) * np.float32(factor)
+                    for name, tensor in by_path[path].to_tensors_by_name(array):
+                        write(name, tensor.astype(dtype))
+            for name in sorted(files, key=lambda name: name == SETTINGS):
+                atomic_write(output / name, files[name])
+        except OSError as error:
+            raise UserError(f"--output={output}: cannot be written: {error}.") from None
+    count = sum(int(np.prod(weight.shape)) for weight in weights)
+    of = f"step{'s' * (len(steps) > 1)} {', '.join(map(str, steps))}"
+    print_note(f"Exported {count:,} weights of {of} to {output}.")
+
+
+def exported_steps(checkpoints: Checkpoints, which: str, average: int | None) -> list[int]:
+    """Returns the steps whose mean is exported."""
+    step = single_checkpoint(checkpoints, which)
+    if average is not None:
+        return averaged_steps(checkpoints, step, average)
+    newest_first = checkpoints.steps()[::-1]
+    whole = (step for step in newest_first if checkpoints.damage(step) is None)
+    step = next(whole, None) if step is None else step
+    if step is None:
+        raise UserError(f"{checkpoints.folder}: there is no whole checkpoint.")
+    return [step]

@@ -4,7 +4,6 @@ Weights go from file to file, a layer of one weight at a time.
 """
 
 import dataclasses
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -32,7 +31,6 @@ from models.transformer import Transformer
 from scripts.commands.conversion import folders
 from scripts.commands.conversion.flags import ExportHfFlags, ImportHfFlags
 from scripts.commands.conversion.folders import config_of, note_import, task_name
-from scripts.commands.trained import single_checkpoint
 from scripts.devices import start_devices
 from scripts.terminal import print_note
 from trainer.checkpoints.huggingface import decoder
@@ -44,18 +42,11 @@ from trainer.checkpoints.huggingface.folder import (
     StoredTensor,
     read_json,
     stored_tensors,
-    tensor_writer,
 )
 from trainer.checkpoints.huggingface.tokenizer import SENTENCE_PIECE, tokenizer_files
-from trainer.checkpoints.huggingface.weights import (
-    ConvertedWeight,
-    TensorInfo,
-    check_tensors,
-    common_type,
-)
+from trainer.checkpoints.huggingface.weights import ConvertedWeight, check_tensors, common_type
 from trainer.checkpoints.integrity import StreamedArray
 from trainer.checkpoints.manager import Checkpoints
-from trainer.checkpoints.restore import averaged_steps
 from trainer.checks import check_sides, check_vocabs
 from trainer.model_dir import HUGGINGFACE, ModelDir
 from trainer.run import Run
@@ -70,8 +61,6 @@ FILES = (
 """Files that are kept as they are, where a folder has them."""
 MAX_LENGTH = 2048
 """Tokens a row of the first task: the model reads longer ones, if it was trained so."""
-MAX_FILE_BYTES = 5 * 10**9
-"""Of a file with tensors, as Hugging Face has it."""
 
 
 def import_hf(flags: ImportHfFlags) -> None:
@@ -222,44 +211,8 @@ def export_hf(flags: ExportHfFlags) -> None:
         files, ids = tokenizer_files(vocab)
         settings |= {**ids, "max_position_embeddings": run.task.length}
     if settings != original:
-        files[SETTINGS] = (json.dumps(settings, indent=2, sort_keys=True) + "\n").encode()
+        files[SETTINGS] = folders.json_bytes(settings)
     assert isinstance(run.model, Transformer)
     weights = list(decoder.weights_of(run.model, FAMILIES[settings["model_type"]]))
     factors = decoder.factors(run.model, settings)
-    dtype, by_path = run.model.precision.store, {f"params/{w.path}": w for w in weights}
-    shapes = {path: weight.shape for path, weight in by_path.items()}
-    infos = {name: TensorInfo(w.tensor_shape, dtype) for w in weights for name in w.names}
-    with Checkpoints(model_dir) as checkpoints:
-        steps = exported_steps(checkpoints, flags.model.checkpoint, flags.model.average)
-        try:
-            output.mkdir(parents=True, exist_ok=True)
-            with tensor_writer(output, infos, MAX_FILE_BYTES) as write:
-                by_step = (checkpoints.arrays(step, shapes) for step in steps)
-                for arrays in zip(*by_step, strict=True):
-                    path, array = arrays[0]
-                    if len(arrays) > 1:
-                        array = sum(one.astype(np.float32) for _, one in arrays) / len(arrays)
-                    if (factor := factors.get(by_path[path].path)) is not None:
-                        array = array.astype(np.float32) * np.float32(factor)
-                    for name, tensor in by_path[path].to_tensors_by_name(array):
-                        write(name, tensor.astype(dtype))
-            for name in sorted(files, key=lambda name: name == SETTINGS):  # the settings last
-                atomic_write(output / name, files[name])
-        except OSError as error:
-            raise UserError(f"--output={output}: cannot be written: {error}.") from None
-    count = sum(int(np.prod(weight.shape)) for weight in weights)
-    of = f"step{'s' * (len(steps) > 1)} {', '.join(map(str, steps))}"
-    print_note(f"Exported {count:,} weights of {of} to {output}.")
-
-
-def exported_steps(checkpoints: Checkpoints, which: str, average: int | None) -> list[int]:
-    """Returns the steps whose mean is exported."""
-    step = single_checkpoint(checkpoints, which)
-    if average is not None:
-        return averaged_steps(checkpoints, step, average)
-    newest_first = checkpoints.steps()[::-1]
-    whole = (step for step in newest_first if checkpoints.damage(step) is None)
-    step = next(whole, None) if step is None else step
-    if step is None:
-        raise UserError(f"{checkpoints.folder}: there is no whole checkpoint.")
-    return [step]
+    folders.export_weights(flags, output, weights, run.model.precision.store, files, factors)

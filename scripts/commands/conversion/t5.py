@@ -1,18 +1,14 @@
 """Imports and exports T5: Hugging Face's folders, and model directories."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 
 import jax
 import numpy as np
-from safetensors import SafetensorError
-from safetensors.numpy import save_file
 
 from configs.errors import UserError
 from configs.paths import absolute, local_path
 from data.sources.pair_kinds import Phrases
-from data.storage.files import atomic_path, atomic_write
 from data.tasks.translation import Translation
 from data.tokenizers.sentence_piece import SentencePiece, SentencePieceVocab
 from data.vocab import EOS, PAD, Vocab, make
@@ -24,9 +20,7 @@ from models.transformer import Transformer
 from scripts.commands.conversion import folders
 from scripts.commands.conversion.flags import ExportT5Flags, ImportT5Flags
 from scripts.commands.conversion.folders import config_of, note_import, task_name
-from scripts.commands.trained import single_checkpoint, trained_models
 from scripts.devices import start_devices
-from scripts.terminal import print_note
 from trainer.checkpoints.huggingface import t5 as convert
 from trainer.checkpoints.huggingface.folder import (
     INDEX,
@@ -84,31 +78,16 @@ def import_t5(flags: ImportT5Flags) -> None:
 
 def export_t5(flags: ExportT5Flags) -> None:
     """Writes a model as a T5 that Hugging Face reads."""
-    output = flags.output
+    start_devices()
+    output, directory = local_path(flags.output, "--output"), ModelDir(flags.model.model_dir)
     folders.check_new_folder(output, (SETTINGS, TENSORS, INDEX, VOCAB))
-    with trained_models(flags.model) as models:
-        settings = convert.settings_of(models.run.model)
-        trained = models.restore(
-            single_checkpoint(models.checkpoints, flags.model.checkpoint),
-            flags.model.average,
-        )
-        spec = trained.run.model
-        assert isinstance(spec, Transformer)
-        tensors = convert.tensors_of(spec, jax.device_get(trained.params))
-        vocab = trained.vocabs.target
+    run = directory.load(flags.model.gin_file, flags.model.gin_param).make(Run)
+    settings, vocab = convert.settings_of(run.model), directory.vocabs(run.task).target
     check_ids(vocab, TARGET_FILE)
-    try:
-        output.mkdir(parents=True, exist_ok=True)
-        # Without this note Hugging Face takes the file for another library's.
-        with atomic_path(output / TENSORS) as temporary:
-            save_file(tensors, temporary, {"format": "pt"})
-        atomic_write(output / VOCAB, vocab.model)
-        text = json.dumps(settings, indent=2, sort_keys=True) + "\n"
-        atomic_write(output / SETTINGS, text)  # last: it is what makes a model of the folder
-    except (OSError, SafetensorError) as error:
-        raise UserError(f"--output={output}: cannot be written: {error}.") from None
-    weights = sum(tensor.size for tensor in tensors.values())
-    print_note(f"Exported {weights:,} weights of step {trained.step} to {output}.")
+    assert isinstance(run.model, Transformer)
+    files = {VOCAB: vocab.model, SETTINGS: folders.json_bytes(settings)}
+    weights = list(convert.weights_of(run.model))
+    folders.export_weights(flags, output, weights, run.model.precision.store, files)
 
 
 def check_ids(vocab: Vocab, name: str) -> None:

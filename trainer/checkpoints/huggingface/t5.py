@@ -284,12 +284,3 @@ def _nearest(model: Transformer) -> Transformer:
         pattern=ONE_KIND,
         encoder_pattern=None,
     )
-
-
-def tensors_of(spec: Transformer, params: Params) -> Tensors:
-    """Converts weights to T5's tensors."""
-    flat = traverse_util.flatten_dict(params, sep="/")
-    parts = (
-        weight.to_tensors_by_name(np.asarray(flat[weight.path])) for weight in weights_of(spec)
-    )
-    return {name: tensor for part in parts for name, tensor in part}

@@ -33,7 +33,7 @@ from models.feed_forward.mlp import Mlp
 from models.parts import Block
 from models.positions.learned import Learned
 from models.transformer import TransformerModel
-from scripts.commands.conversion import hf
+from scripts.commands.conversion import folders, hf
 from scripts.commands.conversion.flags import ExportHfFlags, ImportHfFlags
 from scripts.commands.shared_flags import CheckpointFlags, SettingsFlags, Strings
 from tests.scripts.conftest import call
@@ -316,7 +316,7 @@ def test_a_round_trip_keeps_every_bit(imported: Path, tmp_path: Path, name: str)
 def test_shards_of_a_half_precision_come_back(
     imported: Path, tmp_path: Path, dtype: str, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hf, "MAX_FILE_BYTES", 2000)
+    monkeypatch.setattr(folders, "MAX_FILE_BYTES", 2000)
     folder = tmp_path / "sharded"
     shutil.copytree(imported / name, folder)
     tensors = load_file(folder / "model.safetensors")
