@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from configs.spec import Fraction, NotNegative, Positive, spec
 from layouts.layout import Layout
 from models.api import WeightInfo
-from trainer.optimizers.optimizer import OptimizerSpec
+from trainer.optimizers.optimizer import FloatType, OptimizerSpec
 from trainer.optimizers.schedules import InverseSqrt, ScheduleSpec
 
 if TYPE_CHECKING:
@@ -28,6 +28,8 @@ class Adafactor(OptimizerSpec):
     """Upper bound of the decay (GShard: 0.99)."""
     momentum: Fraction | None = None
     """Decay of the first moment. None: no first moment."""
+    first_moment: FloatType | None = None
+    """Type in which the first moment is stored; None: that of the weights."""
     clip_update_rms: Positive = 1.0
     """Scales an update down to this root mean square if it is larger."""
     multiply_by_parameter_scale: bool = True
@@ -56,7 +58,7 @@ class Adafactor(OptimizerSpec):
             parts.append(factored.scale_by_weight_rms(1e-3, weights))
         outer = [chain.clip(self.clip_global_norm), chain.by_path(optax.chain(*parts))]
         if self.momentum is not None:
-            outer.append(optax.ema(self.momentum, debias=False))
+            outer.append(optax.ema(self.momentum, False, self.first_moment))
         return chain.finish(outer, self.weight_decay, self.schedule.rate(steps), weights)
 
     def decay(self, step: jax.Array) -> jax.Array:

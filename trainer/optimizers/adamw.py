@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from configs.spec import Fraction, NotNegative, Positive, spec
 from layouts.layout import Layout
 from models.api import WeightInfo
-from trainer.optimizers.optimizer import OptimizerSpec
+from trainer.optimizers.optimizer import FloatType, OptimizerSpec
 from trainer.optimizers.schedules import Cosine, ScheduleSpec
 
 if TYPE_CHECKING:
@@ -25,6 +25,8 @@ class AdamW(OptimizerSpec):
     """Decay of the second moment."""
     epsilon: Positive = 1e-8
     """Added to the root of the second moment."""
+    first_moment: FloatType | None = None
+    """Type in which the first moment is stored; None: that of the weights."""
     weight_decay: NotNegative = 0.01
     """Share of each matrix that a step subtracts, times the learning rate."""
     clip_global_norm: Positive | None = 1.0
@@ -38,6 +40,6 @@ class AdamW(OptimizerSpec):
 
         from trainer.optimizers import chain
 
-        adam = optax.scale_by_adam(self.beta1, self.beta2, self.epsilon)
+        adam = optax.scale_by_adam(self.beta1, self.beta2, self.epsilon, mu_dtype=self.first_moment)
         outer = [chain.clip(self.clip_global_norm), adam]
         return chain.finish(outer, self.weight_decay, self.schedule.rate(steps), weights)

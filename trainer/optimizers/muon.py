@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from configs.spec import Count, Fraction, NotNegative, Positive, spec
 from layouts.layout import Layout
 from models.api import WeightInfo
-from trainer.optimizers.optimizer import OptimizerSpec
+from trainer.optimizers.optimizer import FloatType, OptimizerSpec
 from trainer.optimizers.schedules import Cosine, ScheduleSpec
 
 if TYPE_CHECKING:
@@ -36,6 +36,8 @@ class Muon(OptimizerSpec):
     """Decay of Adam's second moment."""
     epsilon: Positive = 1e-8
     """Added to the root of Adam's second moment."""
+    first_moment: FloatType | None = None
+    """Type in which first moments are stored; None: that of the weights."""
     weight_decay: NotNegative = 0.01
     """Share of each matrix that a step subtracts, times the learning rate."""
     clip_global_norm: Positive | None = 1.0
@@ -55,7 +57,9 @@ class Muon(OptimizerSpec):
             chain.split(
                 matrices,
                 chain.placed_by_compiler(self.orthogonalize(matrices)),
-                optax.scale_by_adam(self.beta1, self.beta2, self.epsilon),
+                optax.scale_by_adam(
+                    self.beta1, self.beta2, self.epsilon, mu_dtype=self.first_moment
+                ),
             ),
         ]
         return chain.finish(outer, self.weight_decay, self.schedule.rate(steps), weights)
@@ -81,6 +85,7 @@ class Muon(OptimizerSpec):
         muon = scale_by_muon(
             ns_steps=self.iterations,
             beta=self.momentum,
+            mu_dtype=self.first_moment,
             weight_dimension_numbers={path: dimensions(info) for path, info in matrices.items()},
         )
         rescale = optax.stateless(

@@ -4,7 +4,7 @@ optax, and flax with it, load when an optimizer makes its transform, so that set
 """
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from configs.spec import abstract_spec
 from layouts.layout import Layout
@@ -13,6 +13,8 @@ from trainer.optimizers.schedules import ScheduleSpec
 
 if TYPE_CHECKING:
     import optax
+
+FloatType = Literal["float32", "bfloat16"]
 
 
 @abstract_spec

@@ -10,6 +10,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
+from configs.errors import UserError
 from configs.spec import Count, Fraction, Positive, abstract_spec, spec
 
 Schedule = Callable[[jax.Array], jax.Array]
@@ -86,3 +87,38 @@ class Constant(ScheduleSpec):
         from optax import linear_schedule
 
         return linear_schedule(0.0, self.peak, self.warmup_steps)
+
+
+@spec
+class WarmupStableDecay(ScheduleSpec):
+    """Warms up linearly, keeps the peak, and decays linearly at the end.  Hu et al. 2024 (MiniCPM).
+
+    Before the decay the rate does not depend on the number of steps, so a run can go on, and a copy
+    of it can decay from any of its checkpoints.
+    """
+
+    peak: Positive = 1e-3
+    """Largest learning rate."""
+    warmup_steps: Count = 100
+    """Steps of the linear warmup; the last of them has the peak."""
+    decay_fraction: Fraction = 0.1
+    """The share of all steps, at the end, over which the rate decays."""
+    decay_from: Count | None = None
+    """Step after which the rate decays until the last one, such as that of a checkpoint. None:
+    by decay_fraction."""
+    final_fraction: Fraction = 0.0
+    """Share of the peak that remains at the last step."""
+
+    def rate_of_update(self, steps: int) -> Schedule:
+        from optax import join_schedules, linear_schedule
+
+        first = self.decay_from or steps - round(steps * self.decay_fraction)
+        if self.decay_from is not None and self.decay_from >= steps:
+            raise UserError(
+                f"WarmupStableDecay.decay_from = {self.decay_from}: the run ends at Run.steps = "
+                f"{steps}.  Legal: a step before, or None."
+            )
+        warmup = linear_schedule(0.0, self.peak, self.warmup_steps)
+        final = self.peak * self.final_fraction
+        decay = linear_schedule(self.peak, final, max(1, steps - first))
+        return join_schedules([warmup, decay], [max(first, self.warmup_steps)])

@@ -9,7 +9,14 @@ import numpy as np
 import optax
 import pytest
 
-from trainer.optimizers.schedules import Constant, Cosine, InverseSqrt, ScheduleSpec
+from configs.errors import UserError
+from trainer.optimizers.schedules import (
+    Constant,
+    Cosine,
+    InverseSqrt,
+    ScheduleSpec,
+    WarmupStableDecay,
+)
 
 # Rates by update, counted from 1.
 SCHEDULES = [
@@ -23,6 +30,11 @@ SCHEDULES = [
     (Cosine(peak=0.3, warmup_steps=100), 50, {1: 0.003, 50: 0.15}),
     (Constant(peak=0.5, warmup_steps=50), 1000, {1: 0.01, 25: 0.25, 50: 0.5, 999: 0.5}),
     (Constant(peak=0.5), 1000, {1: 0.5, 2: 0.5, 1000: 0.5}),
+    (WarmupStableDecay(peak=0.5, warmup_steps=50), 1000,
+     {1: 0.01, 50: 0.5, 900: 0.5, 950: 0.25, 1000: 0.0}),
+    (WarmupStableDecay(peak=0.5, warmup_steps=50, decay_from=400, final_fraction=0.2), 800,
+     {25: 0.25, 51: 0.5, 400: 0.5, 600: 0.3, 800: 0.1}),
+    (WarmupStableDecay(peak=0.5, warmup_steps=50), 20, {1: 0.01, 20: 0.2}),
 ]  # fmt: skip
 
 
@@ -49,6 +61,9 @@ def inverse_sqrt(peak: float, warmup: int) -> Callable[[Any], Any]:
         (Cosine(peak=0.3, warmup_steps=6, final_fraction=0.2),
          optax.warmup_cosine_decay_schedule(0.0, 0.3, 6, 40, 0.06)),
         (Constant(peak=0.3, warmup_steps=6), optax.warmup_constant_schedule(0.0, 0.3, 6)),
+        (WarmupStableDecay(peak=0.3, warmup_steps=6, decay_fraction=0.25),
+         optax.join_schedules([optax.warmup_constant_schedule(0.0, 0.3, 6),
+                               optax.linear_schedule(0.3, 0.0, 10)], [30])),
     ],
     ids=lambda x: type(x).__name__,
 )  # fmt: skip
@@ -61,3 +76,14 @@ def test_an_update_has_the_rate_of_its_number_in_optax(
     rates = [float(by_update(update)) for update in range(1, steps + 1)]
     np.testing.assert_allclose(actual, rates, rtol=1e-5)
     assert np.argmax(actual) == 6 - 1
+
+
+def test_before_its_decay_a_run_may_become_longer() -> None:
+    stable, longer = (WarmupStableDecay(peak=0.3, warmup_steps=6).rate(n) for n in (40, 80))
+    steps = jnp.arange(36)
+    np.testing.assert_array_equal(jax.vmap(stable)(steps), jax.vmap(longer)(steps))
+
+
+def test_a_decay_behind_the_end_is_an_error() -> None:
+    with pytest.raises(UserError, match=r"decay_from = 40: the run ends at Run.steps = 40"):
+        WarmupStableDecay(decay_from=40).rate(40)
