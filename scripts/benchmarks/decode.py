@@ -23,19 +23,9 @@ from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 
+from scripts.benchmarks import rounds
 from scripts.benchmarks import tiny_transformer as tiny
-from scripts.benchmarks.rounds import (
-    BaselineFlags,
-    Count,
-    cores,
-    ended,
-    ratio,
-    rounds,
-    serve,
-    show,
-    speedups,
-    starters,
-)
+from scripts.benchmarks.rounds import BaselineFlags, Count
 from scripts.benchmarks.tiny_transformer import D_FF, D_MODEL, HEADS, LAYERS, VOCAB
 from scripts.flag import Flag
 
@@ -73,7 +63,7 @@ def meshloom() -> tuple[Translate, dict[str, object]]:
     from trainer.decoding.decoder import Decoder, Request
 
     # The operations of one step are too small to be split: each core takes rows of its own.
-    simulate_devices(cores())
+    simulate_devices(rounds.cores())
     layout = Layout(mesh="data:-1", rules="batch:data")
     mesh, model = make_mesh(layout), tiny.transformer().model(layout)
     with jax.set_mesh(mesh):
@@ -133,7 +123,7 @@ def ctranslate2() -> tuple[Translate, dict[str, object]]:
     with tempfile.TemporaryDirectory() as folder:
         spec.save(folder)
         translator = ctranslate2.Translator(
-            folder, "cpu", compute_type="float32", inter_threads=cores(), intra_threads=1
+            folder, "cpu", compute_type="float32", inter_threads=rounds.cores(), intra_threads=1
         )
 
     def start(texts: Sequence[Text]) -> list[Any]:
@@ -149,7 +139,7 @@ def ctranslate2() -> tuple[Translate, dict[str, object]]:
         running = [start(batch) for batch in batches(texts, batch_sequences)]
         return sum(len(text.result().hypotheses[0]) for batch in running for text in batch)
 
-    return translate, {"ctranslate2": ctranslate2.__version__, "translators": cores()}
+    return translate, {"ctranslate2": ctranslate2.__version__, "translators": rounds.cores()}
 
 
 def fill(spec: Any) -> None:
@@ -181,7 +171,7 @@ def fill(spec: Any) -> None:
 SYSTEMS: dict[str, Callable[[], tuple[Translate, dict[str, object]]]] = {
     "meshloom": meshloom,
     # PyTorch on all cores, and on one: with so small a model faster, on a busy machine by far.
-    "huggingface": lambda: huggingface(cores()),
+    "huggingface": lambda: huggingface(rounds.cores()),
     "huggingface_one_thread": lambda: huggingface(1),
     "ctranslate2": ctranslate2,
 }
@@ -215,18 +205,18 @@ def benchmark(flags: Flags) -> None:
             assert tokens - len(texts) <= made <= tokens, f"{made} tokens instead of {tokens}"
             return seconds
 
-        return serve(about, pass_s)
-    systems = starters("decode", flags, f"--sentences={flags.sentences}")
+        return rounds.serve(about, pass_s)
+    systems = rounds.starters("decode", flags, f"--sentences={flags.sentences}")
     workers = {name: begin() for name, begin in systems.items()}
     sizes, result = dict[str, int](), dict[str, Any]()
     for name, worker in workers.items():
         warm_s, sweep_s = ({size: worker.ask(size) for size in flags.batch_sizes} for _ in range(2))
         sizes[name] = min(sweep_s, key=sweep_s.__getitem__)
         result[name] = {"batch_sequences": sizes[name], "warm_s": warm_s, "sweep_s": sweep_s}
-    times = list(rounds(workers, sizes, flags.rounds))
-    for name, system in ended(workers, times).items():
+    times = list(rounds.rounds(workers, sizes, flags.rounds))
+    for name, system in rounds.ended(workers, times).items():
         result[name] |= system | {"sentences_per_s": flags.sentences / system["median_s"]}
     first, *others = (name for name in flags.systems if name in workers)
-    result |= {f"to_{name}": ratio(times, first, name) for name in others} | speedups(times)
-    numbers = {"rounds": flags.rounds, "sentences": flags.sentences, "cores": cores()}
-    show(result | numbers, flags.json_file)
+    result |= {f"to_{name}": rounds.ratio(times, first, name) for name in others}
+    numbers = {"rounds": flags.rounds, "sentences": flags.sentences, "cores": rounds.cores()}
+    rounds.show(result | rounds.speedups(times) | numbers, flags.json_file)

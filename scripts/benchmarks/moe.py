@@ -15,15 +15,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, cast
 
-from scripts.benchmarks.rounds import (
-    BaselineFlags,
-    Count,
-    compare,
-    cores,
-    serve_steps,
-    show,
-    speedups,
-)
+from scripts.benchmarks import rounds
+from scripts.benchmarks.rounds import BaselineFlags, Count
 from scripts.flag import Flag
 
 ROWS, LENGTH, D_MODEL, D_FF, EXPERTS = 16, 256, 256, 1024, 16
@@ -89,7 +82,7 @@ def torch(kind: str) -> tuple[Pass, dict[str, object]]:
     from torch.nn import functional
 
     torch.manual_seed(0)
-    torch.set_num_threads(cores())
+    torch.set_num_threads(rounds.cores())
     x = torch.randn(ROWS * LENGTH, D_MODEL, requires_grad=True)
     dy = torch.randn(ROWS * LENGTH, D_MODEL)
     wi = nn.Parameter(torch.randn(EXPERTS, D_MODEL, D_FF) / D_MODEL**0.5)
@@ -137,11 +130,11 @@ def benchmark(flags: Flags) -> None:
     if flags.worker is not None:
         system = torch if flags.worker.startswith("torch") else meshloom
         once, about = system(flags.worker)
-        return serve_steps(about, lambda count: [once() for _ in range(count)], warmup=3)
-    result, times = compare("moe", flags, flags.passes)
+        return rounds.serve_steps(about, lambda count: [once() for _ in range(count)], warmup=3)
+    result, times = rounds.compare("moe", flags, flags.passes)
     for name in set(result) & set(flags.systems):
         dense = "torch_dense" if name.startswith("torch") else "dense"
         costs = [one[name] / one[dense] for one in times] if dense in times[0] else []
         result[name] |= {"cost": statistics.median(costs) if costs else None, "costs": costs}
-    numbers = {"rounds": flags.rounds, "passes": flags.passes, "cores": cores()}
-    show(result | speedups(times) | numbers, flags.json_file)
+    numbers = {"rounds": flags.rounds, "passes": flags.passes, "cores": rounds.cores()}
+    rounds.show(result | rounds.speedups(times) | numbers, flags.json_file)

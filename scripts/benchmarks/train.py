@@ -17,15 +17,7 @@ import numpy as np
 
 from scripts.benchmarks import rounds
 from scripts.benchmarks.language_model import SHAPES, Shape, torch_model, transformer
-from scripts.benchmarks.rounds import (
-    BaselineFlags,
-    Count,
-    best_seconds,
-    cores,
-    ratio,
-    seconds,
-    show,
-)
+from scripts.benchmarks.rounds import BaselineFlags, Count
 from scripts.benchmarks.training import TORCH_ADAMW, Trainer
 from scripts.flag import Flag
 
@@ -56,7 +48,7 @@ def meshloom(shape: Shape) -> tuple[Run, dict[str, object]]:
     dtype = jnp.bfloat16 if platform == "gpu" else jnp.float32
     square = jax.random.normal(jax.random.key(0), (size, size), dtype)  # ones are faster
     product = jax.jit(jnp.matmul)
-    product_s = best_seconds(lambda: product(square, square).block_until_ready())
+    product_s = rounds.best_seconds(lambda: product(square, square).block_until_ready())
     about = {"jax": jax.__version__, "device": kind, "matrix_flops_per_s": 2 * size**3 / product_s}
     return lambda steps: trainer.train([batch] * steps), about
 
@@ -67,7 +59,7 @@ def torch(shape: Shape, compiled: bool) -> tuple[Run, dict[str, object]]:
 
     gpu = torch.cuda.is_available()
     device = "cuda" if gpu else "cpu"
-    torch.set_num_threads(cores())
+    torch.set_num_threads(rounds.cores())
     torch.set_float32_matmul_precision("high" if gpu else "highest")
     model = torch_model(shape).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), **TORCH_ADAMW)
@@ -87,7 +79,7 @@ def torch(shape: Shape, compiled: bool) -> tuple[Run, dict[str, object]]:
     size = rounds.MATRIX[gpu]
     dtype = torch.bfloat16 if gpu else torch.float32
     square = torch.randn(size, size, device=device, dtype=dtype)
-    product_s = best_seconds(lambda: float((square @ square)[0, 0]))
+    product_s = rounds.best_seconds(lambda: float((square @ square)[0, 0]))
     about = {"torch": torch.__version__, "threads": torch.get_num_threads()}
     return run, {**about, "matrix_flops_per_s": 2 * size**3 / product_s}
 
@@ -111,7 +103,7 @@ def benchmark(flags: Flags) -> None:
     if flags.worker is not None:
         compiled = flags.worker == "torch_compiled"
         run, about = meshloom(shape) if flags.worker == "meshloom" else torch(shape, compiled)
-        about["warm_s"] = seconds(lambda: run(1))
+        about["warm_s"] = rounds.seconds(lambda: run(1))
         return rounds.serve_steps(about, run, warmup=2)
     # Older checkouts have no --shape.
     arguments = [] if flags.shape == DEFAULT_SHAPE else [f"--shape={flags.shape}"]
@@ -122,9 +114,9 @@ def benchmark(flags: Flags) -> None:
         system["flops_per_s"] = shape.step_flops / system["median_s"]
         system["share_of_matrix_rate"] = system["flops_per_s"] / rate
     if {"meshloom", "torch"} <= set(result):
-        result |= ratio(times, "meshloom", "torch")
+        result |= rounds.ratio(times, "meshloom", "torch")
     if {"meshloom", "torch_compiled"} <= set(result):
-        result["to_torch_compiled"] = ratio(times, "meshloom", "torch_compiled")
+        result["to_torch_compiled"] = rounds.ratio(times, "meshloom", "torch_compiled")
     result |= {
         **rounds.speedups(times),
         "shape": {"name": flags.shape, **dataclasses.asdict(shape)},
@@ -132,4 +124,4 @@ def benchmark(flags: Flags) -> None:
         "rounds": flags.rounds,
         "steps_a_round": flags.steps,
     }
-    show(result, flags.json_file)
+    rounds.show(result, flags.json_file)

@@ -17,18 +17,9 @@ from typing import Annotated
 
 import numpy as np
 
+from scripts.benchmarks import rounds
 from scripts.benchmarks import tiny_transformer as tiny
-from scripts.benchmarks.rounds import (
-    BaselineFlags,
-    Count,
-    compare,
-    cores,
-    ratio,
-    seconds,
-    serve,
-    show,
-    speedups,
-)
+from scripts.benchmarks.rounds import BaselineFlags, Count
 from scripts.benchmarks.training import TORCH_ADAMW, Trainer
 from scripts.flag import Flag
 
@@ -81,7 +72,7 @@ def marian(pairs: Pairs) -> tuple[Epoch, dict[str, object]]:
     from torch.nn import functional
 
     model, about = tiny.marian(
-        cores(), dropout=DROPOUT, activation_dropout=DROPOUT, attention_dropout=0.0
+        rounds.cores(), dropout=DROPOUT, activation_dropout=DROPOUT, attention_dropout=0.0
     )
     model.train()
     optimizer = torch.optim.AdamW(model.parameters(), **TORCH_ADAMW)
@@ -147,12 +138,13 @@ def benchmark(flags: Flags) -> None:
     if flags.worker is not None:
         epoch, about = meshloom(pairs) if flags.worker == "meshloom" else marian(pairs)
         epoch()
-        return serve(about, lambda question: seconds(epoch))
-    result, times = compare("translate", flags, "epoch", f"--pairs={flags.pairs}")
+        return rounds.serve(about, lambda question: rounds.seconds(epoch))
+    result, times = rounds.compare("translate", flags, "epoch", f"--pairs={flags.pairs}")
     tokens = sum(len(target) for _, target in pairs)
     for system in result.values():
         system["target_tokens_per_s"] = tokens / system["median_s"]
     if set(SYSTEMS) <= set(result):
-        result |= ratio(times, *SYSTEMS)
-    numbers = {"rounds": flags.rounds, "pairs": flags.pairs, "target_tokens": tokens}
-    show(result | speedups(times) | numbers | {"cores": cores()}, flags.json_file)
+        result |= rounds.ratio(times, *SYSTEMS)
+    sizes = {"pairs": flags.pairs, "target_tokens": tokens, "cores": rounds.cores()}
+    numbers = {"rounds": flags.rounds, **sizes}
+    rounds.show(result | rounds.speedups(times) | numbers, flags.json_file)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.benchmarks.studies.published_rows import (
+from scripts.benchmarks.published_rows import (
     ONE_SLICE,
     OVER_SLICES,
     PublishedRun,

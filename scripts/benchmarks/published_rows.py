@@ -1,7 +1,7 @@
 """Plans the published runs and compares the predictions with the published figures.
 
-    python -m scripts.benchmarks.studies.published_rows                   (5 minutes)
-    python -m scripts.benchmarks.studies.published_rows --folder=plans    (2 hours)
+    python -m scripts.benchmarks.published_rows                   (5 minutes)
+    python -m scripts.benchmarks.published_rows --folder=plans    (2 hours)
 
 All rows are planned with the constants of layouts/cost/hardware.py.  By its trace, each row takes
 seconds.  With --folder (needs libtpu), each is compiled too, which leaves `meshloom plan`'s JSON
