@@ -101,6 +101,15 @@ class ModelSpec:
         """Returns the settings of the router, where the model has experts."""
         return None
 
+    @property
+    def active(self) -> "ModelSpec":
+        """Returns the dense model that computes what a token needs: the experts that it chooses."""
+        return self
+
+    def masked_flops(self, length: int) -> float:
+        """Counts FLOPs of the forward pass of a row between tokens that attention masks always."""
+        return 0.0
+
     def attention_choices(self, layout: Layout, lengths: Mapping[str, int]) -> dict[str, str]:
         """Names what computes each attention in training on the mesh that is set, and why.
 

@@ -156,6 +156,10 @@ class Attention(Part):
         """Returns the columns of a head that positions rotate."""
         return sizes.d_kv
 
+    def pair_flops(self, sizes: Sizes) -> int:
+        """Counts the FLOPs of a query and a key: of the logit, and of the value times its share."""
+        return 2 * sizes.heads * (sizes.d_kv + sizes.d_kv)
+
     def kernel(
         self,
         parts: "BlockParts",
@@ -223,6 +227,10 @@ class FeedForward(Part):
     def dropout_rate(self, sizes: Sizes) -> float:
         """Returns the rate of dropout inside the layer."""
         return 0.0
+
+    def active(self, sizes: Sizes) -> "FeedForward":
+        """Returns a layer that computes for each token what it needs of this one."""
+        return self
 
     def build(self, sizes: Sizes, layout: Layout, weights: Weights) -> FeedForwardLayer:
         """Makes the layer."""

@@ -1,5 +1,6 @@
 """Holds the settings of a Transformer: its sizes, and the tree of its parts."""
 
+import dataclasses
 import math
 from collections.abc import Iterable, Mapping
 from typing import ClassVar, Literal
@@ -204,6 +205,32 @@ class TransformerSpec(Sizes):
     def router(self) -> Router | None:
         routers = [part.router for part in self.parts if isinstance(part, FeedForward)]
         return next((router for router in routers if router is not None), None)
+
+    @property
+    def active(self) -> "TransformerSpec":
+        def active(block: Block) -> Block:
+            feed_forward = (block.feed_forward or self.feed_forward).active(self)
+            return dataclasses.replace(block, feed_forward=feed_forward)
+
+        if not self.moes:
+            return self
+        return dataclasses.replace(
+            self,
+            pattern=tuple(map(active, self.pattern)),
+            encoder_pattern=self.encoder_pattern and tuple(map(active, self.encoder_pattern)),
+        )
+
+    def masked_flops(self, length: int) -> float:
+        """Counts the keys after each token of a decoder, half of all, and those before its window.
+
+        Half, as Megatron-LM, torchtitan and, since July 2025, MaxText count: the diagonal too.
+        """
+        flops = 0.0
+        for block in self.blocks:
+            seen = min(block.attention.window or length, length)
+            pairs = length**2 - (length * seen - seen**2 / 2)
+            flops += block.attention.pair_flops(self) * pairs
+        return flops * self.layers / len(self.blocks)
 
     @property
     def drops_tokens(self) -> bool:

@@ -1,6 +1,7 @@
 """Checks a run before anything is compiled: layout and vocabulary against the model."""
 
 import contextlib
+import dataclasses
 import functools
 import logging
 import math
@@ -270,6 +271,14 @@ def check_vocabs(run: Run, vocabs: Vocabs) -> None:
 def step_flops(run: Run) -> float:
     """Counts the model FLOPs of one update: the products of forward and backward pass.
 
-    The backward pass costs twice the forward pass; what rematerialisation repeats is not counted.
+    The backward pass costs twice the forward pass.  Of experts only those that a token chooses are
+    counted, of causal attention half, and nothing that rematerialization repeats.
     """
-    return 3.0 * record_loss(run).flops * run.microbatches
+    active = dataclasses.replace(run, model=run.model.active)
+    return 3.0 * record_loss(active).flops * run.microbatches - masked_step_flops(run)
+
+
+def masked_step_flops(run: Run) -> float:
+    """Counts what older publications add to the FLOPs of an update: masked pairs of tokens."""
+    length = run.task.array_lengths.get("targets_BL", 0)
+    return 3.0 * run.batch_sequences * run.model.masked_flops(length)

@@ -63,6 +63,9 @@ class Latent(SoftmaxAttention):
     def position_width(self, sizes: Sizes) -> int:
         return self.rotated
 
+    def pair_flops(self, sizes: Sizes) -> int:
+        return 2 * sizes.heads * (sizes.d_kv + self.rotated + sizes.d_kv)
+
     def build(
         self, parts: BlockParts, sizes: Sizes, layout: Layout, weights: Weights
     ) -> "LatentAttention":

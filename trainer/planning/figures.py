@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 """Rises with each change of a key, a unit or a meaning; new keys leave it as it is."""
 
 
@@ -47,7 +47,12 @@ FIGURES = {
     "bytes_by_cause": Figure("memory by cause", "bytes", "the parts of the memory needed"),
     "cache_bytes": Figure("cache", "bytes", "keys and values of all rows, on all devices"),
     "parameters": Figure("parameters", "", "numbers in the weights of the model"),
-    "model_flops": Figure("model FLOPs", "FLOPs", "products that the model needs, none twice"),
+    "model_flops": Figure(
+        "model FLOPs",
+        "FLOPs",
+        "products that the model needs, none twice: of experts those chosen, of causal attention "
+        "half",
+    ),
     "executed_flops": Figure(
         "executed FLOPs", "FLOPs", "the same with what is recomputed or computed on several devices"
     ),
@@ -82,6 +87,11 @@ FIGURES = {
     ),
     "utilisation": Figure(
         "utilisation", "share", "model FLOPs per second by the peak of all matrix units"
+    ),
+    "utilisation_full_attention": Figure(
+        "utilisation with full attention",
+        "share",
+        "the same where masked pairs of tokens count as well, as in publications until 2025",
     ),
     "run_steps": Figure("steps", "", "of the whole run"),
     "run_hours": Figure("time of the run", "hours", "all steps; no evaluation, no checkpoints"),

@@ -23,7 +23,13 @@ from layouts.lint.recorder import Weight
 from layouts.mesh import use_mesh
 from layouts.shards import mesh_axes
 from models.layers.pipeline import Schedule
-from trainer.checks import attention_choices, pipeline_schedule, record_loss, step_flops
+from trainer.checks import (
+    attention_choices,
+    masked_step_flops,
+    pipeline_schedule,
+    record_loss,
+    step_flops,
+)
 from trainer.memory import shard_bytes
 from trainer.planning.counts import (
     TEMPORARIES,
@@ -117,7 +123,10 @@ class StepPlan(ProgramPlan):
     gradient_sums: Mapping[str, int] | None
     """Parameters whose gradients cross devices once a step, and once a microbatch."""
     model_flops: float
-    """FLOPs of a step on all devices that the model needs, nothing computed twice."""
+    """FLOPs of a step on all devices that the model needs, nothing computed twice: of experts those
+    that tokens choose, of causal attention half."""
+    masked_flops: float
+    """FLOPs of the other half, which older publications count too."""
     executed_flops: float
     """The same with what is recomputed, or computed redundantly on several devices."""
     traced_flops: float
@@ -149,9 +158,17 @@ class StepPlan(ProgramPlan):
     @property
     def utilisation(self) -> float | None:
         """Computes the share of the matrix units' peak that the model's own FLOPs reach."""
+        return self._share_of_peak(self.model_flops)
+
+    @property
+    def utilisation_full_attention(self) -> float | None:
+        """Computes the same with all of causal attention, as publications did until 2025."""
+        return self._share_of_peak(self.model_flops + self.masked_flops)
+
+    def _share_of_peak(self, flops: float) -> float | None:
         if self.step_s is None or self.topology is None:
             return None
-        return self.model_flops / (self.step_s * self.topology.peak_flops)
+        return flops / (self.step_s * self.topology.peak_flops)
 
 
 def trace_step(run: Run, layout: Layout, mesh: Mesh | AbstractMesh) -> TracedStep:
@@ -222,6 +239,7 @@ def plan_step(
         attention=attention_choices(step.run, step.layout, step.mesh),
         gradient_sums=step.gradient_sums,
         model_flops=step_flops(step.run),
+        masked_flops=masked_step_flops(step.run),
         executed_flops=float(counts.work.flops * devices),
         traced_flops=float(step.cost.flops * devices),
         work=counts.work,

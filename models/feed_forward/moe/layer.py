@@ -1,5 +1,6 @@
 """Replaces a feed-forward layer by a mixture of experts."""
 
+import dataclasses
 import math
 from typing import ClassVar, Literal
 
@@ -11,7 +12,7 @@ from configs.errors import UserError
 from configs.spec import Count, spec
 from layouts.layout import Layout
 from layouts.padding import with_padding
-from models.feed_forward.mlp import Mlp
+from models.feed_forward.mlp import Mlp, MlpLayer
 from models.feed_forward.moe.dispatch import WITH_CAPACITY, Experts, in_blocks
 from models.feed_forward.moe.routing import Load, Router, Routing, Top2
 from models.initializers import Weights
@@ -78,8 +79,24 @@ class Moe(FeedForward):
         """Returns the width of an expert."""
         return self.d_ff or sizes.d_ff
 
+    def active(self, sizes: Sizes) -> FeedForward:
+        width = self.router.choices * self.width(sizes) + (self.shared_d_ff or 0)
+        return ActiveExperts(expert=self.expert, width=width)
+
     def build(self, sizes: Sizes, layout: Layout, weights: Weights) -> "MoeLayer":
         return MoeLayer(self, sizes, layout, weights)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ActiveExperts(FeedForward):
+    """Computes a dense layer as wide as the experts of one token together."""
+
+    expert: Mlp
+    width: int
+
+    def build(self, sizes: Sizes, layout: Layout, weights: Weights) -> MlpLayer:
+        wide = with_padding(layout, F=self.width)
+        return self.expert.build(sizes, wide, weights.with_sizes(F=self.width))
 
 
 class MoeLayer(nnx.Module):

@@ -27,8 +27,8 @@ HEAD = ("fits", "bytes_per_device", "memory_bytes", "cache_bytes", "devices", "p
         "batch_sequences", "source_tokens", "prompt_tokens", "new_tokens", "suffix_tokens",
         "hypotheses", "model_flops", "executed_flops", "step_time_s", "step_time_range_s",
         "start_latency_s", "token_latency_s", "suffix_latency_s", "output_latency_s",
-        "tokens_per_s", "utilisation", "run_steps", "run_hours", "chip_hours", "compiled_for",
-        "compile_s")  # fmt: skip
+        "tokens_per_s", "utilisation", "utilisation_full_attention", "run_steps", "run_hours",
+        "chip_hours", "compiled_for", "compile_s")  # fmt: skip
 SHOWN_AS_NULL = {"fits", "compiled_for"}
 TIMES = {
     "step_time_parts_s": ("Time of a step", "step_time_s"),

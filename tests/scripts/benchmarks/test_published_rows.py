@@ -8,6 +8,7 @@ import pytest
 from scripts.benchmarks.published_rows import (
     ONE_SLICE,
     OVER_SLICES,
+    UTILISATION,
     PublishedRun,
     compiled_plan,
     one_slice_cells,
@@ -16,7 +17,7 @@ from scripts.benchmarks.published_rows import (
 )
 
 BY_NAME = {row.name: row for row in ONE_SLICE}
-FIGURES = {"utilisation": 0.45, "step_time_s": 2.0, "fits": True, "bytes_per_device": 3.14e9}
+FIGURES = {UTILISATION: 0.45, "step_time_s": 2.0, "fits": True, "bytes_per_device": 3.14e9}
 
 
 @pytest.mark.parametrize("row", ONE_SLICE, ids=lambda row: row.name)
@@ -50,10 +51,10 @@ def test_each_of_several_slices_has_the_rows_and_the_weights_of_one(name: str) -
 
 
 def test_the_table_says_what_is_not_compiled_and_what_does_not_fit() -> None:
-    row = PublishedRun("mine", "v3:2x2", (), (), "utilisation", 0.5)
-    compiled = FIGURES | {"utilisation": 0.55, "fits": False}
+    row = PublishedRun("mine", "v3:2x2", (), (), UTILISATION, 0.5)
+    compiled = FIGURES | {UTILISATION: 0.55, "fits": False}
     rows = [(row, FIGURES, None), (row, FIGURES, compiled)]
-    head = ["mine", "v3:2x2", "utilisation", "50.0%", "45.0%", "-10%"]
+    head = ["mine", "v3:2x2", "utilisation full attention", "50.0%", "45.0%", "-10%"]
     assert [one_slice_cells(*row) for row in rows] == [
         [*head, "not compiled", "", "3.1 GB"],
         [*head, "55.0%", "+10%", "3.1 GB, does not fit"],
@@ -65,7 +66,7 @@ def test_several_slices_are_compared_by_what_they_keep_of_one(
 ) -> None:
     row = BY_NAME["maxtext_16b"]._replace(published=0.5)
     monkeypatch.setitem(OVER_SLICES, row.name, (0.4,) * 5)
-    planned = FIGURES | {"utilisation": 0.36}
+    planned = FIGURES | {UTILISATION: 0.36}
     monkeypatch.setattr(PublishedRun, "plan", lambda _, analytic: planned)
     lines = [*slices_cells({row: FIGURES})]
     assert [line[-1] for line in lines] == ["80.0%", "80.0%"]

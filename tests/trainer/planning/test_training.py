@@ -15,7 +15,8 @@ from layouts.mesh import abstract_mesh, make_mesh, mesh_sizes
 from models.attention.flash import Implementation
 from models.attention.multi_head import MultiHead
 from models.feed_forward.mlp import Mlp
-from models.feed_forward.moe.layer import Moe
+from models.feed_forward.moe.layer import Dispatch, Moe
+from models.feed_forward.moe.routing import TopK
 from models.parts import Block
 from models.positions.learned import Learned
 from models.positions.rotary import Rotary
@@ -39,6 +40,7 @@ from tests.trainer.planning.runs import (
     traced_toy,
 )
 from tests.trainer.planning.traffic import CASES, FILE, golden, jax_version, traffic
+from trainer.checks import step_flops
 from trainer.planning.counts import Compilation
 from trainer.planning.training import (
     StepCounts,
@@ -176,11 +178,14 @@ def test_a_plan_of_a_slice_needs_no_compiler() -> None:
     )
     assert plan.memory.compiled_for is None and plan.memory.compile_s is None
     tokens, wide = 16 * DENSE.length, DENSE.heads * DENSE.d_kv
-    layer = 2 * DENSE.d_model * (4 * wide + 2 * DENSE.d_ff) + 4 * DENSE.length * wide
+    attention = 4 * DENSE.length * wide  # with half of it masked
+    layer = 2 * DENSE.d_model * (4 * wide + 2 * DENSE.d_ff) + attention / 2
     by_hand = 3 * tokens * (DENSE.layers * layer + 2 * DENSE.d_model * DENSE.vocab)
     assert plan.model_flops == pytest.approx(by_hand, rel=0.01)
     # The loss makes its gradients on the way forward, without computing anything twice.
-    assert plan.executed_flops == pytest.approx(plan.model_flops, rel=0.02)
+    masked = 3 * tokens * DENSE.layers * attention / 2
+    assert plan.masked_flops == pytest.approx(masked)
+    assert plan.executed_flops == pytest.approx(plan.model_flops + masked, rel=0.02)
     peak = 4 * 123e12  # four chips, as Google publishes of v3
     assert plan.timing is not None and plan.step_s is not None
     assert plan.utilisation == pytest.approx(by_hand / (plan.step_s * peak), rel=0.02)
@@ -351,3 +356,20 @@ def test_the_step_compiles_for_devices_that_are_not_there(name: str, platform: s
     assert plan.timing is not None
     assert plan.timing.products_s > 0 and plan.timing.other_s > 0
     assert plan.step_s is not None and plan.step_s > plan.timing.products_s
+
+
+@pytest.mark.parametrize("dispatch", ["einsum", "gather", "dropless"])
+def test_model_flops_are_those_of_the_experts_that_a_token_chooses(dispatch: Dispatch) -> None:
+    """Whatever the dispatch computes for empty slots, and whatever a window hides."""
+    gated, choices, width, shared, window = Mlp(gated=True), 3, 56, 20, 6
+    moe = Moe(experts=16, dispatch=dispatch, expert=gated, router=TopK(k=choices), d_ff=width,
+              shared_d_ff=shared)  # fmt: skip
+    blocks = Block(attention=MultiHead(window=window)), Block(feed_forward=moe)
+    model = dataclasses.replace(DENSE, pattern=blocks)
+    tokens, wide, d = 16 * model.length, model.heads * model.d_kv, model.d_model
+    seen = window - window**2 / 2 / model.length, model.length / 2
+    attention = sum(2 * 4 * d * wide + 4 * pairs * wide for pairs in seen)
+    feed_forward = 2 * 2 * d * model.d_ff + 3 * 2 * d * (choices * width + shared)
+    layers = model.layers / 2 * (attention + feed_forward)
+    by_hand = 3 * tokens * (layers + 2 * d * model.vocab_rows)
+    assert step_flops(toy_run(model)) == pytest.approx(by_hand, rel=1e-6)

@@ -44,7 +44,10 @@ def test_a_plan_of_decoding(run: Meshloom, tmp_path: Path) -> None:
     assert "Time to the first token" in text and "<td>hypotheses<td>3" in text
 
 
-def test_a_plan_of_samples_that_a_suffix_ranks(run: Meshloom, tmp_path: Path) -> None:
+def test_a_plan_of_samples_that_a_suffix_ranks(
+    run: Meshloom, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("scripts.commands.planning.inputs.has_compiler", lambda platform: False)
     flags = ["--samples=3", "--prompt_tokens=4", "--max_tokens=7", "--suffix_tokens=2"]
     json_file, page = tmp_path / "plan.json", tmp_path / "plan.html"
     files = [f"--json={json_file}", f"--html={page}"]
@@ -61,7 +64,7 @@ def test_a_plan_of_samples_that_a_suffix_ranks(run: Meshloom, tmp_path: Path) ->
     assert "s for the suffix" in answer.out and "one text a row" in answer.out
     text = page.read_text()
     assert "Time of the suffix" in text and "decoding counts one text a row" in text
-    assert "No GPU has measured such a plan" in answer.out + answer.error
+    assert "The compiler for GPUs is not installed" in answer.out + answer.error
     assert "step time" not in answer.out + answer.error
 
 
