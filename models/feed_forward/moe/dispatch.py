@@ -28,7 +28,7 @@ from models.feed_forward.moe.grouped_matmul import (
     grouped_product,
     has_kernels,
 )
-from models.feed_forward.moe.routing import Routing
+from models.feed_forward.moe.routing import Router, Routing
 
 Array = jax.Array
 Product = Callable[[Array, Array], Array]  # of tokens and weights
@@ -157,51 +157,66 @@ def exchange_with_experts(experts: Experts, x_GecD: Array, id_Gec: Array | None)
     return layout.reshard(y_GEcD, "GecD")
 
 
-def in_blocks(experts: Experts, x_GsD: Array, routing: Routing, *, at_experts: bool) -> Array:
+def in_blocks(
+    experts: Experts, x_GsD: Array, routing: Routing, decoding_router: Router | None
+) -> Array:
     """Gives each expert enough blocks of slots for all its tokens, so that nothing is dropped.
 
     Each device sends its tokens to the devices of their experts, where that takes less memory than
     the other way: tokens stay on their devices, and the experts' weights come to them.  Gale et al.
-    2022 (MegaBlocks).  `at_experts` brings all tokens to the devices of their experts, which is
-    less still where they are few, as in a step of decoding.
+    2022 (MegaBlocks).  In decoding, weights stay where they are.  There a router bounds the buffer
+    of a device, and what overflows it is sent in further rounds.
     """
     layout, weights = experts.layout, experts.weights
-    exchanged = () if at_experts else exchange_axes(layout, routing.expert_Gsi.size, weights)
-    e = "E" if at_experts else "e"
-    expert_axes, group_axes, hidden_axes = map(mesh_axes, layout.place(f"{e}GF"))
-    weight_axes = (*expert_axes, *hidden_axes)
+    shape = routing.expert_Gsi.shape
+    group_axes = mesh_axes(layout.place("GF")[0])
+    if decoding_router is None:
+        e, split_axes = "e", exchange_axes(layout, math.prod(shape), weights)
+        exchanged, stored_e = split_axes, "E" if split_axes else "e(G)"
+    else:
+        e, split_axes = "E", mesh_axes(layout.place("EGF")[0])
+        exchanged, stored_e = tuple(axis for axis in split_axes if axis in group_axes), "E(G)"
+    hidden_axes = mesh_axes(layout.place(f"{e}GF")[2])
+    # Of these axes, each device computes a part of all its tokens' results.
+    weight_axes = (*(axis for axis in split_axes if axis not in exchanged), *hidden_axes)
+    senders = num_shards(exchanged)
+    places = most = math.prod(shape) // num_shards(group_axes) * senders
+    if decoding_router is not None:
+        tokens = math.prod(shape[:2]) // num_shards(group_axes) * senders
+        slots = decoding_router.slots(tokens, num_shards(split_axes), training=False)
+        places = min(most, slots)
     expert_Gsi = jnp.where(routing.kept_Gsi, routing.expert_Gsi, -1)
-    shape = expert_Gsi.shape
     id_Gs1 = layout.iota("Gs1", (*shape[:2], 1), "G") * shape[1]
     id_Gs1 = (id_Gs1 + layout.iota("Gs1", id_Gs1.shape, "s")) * shape[2]
     id_Gsi = id_Gs1 + layout.iota("Gsi", expert_Gsi.shape, "i")
     weights = {name: reduced_over(weight, [group_axes]) for name, weight in weights.items()}
     stored = [spec_of(weight) for weight in weights.values()]
-    stored_e = "E" if exchanged else f"{e}(G)"
     gathered = [layout.place(stored_e + name[-2:].replace("D", "d")) for name in weights]
     stored = [
         before if is_gatherable(before, after, group_axes) else after
         for before, after in zip(stored, gathered, strict=True)
     ]
 
-    def run(
-        seed: Array, x_Gsd: Array, expert_Gsi: Array, gate_Gsi: Array, id_Gsi: Array, *shards: Array
-    ) -> Array:
+    def run(seed: Array, *arrays: Array) -> Array:
         # Marked for the hand-written gradients; JAX adds up what was the same on all devices.
-        x_Gsd, gate_Gsi = (jax.lax.pcast(x, weight_axes, to="varying") for x in (x_Gsd, gate_Gsi))
-        parts = zip(shards, stored, gathered, strict=True)
+        routed = RoutedTokens(*(jax.lax.pcast(x, weight_axes, to="varying") for x in arrays[:4]))
+        parts = zip(arrays[4:], stored, gathered, strict=True)
         shards = tuple(gather_shard(*part, group_axes) for part in parts)
-        expert_Gsi -= shard_index(expert_axes) * len(shards[0])
+        count, here = len(shards[0]), dict(zip(weights, shards, strict=True))
         draw = functools.partial(random_bytes_of_shard, seed, over=hidden_axes)
-        routed = RoutedTokens(x_Gsd, expert_Gsi, gate_Gsi, id_Gsi)
-        here = dict(zip(weights, shards, strict=True))
-        if exchanged:
-            y_Gsd = run_exchanged(experts, routed, draw, here, exchanged)
+        expert_Gsi = routed.expert_Gsi
+        if places == most and not exchanged:
+            expert_Gsi -= shard_index(split_axes) * count
+            y_Gsd = run_shard(experts, routed._replace(expert_Gsi=expert_Gsi), draw, here)
         else:
-            y_Gsd = run_shard(experts, routed, draw, here)
+            to_c = destinations(expert_Gsi.ravel() // count, split_axes, exchanged)
+            routed = routed._replace(expert_Gsi=expert_Gsi % count)
+            exchange = Exchange.of(exchanged, senders, to_c, places)
+            rows = None if places == most else exchange.most_rows((*group_axes, *weight_axes))
+            y_Gsd = run_exchanged(experts, routed, draw, here, exchange, to_c, rows)
         return jax.lax.psum(y_Gsd, weight_axes)
 
-    tokens = [f"({e})G(F){axes}" for axes in ("sd", "si", "si", "si")]
+    tokens = [f"G(F){axes}" for axes in ("sd", "si", "si", "si")]
     mapped = layout.shard_map(run, f"{','.join(['s', *tokens, *'*' * len(stored)])}->{tokens[0]}")
     placed = map(jax.sharding.reshard, weights.values(), stored)
     arrays = (experts.seed, x_GsD, expert_Gsi, routing.gate_Gsi, id_Gsi, *placed)
@@ -266,33 +281,63 @@ def run_shard(
     return from_slots(y_lcd.reshape(x_1cd.shape), slot_1si, here_1c).reshape(x_Gsd.shape)
 
 
+def destinations(
+    shard_c: Array, split_axes: tuple[str, ...], exchanged: tuple[str, ...]
+) -> Array:
+    """Returns to which of the devices that exchange tokens each choice goes, given its shard of E.
+
+    It is a number beyond the last one for a shard that only other devices reach.
+    """
+    device_c, is_here_c, devices = jnp.zeros_like(shard_c), shard_c >= 0, 1
+    for axis in reversed(split_axes):
+        size = jax.lax.axis_size(axis)
+        shard_c, index_c = shard_c // size, shard_c % size
+        if axis in exchanged:
+            device_c, devices = device_c + index_c * devices, devices * size
+        else:
+            is_here_c &= index_c == jax.lax.axis_index(axis)
+    return jnp.where(is_here_c, device_c, devices)
+
+
 def run_exchanged(
     experts: Experts,
     routed: RoutedTokens,
     draw: Draw,
     weights: Mapping[str, Array],
-    axes: tuple[str, ...],
+    exchange: Exchange,
+    destination_c: Array,
+    most_rows: Array | None,
 ) -> Array:
-    """Sends a device's tokens to the devices of their experts, and brings the results back."""
+    """Sends a device's tokens to the devices of their experts, and brings the results back.
+
+    If a device may receive more than it has places for, this takes several rounds.
+    """
     x_Gsd, expert_Gsi, gate_Gsi, id_Gsi = routed
-    count, devices = len(next(iter(weights.values()))), jax.lax.axis_size(axes)
-    expert_c = expert_Gsi.ravel()
-    destination_c = jnp.where(expert_c >= 0, expert_c // count, devices)
-    exchange = Exchange.of(axes, destination_c)
     here_c = jnp.argsort(destination_c, stable=True)
     slot_1si = jnp.argsort(here_c).reshape(1, -1, expert_Gsi.shape[-1])
 
     x_1sd = x_Gsd.reshape(1, -1, x_Gsd.shape[-1])
     x_1cd = to_slots(x_1sd, slot_1si, here_c[None])
-    choice_c2 = jnp.stack([expert_c % count, id_Gsi.ravel()], axis=1)[here_c]
+    choice_c2 = jnp.stack([expert_Gsi.ravel(), id_Gsi.ravel()], axis=1)[here_c]
     gate_1c1 = to_slots(gate_Gsi.reshape(1, -1, 1), slot_1si.reshape(1, -1, 1), here_c[None])
-    x_rd, choice_r2 = exchange.send(x_1cd[0], 0), exchange.send(choice_c2, -1)
 
-    expert_1r1, id_1r1 = (choice_r2[None, :, i, None] for i in (0, 1))
-    gate_1r1 = exchange.send(gate_1c1[0], 0)[None]
-    received = RoutedTokens(x_rd[None], expert_1r1, gate_1r1, id_1r1)
-    y_rd = run_shard(experts, received, draw, weights)[0]
-    y_cd = exchange.send_back(y_rd)
+    def add_part(part: Exchange, y_cd: Array) -> Array:
+        x_rd, choice_r2 = part.send(x_1cd[0], 0), part.send(choice_c2, -1)
+        expert_1r1, id_1r1 = (choice_r2[None, :, i, None] for i in (0, 1))
+        gate_1r1 = part.send(gate_1c1[0], 0)[None]
+        received = RoutedTokens(x_rd[None], expert_1r1, gate_1r1, id_1r1)
+        return part.send_back(run_shard(experts, received, draw, weights)[0], y_cd)
+
+    def add_round(carry: tuple[Array, Array]) -> tuple[Array, Array]:
+        first, y_cd = carry
+        return first + exchange.places, add_part(exchange.part(first), y_cd)
+
+    y_cd = jnp.zeros_like(x_1cd[0])
+    if most_rows is None:
+        y_cd = add_part(exchange, y_cd)
+    else:
+        start = (jnp.zeros_like(most_rows), y_cd)
+        _, y_cd = jax.lax.while_loop(lambda carry: carry[0] < most_rows, add_round, start)
     return from_slots(y_cd[None], slot_1si, here_c[None]).reshape(x_Gsd.shape)
 
 

@@ -9,56 +9,72 @@ import jax.numpy as jnp
 Array = jax.Array
 
 
+class Ranges(NamedTuple):
+    """Holds the rows between this device and each other one, as sent or as received."""
+
+    start_n: Array
+    """The first row, among the sorted rows of the sender."""
+    size_n: Array
+    place_n: Array
+    """Where they begin among all rows that the receiver gets."""
+
+    def within(self, first: Array, places: int) -> "Ranges":
+        """Returns the parts that have one of `places` places from `first` on, counted from it."""
+        start_n, size_n, place_n = self
+        before_n = jnp.clip(first - place_n, 0, size_n)
+        after_n = jnp.clip(place_n + size_n - first - places, 0, size_n)
+        place_n = jnp.clip(place_n - first, 0, places)
+        return Ranges(start_n + before_n, jnp.maximum(size_n - before_n - after_n, 0), place_n)
+
+
 class Exchange(NamedTuple):
     """Sends a device's rows, sorted by destination, to other devices and brings results back.
 
-    It runs inside `Layout.shard_map`.  Each device may send all its rows to a single one, so every
-    device has a receive buffer for all rows of all devices.
+    It runs inside `Layout.shard_map`.  A device gets the rows for it one after the other, in the
+    order of the devices that send them.  Without mesh axes it sends to itself.
     """
 
     axes: tuple[str, ...]
-    rows: int
-    """Rows of a device, some of which may go nowhere."""
-    sizes_nn: Array
-    """How many rows each device sends to each."""
+    places: int
+    """Rows that a device receives at a time."""
+    sent: Ranges
+    received: Ranges
 
     @classmethod
-    def of(cls, axes: tuple[str, ...], destination_c: Array) -> "Exchange":
+    def of(
+        cls, axes: tuple[str, ...], devices: int, destination_c: Array, places: int
+    ) -> "Exchange":
         """Prepares to send rows to these devices; an index beyond the last one sends nowhere."""
-        size_n = jnp.bincount(destination_c, length=jax.lax.axis_size(axes)).astype(jnp.int32)
-        return cls(axes, destination_c.size, jax.lax.all_gather(size_n, axes))
+        size_n = jnp.bincount(destination_c, length=devices).astype(jnp.int32)
+        start_n = jnp.cumsum(size_n) - size_n
+        received_start_n, received_n = swap(axes, start_n), swap(axes, size_n)
+        received_place_n = jnp.cumsum(received_n) - received_n
+        sent = Ranges(start_n, size_n, swap(axes, received_place_n))
+        return cls(axes, places, sent, Ranges(received_start_n, received_n, received_place_n))
 
-    @property
-    def starts_nn(self) -> Array:
-        """Returns the index of the first row that each device sends to each."""
-        return jnp.cumsum(self.sizes_nn, axis=1) - self.sizes_nn
+    def most_rows(self, axes: tuple[str, ...]) -> Array:
+        """Returns the most rows that a device receives.
+
+        Devices along these mesh axes send and receive together; alone, a device has its own number.
+        """
+        rows = jnp.sum(self.received.size_n)
+        return jax.lax.pmax(rows, axes) if self.axes else rows
+
+    def part(self, first: Array) -> "Exchange":
+        """Returns the exchange of the rows that have the places from `first` on."""
+        sent, received = (ranges.within(first, self.places) for ranges in self[2:])
+        return self._replace(sent=sent, received=received)
 
     def send(self, x_cd: Array, empty: int) -> Array:
-        """Returns the rows that this device receives, with a separate range for each sender.
+        """Returns the rows that this device receives; unused ones of the buffer hold `empty`."""
+        out_rd = jnp.full_like(x_cd, empty, shape=(self.places, x_cd.shape[1]))
+        start_n, size_n, place_n = self.sent
+        return self.exchange(x_cd, out_rd, start_n, size_n, place_n, self.received.size_n)
 
-        Unused rows of the buffer hold `empty`.
-        """
-        device, devices = jax.lax.axis_index(self.axes), len(self.sizes_nn)
-        return self.exchange(
-            x_cd,
-            jnp.full_like(x_cd, empty, shape=(devices * self.rows, x_cd.shape[1])),
-            self.starts_nn[device],
-            self.sizes_nn[device],
-            jnp.full(devices, device * self.rows, jnp.int32),
-            self.sizes_nn[:, device],
-        )
-
-    def send_back(self, y_rd: Array) -> Array:
-        """Returns the results of this device's rows, from the devices that have them."""
-        device, devices = jax.lax.axis_index(self.axes), len(self.sizes_nn)
-        return self.exchange(
-            y_rd,
-            jnp.zeros_like(y_rd, shape=(self.rows, y_rd.shape[1])),
-            jnp.arange(devices, dtype=jnp.int32) * self.rows,
-            self.sizes_nn[:, device],
-            self.starts_nn[:, device],
-            self.sizes_nn[device],
-        )
+    def send_back(self, y_rd: Array, out_cd: Array) -> Array:
+        """Writes the results of this device's rows, from the devices that have them."""
+        start_n, size_n, place_n = self.received
+        return self.exchange(y_rd, out_cd, place_n, size_n, start_n, self.sent.size_n)
 
     def exchange(
         self, x_cd: Array, out_rd: Array, start_n: Array, size_n: Array, place_n: Array,
@@ -70,14 +86,18 @@ class Exchange(NamedTuple):
         def padded(*operands: Array) -> Array:
             """Does what `jax.lax.ragged_all_to_all` does, which XLA does not have on CPUs."""
             x_cd, out_rd, start_n, _, place_n, received_n = operands
-            row_1c = jnp.arange(self.rows, dtype=jnp.int32)[None]
+            row_1c = jnp.arange(min(len(x_cd), len(out_rd)), dtype=jnp.int32)[None]
             x_ncd = x_cd.at[start_n[:, None] + row_1c].get(mode="fill", fill_value=0)
-            all_to_all = functools.partial(
-                jax.lax.all_to_all, axis_name=self.axes, split_axis=0, concat_axis=0
-            )
-            place_nc = all_to_all(place_n)[:, None] + row_1c
+            place_nc = swap(self.axes, place_n)[:, None] + row_1c
             place_nc = jnp.where(row_1c < received_n[:, None], place_nc, len(out_rd))
-            return out_rd.at[place_nc].set(all_to_all(x_ncd), mode="drop")
+            return out_rd.at[place_nc].set(swap(self.axes, x_ncd), mode="drop")
 
         operands = (x_cd, out_rd, start_n, size_n, place_n, received_n)
+        if not self.axes:
+            return padded(*operands)
         return jax.lax.platform_dependent(*operands, cpu=padded, default=ragged)
+
+
+def swap(axes: tuple[str, ...], x: Array) -> Array:
+    """Sends row n to device n; returns what each device sends to this one."""
+    return jax.lax.all_to_all(x, axes, split_axis=0, concat_axis=0) if axes else x

@@ -160,7 +160,7 @@ class MoeLayer(nnx.Module):
             layout, self.spec.expert, self.spec.experts, weights, self.rate, dropout_key
         )
         if capacity is None:
-            y_GsD = in_blocks(experts, x_GsD, routing, at_experts=not drop_tokens)
+            y_GsD = in_blocks(experts, x_GsD, routing, None if drop_tokens else router)
         else:
             y_GsD = WITH_CAPACITY[self.spec.dispatch](experts, x_GsD, routing, capacity)
         y_BlD = self.regrouped(y_GsD, x_BLD.shape, "GsD", "BlD")

@@ -55,7 +55,7 @@ class Router:
     capacity_factor: Positive = 1.0
     """Slots of an expert, relative to an even share of the choices, in training."""
     evaluation_capacity_factor: Positive = 2.0
-    """The same in evaluation."""
+    """The same in evaluation, and in one round of decoding: the rest is sent in further rounds."""
     least_capacity: Count = 4
     """Smallest number of slots that an expert has for a group of tokens."""
     jitter: Fraction = 0.0
@@ -89,9 +89,12 @@ class Router:
 
     def capacity(self, group_tokens: int, experts: int, *, training: bool) -> int:
         """Returns the slots that each expert has for one group of tokens."""
+        return min(group_tokens, self.slots(group_tokens, experts, training=training))
+
+    def slots(self, tokens: int, parts: int, *, training: bool) -> int:
+        """Returns the slots of one of several equal parts of the experts."""
         factor = self.capacity_factor if training else self.evaluation_capacity_factor
-        slots = math.ceil(factor * self.choices * group_tokens / experts)
-        return min(group_tokens, max(self.least_capacity, slots))
+        return max(self.least_capacity, math.ceil(factor * self.choices * tokens / parts))
 
     def route(
         self,
