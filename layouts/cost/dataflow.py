@@ -179,7 +179,8 @@ def source_line(eqn: Any) -> str:
 def peak_bytes(jaxpr: Jaxpr, mesh: Mapping[str, int]) -> int:
     """Estimates the peak memory on one device without the arguments, if nothing is fused.
 
-    A value lives from its equation to its last use, and is sharded as it is around a look-up.
+    A value lives from its equation to its last use, and is sharded as it is around a look-up.  Of
+    branches for several platforms the last counts, as in `bodies`.
     """
     flow, live, peak = Flow(jaxpr), 0, 0
     uses = [(i, v) for i, eqn in enumerate(jaxpr.eqns) for v in eqn.invars]
@@ -190,7 +191,9 @@ def peak_bytes(jaxpr: Jaxpr, mesh: Mapping[str, int]) -> int:
         sizes[v] = min(local_bytes(v.aval, mesh), local_bytes(placed.aval, mesh))
         freed[i] += sizes[v]
     for i, eqn in enumerate(jaxpr.eqns):
-        bodies = () if eqn.primitive.name in KERNELS else jaxprs_in_params(eqn.params)
+        bodies = [] if eqn.primitive.name in KERNELS else [*jaxprs_in_params(eqn.params)]
+        if eqn.params.get("branches_platforms"):
+            bodies = bodies[-1:]
         inner = max((peak_bytes(body, mesh) for body in bodies), default=0)
         live += sum(sizes.get(v, 0) for v in eqn.outvars)
         peak = max(peak, live + inner)

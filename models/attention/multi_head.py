@@ -169,8 +169,8 @@ class MultiHeadAttention(nnx.Module):
     def init_cache(self, rows: int, length: int, memory_BMD: Array | None) -> Cache:
         sizes = self.sizes.sizes
         shape = (rows, sizes["J"], length, sizes["K"])
-        empty_BJMK = jnp.zeros(shape, self.sizes.precision.compute)
-        empty_BJMK = self.layout.reshard(empty_BJMK, "BJMK")
+        zero = jnp.zeros((), self.sizes.precision.compute)
+        empty_BJMK = self.layout.broadcast_in_dim(zero, shape, (), "BJMK")
         return {"keys_BJMK": empty_BJMK, "values_BJMK": empty_BJMK}
 
     def out(self, y_BJQLK: Array) -> Array:

@@ -281,9 +281,7 @@ def run_shard(
     return from_slots(y_lcd.reshape(x_1cd.shape), slot_1si, here_1c).reshape(x_Gsd.shape)
 
 
-def destinations(
-    shard_c: Array, split_axes: tuple[str, ...], exchanged: tuple[str, ...]
-) -> Array:
+def destinations(shard_c: Array, split_axes: tuple[str, ...], exchanged: tuple[str, ...]) -> Array:
     """Returns to which of the devices that exchange tokens each choice goes, given its shard of E.
 
     It is a number beyond the last one for a shard that only other devices reach.

@@ -49,7 +49,7 @@ SEARCHED = [
     ("decoder", "greedy"), ("decoder", "sampled"), ("pair", "flat beam"),
     ("pair without prompts, scan", "beam"),
 ]  # fmt: skip
-SEARCHED_WITH_EXPERTS = [("experts", "sampled")]
+SEARCHED_WITH_EXPERTS = [("experts", "sampled"), ("experts", "flat beam")]
 SEARCHED_IN_STAGES = [("decoder", "greedy")]  # one and three layers do not divide over two stages
 MODELS = {"decoder": DECODER, "pair": PAIR, "pair without prompts, scan": NO_PROMPT}
 

@@ -18,6 +18,7 @@ from layouts.lint.report import lint
 from layouts.mesh import make_mesh
 from models.feed_forward.mlp import Mlp
 from models.feed_forward.moe.dispatch import block_slots, combine
+from models.feed_forward.moe.exchange import Exchange
 from models.feed_forward.moe.layer import Dispatch, Moe, MoeLayer
 from models.feed_forward.moe.routing import Top2, TopK
 from models.initializers import Weights
@@ -176,13 +177,58 @@ def test_layouts_that_work_are_not_refused(dispatch: Dispatch) -> None:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.rules)
-def test_decoding_drops_nothing_under_layouts(layout: Layout) -> None:
-    """It is a layer in which each expert has room for all tokens."""
-    moe = Moe(experts=8, d_ff=6, router=TopK(k=2, evaluation_capacity_factor=99.0))
-    case = Case(toy(feed_forward=moe), 4, 6, layout)
-    expected = results(case._replace(layout=WHOLE), "gather", trains=False)
-    assert_equal(results(case, None, trains=False), expected)
+# Also with experts over mesh axes in another order, or over some that do not split the tokens.
+DECODING = (
+    *LAYOUTS,
+    Layout(mesh="x:2,y:2", rules="batch:x;batch:y;experts:y;experts:x"),
+    Layout(mesh="x:2,y:2,z:2", rules="batch:x;batch:z;experts:y;experts:x;d_ff:y?"),
+)
+
+
+def decoded(case: Case, expert: int | None, *, drop_tokens: bool = False) -> np.ndarray:
+    """Returns what decoding makes of some tokens; with an expert, all choose it and the next."""
+    layout = case.layout
+    x = np.random.default_rng(0).normal(size=(case.rows, case.length, case.spec.d_model))
+    x = x.astype(np.float32)
+
+    @jax.jit
+    def run() -> jax.Array:
+        moe_layer = layer(case, "gather")
+        if expert is not None:
+            x[:, :, 0] = 9
+            router_DE = np.zeros((case.spec.d_model, 8), np.float32)
+            router_DE[0, expert : expert + 2] = 2, 1
+            moe_layer.router_DE[...] = layout.reshard(jnp.asarray(router_DE), "DE", stored=True)
+        return moe_layer(layout.reshard(x, "BLD"), None, drop_tokens=drop_tokens)[0]
+
+    with jax.set_mesh(make_mesh(layout)):
+        return np.asarray(run())
+
+
+@pytest.mark.parametrize("expert", [None, 4])
+@pytest.mark.parametrize("layout", DECODING, ids=lambda layout: layout.rules)
+def test_decoding_drops_nothing_under_layouts(layout: Layout, expert: int | None) -> None:
+    """It is a layer in which each expert has room for all tokens, also if these take rounds."""
+    roomy, tight = (
+        Moe(experts=8, d_ff=6, router=TopK(k=2, evaluation_capacity_factor=factor))
+        for factor in (99.0, 1.0)
+    )
+    case = Case(toy(feed_forward=roomy), 4, 6, WHOLE)
+    expected = decoded(case, expert, drop_tokens=True)
+    for moe in (roomy, tight):
+        case = Case(toy(feed_forward=moe), 4, 6, layout)
+        assert_equal(decoded(case, expert), expected)
+
+
+def test_what_overflows_a_round_needs_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    moe = Moe(experts=8, d_ff=6, router=TopK(k=2, evaluation_capacity_factor=1.0))
+    case = Case(toy(feed_forward=moe), 4, 6, LAYOUTS[1])
+    expected = decoded(case, 4)
+    monkeypatch.setattr(Exchange, "most_rows", lambda exchange, _: jnp.int32(exchange.places))
+    lost = np.all(decoded(case, 4) == 0, axis=-1)
+    assert not np.all(expected == 0, axis=-1).any()
+    # Of 48 choices of 24 tokens, two experts of one device are all, and it has 12 places a round.
+    assert lost.sum() == 18
 
 
 def decoding_bytes(experts: int) -> int:
