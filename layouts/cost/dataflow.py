@@ -44,6 +44,8 @@ def valid_pairs(
 
 # Operations that only give the same numbers another shape or type.
 VIEWS = ("reshape", "transpose", "convert_element_type", "squeeze", "broadcast_in_dim")
+MOVES = (*VIEWS, "reshard", "pvary")
+SLICES = ("dynamic_slice", "gather")
 # JAX replicates the operands of these and reshards the result; every compiler removes both.
 FRAMED = ("gather", "scatter-add", "random_bits")
 KERNEL, MOSAIC_KERNEL = "pallas_call", "mpmd_map"
@@ -199,6 +201,30 @@ def peak_bytes(jaxpr: Jaxpr, mesh: Mapping[str, int]) -> int:
         peak = max(peak, live + inner)
         live -= freed[i]
     return peak
+
+
+def bytes_read(jaxpr: Jaxpr, v: Any, mesh: Mapping[str, int]) -> int:
+    """Counts the bytes of a value that a device reads: of what is only sliced, those of the slices.
+
+    So a few tokens read only the weights of their experts.
+    """
+    flow, read, whole = Flow(jaxpr), 0, local_bytes(v.aval, mesh)
+    for eqn in flow.users.get(v, ()):
+        name, (inner, trip_count) = eqn.primitive.name, bodies(eqn)
+        if name in SLICES:
+            read += local_bytes(flow.after(eqn.outvars[0]).aval, mesh)
+        elif name in MOVES:
+            read += bytes_read(jaxpr, eqn.outvars[0], mesh)
+        elif name in KERNELS and eqn.params["cost_estimate"] is not None:
+            read += eqn.params["cost_estimate"].bytes_accessed
+        elif inner and name not in KERNELS:
+            body = inner[-1]  # of a loop, after its condition, whose constants come first
+            arguments = zip(reversed(eqn.invars), reversed(body.invars), strict=False)
+            inside = (bytes_read(body, argument, mesh) for x, argument in arguments if x is v)
+            read += trip_count * sum(inside)
+        else:
+            read += whole
+    return min(read, whole)
 
 
 # What kernels compute the bounds of their loops by, from the place of a block in the grid.

@@ -13,7 +13,7 @@ from jax.sharding import AbstractMesh, Mesh
 
 from layouts.absent_devices import topology_mesh
 from layouts.cost.collectives import UnexpectedTraffic, unexpected_traffic
-from layouts.cost.dataflow import local_bytes, peak_bytes
+from layouts.cost.dataflow import bytes_read, local_bytes, peak_bytes
 from layouts.cost.interconnect import Topology
 from layouts.cost.jaxpr_cost import cost_of
 from layouts.cost.step_time import Timing
@@ -103,9 +103,13 @@ class TracedDecode(TracedFunction):
         loop = self.loop.params
         jaxprs = (self.jaxpr, loop["cond_jaxpr"].jaxpr, loop["body_jaxpr"].jaxpr)
         whole, condition, body = (cost_of(jaxpr, sizes, self.traits) for jaxpr in jaxprs)
-        weight_bytes, loop_bytes = (
-            sum(local_bytes(variable.aval, sizes) for variable in variables)
-            for variables in (self.jaxpr.invars, self.loop.invars)
+        weight_bytes = sum(local_bytes(variable.aval, sizes) for variable in self.jaxpr.invars)
+        constants = loop["body_nconsts"]
+        loop_bytes = sum(
+            bytes_read(jaxprs[2], variable, sizes)
+            if i < constants
+            else local_bytes(variable.aval, sizes)
+            for i, variable in enumerate(jaxprs[2].invars)
         )
         token = WorkCounts(
             flops=condition.flops + body.flops,

@@ -180,10 +180,10 @@ def in_blocks(
     # Of these axes, each device computes a part of all its tokens' results.
     weight_axes = (*(axis for axis in split_axes if axis not in exchanged), *hidden_axes)
     senders = num_shards(exchanged)
-    places = most = math.prod(shape) // num_shards(group_axes) * senders
+    sent_tokens = math.prod(shape[:2]) // num_shards(group_axes) * senders
+    places = most = sent_tokens * shape[2]
     if decoding_router is not None:
-        tokens = math.prod(shape[:2]) // num_shards(group_axes) * senders
-        slots = decoding_router.slots(tokens, num_shards(split_axes), training=False)
+        slots = decoding_router.slots(sent_tokens, num_shards(split_axes), training=False)
         places = min(most, slots)
     expert_Gsi = jnp.where(routing.kept_Gsi, routing.expert_Gsi, -1)
     id_Gs1 = layout.iota("Gs1", (*shape[:2], 1), "G") * shape[1]
