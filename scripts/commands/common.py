@@ -43,6 +43,16 @@ def settings(model_dir: Path | None, gin_file: Strings, gin_param: Strings) -> C
     return load(gin_file, gin_param)
 
 
+def refuse_dispatch(gin_param: Strings) -> None:
+    """Refuses a way to dispatch tokens, given to a command that drops none."""
+    for setting in gin_param:
+        if setting.partition("=")[0].strip().endswith("Moe.dispatch"):
+            raise UserError(
+                f"--gin_param={setting!r}: it changes nothing where no token is dropped, as in "
+                "decoding and scoring (docs/experts.md).  Leave it out."
+            )
+
+
 def data_dir_of(given: Path | None, model_dir: Path | None = None) -> Path:
     """Returns the directory of tokenized tasks: the given one, the run's, or that of all runs."""
     if given is not None:

@@ -27,13 +27,18 @@ from trainer.traces import DecodeShape, trace_generate
 
 @contextlib.contextmanager
 def trained_models(
-    flags: CheckpointFlags, trace_fns: Callable[[Run], Sequence[TraceFn]] = lambda run: ()
+    flags: CheckpointFlags,
+    trace_fns: Callable[[Run], Sequence[TraceFn]] = lambda run: (),
+    *,
+    drop_tokens: bool = False,
 ) -> Iterator[ModelRestorer]:
     """Opens the checkpoints of a run, and checks that the layout given now fits its model.
 
     `trace_fns` returns what is then traced; an error of JAX in it that the layout causes becomes
-    one message.
+    one message.  Without dropped tokens, a way to dispatch them is refused.
     """
+    if not drop_tokens:
+        common.refuse_dispatch(flags.gin_param)
     config = common.settings(flags.model_dir, flags.gin_file, flags.gin_param)
     common.check_same_settings(config)
     run, layout = config.make(Run), config.make(Layout)

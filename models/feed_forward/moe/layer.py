@@ -38,9 +38,10 @@ class Moe(FeedForward):
     router: Router = Top2()
     """Chooses the experts of each token."""
     dispatch: Dispatch = "gather"
-    """How tokens reach their experts: "einsum" by products with masks, as GShard does on TPUs (not
-    measured there), "gather" by index, which is faster on CPUs, "dropless" by index into as many
-    blocks as each expert needs. The results are equal, except that "dropless" drops no token."""
+    """How tokens reach their experts in training and evaluation: "einsum" by products with masks,
+    as GShard does on TPUs (not measured there), "gather" by index, which is faster on CPUs,
+    "dropless" by index into as many blocks as each expert needs. The results are equal, except that
+    "dropless" drops no token."""
     shared_d_ff: Count | None = None
     """Width of a feed-forward layer of each MoE layer that all tokens go through, in addition to
     their experts (Dai et al. 2024, section 3.2). None: there is none."""

@@ -104,7 +104,7 @@ def evaluate_model(flags: EvaluateFlags) -> list[dict[str, Any]]:
         evaluation = functools.partial(trace_evaluate_step, criterion=criterion)
         return [evaluation, *decoding]
 
-    with trained_models(flags.model, trace_fns) as models:
+    with trained_models(flags.model, trace_fns, drop_tokens=flags.drop_tokens) as models:
         steps = chosen_steps(models.checkpoints, flags.model.checkpoint)
         if flags.hypotheses is not None and len(steps) > 1:
             raise UserError(

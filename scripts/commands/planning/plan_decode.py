@@ -8,7 +8,7 @@ from configs.errors import UserError
 from layouts.cost.collectives import size_text
 from layouts.mesh import batch_shards, make_mesh
 from models.decoding.sampling import Sampling
-from scripts.commands.common import round_up, rows_of_group
+from scripts.commands.common import refuse_dispatch, round_up, rows_of_group
 from scripts.commands.decoding.decode import BATCH, search_of
 from scripts.commands.planning import page
 from scripts.commands.planning.flags import DecodePlanFlags, PlanFlags
@@ -47,6 +47,7 @@ def row(figures: dict[str, Any]) -> list[str]:
 
 def plan_batch(inputs: PlanInputs, flags: PlanFlags) -> DecodePlan:
     """Plans the batch that the flags describe, as well as this machine can."""
+    refuse_dispatch(flags.settings.gin_param)
     run, decoding = inputs.run, flags.decoding
     shards = batch_shards(inputs.layout, inputs.sizes)
     rows = round_up(decoding.batch_sequences or BATCH, shards * rows_of_group(run))

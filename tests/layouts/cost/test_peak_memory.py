@@ -28,3 +28,12 @@ def test_a_loop_adds_the_peak_of_its_body() -> None:
         return jax.lax.scan(lambda c, _: (jnp.cos(jnp.sin(c)), None), x, None, length=5)[0]
 
     assert peak_of(looped, X) == 400 + 800
+
+
+def test_of_branches_for_platforms_the_last_counts() -> None:
+    def by_platform(x):
+        return jax.lax.platform_dependent(
+            x, cpu=lambda x: jnp.sin(jnp.tile(x, 9))[:100], default=jnp.sin
+        )
+
+    assert peak_of(by_platform, X) == 4 + 400 + 400  # the platform, and the result in its branch

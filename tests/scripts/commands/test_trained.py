@@ -88,6 +88,18 @@ def test_a_plan_is_refused(run: Meshloom, place: Place, flags: list[str]) -> Non
     assert_explained(answer.error)
 
 
+def test_a_way_to_dispatch_is_refused_where_no_token_is_dropped(
+    run: Meshloom, trained: Place, tmp_path: Path
+) -> None:
+    text = tmp_path / "in.txt"
+    text.write_text("kara lost\n")
+    for command in (["score", trained.model_dir, f"--input={text}"],
+                    ["plan", "--decode", trained.model_dir]):  # fmt: skip
+        answer = run(*command, "--gin_param=experts/Moe.dispatch = 'einsum'")
+        assert answer.code == 2
+        assert "it changes nothing where no token is dropped" in answer.error
+
+
 def test_a_bug_of_the_model_stays_a_bug(
     run: Meshloom, place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,6 +17,7 @@ from models.decoding.sampling import Sampling
 from models.feed_forward.moe.layer import Moe
 from models.parts import Block
 from models.positions.relative import Relative
+from models.positions.sinusoidal import Sinusoidal
 from models.transformer import Transformer
 from tests.toys import ROOT
 from tests.trainer.planning.runs import PAIR_TASK, layout_named, toy_run
@@ -153,6 +154,36 @@ def test_what_every_device_computes_again_is_executed_but_not_asked_for() -> Non
                   shape_of(DENSE, Beam(WIDTH)))  # fmt: skip
     plan = plan_decode(step, None, estimate_decode(step))
     assert plan.executed_flops == pytest.approx(4 * plan.model_flops, rel=0.02)
+
+
+def traced_experts(experts: int, devices: int, rows: int) -> TracedDecode:
+    """Traces greedy decoding of a model whose layers have small experts, sharded with the rows."""
+    sizes = {"data": devices}
+    layout = Layout(mesh=f"data:{devices}", rules="batch:data;experts:data")
+    moe = Moe(experts=experts, d_ff=8)
+    model = dataclasses.replace(DENSE, feed_forward=moe, positions=Sinusoidal())
+    shape = DecodeShape(Sampling(temperature=0), rows, 0, PROMPT, NEW)
+    return trace_decode(run_of(model), layout, abstract_mesh(sizes), shape)
+
+
+def test_a_device_has_no_more_to_do_among_more_devices() -> None:
+    """With as many experts and rows on each; its memory grows by the router's logits alone."""
+    few, many = (traced_experts(devices, devices, 4 * devices) for devices in (8, 32))
+    routers = [2 * 2 * DENSE.d_model * devices * 4 for devices in (8, 32)]  # of 2 layers, 4 rows
+    for part in ("prefill", "token"):
+        tokens = PROMPT if part == "prefill" else 1
+        flops = [getattr(step.work, part).flops for step in (few, many)]
+        assert flops[1] - tokens * routers[1] == flops[0] - tokens * routers[0]
+    plan = plan_decode(many, None, estimate_decode(many))
+    assert plan.executed_flops < 2 * plan.model_flops
+    logits_bytes = 4 * PROMPT * (32 - 8) * 4
+    assert many.peak_bytes - few.peak_bytes < 16 * logits_bytes
+
+
+def test_a_token_reads_the_weights_of_its_experts() -> None:
+    few, many = (traced_experts(experts, 1, 1) for experts in (16, 64))
+    routers = 4 * DENSE.layers * DENSE.d_model * (64 - 16)
+    assert many.work.token.read_bytes - few.work.token.read_bytes == routers
 
 
 def test_sources_need_not_divide_over_a_split_length() -> None:
