@@ -27,6 +27,7 @@ KERNEL = re.compile(r'custom_call_target="(tpu_custom_call|__gpu\$xla\.gpu\.trit
 # Instructions that neither compute nor move anything in memory; what they call is counted itself.
 FREE = ("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "while", "call",
         "conditional", "after-all", "partition-id", "replica-id", "opt-barrier")  # fmt: skip
+ASYNC_CALLS = ("async-start", "call-start")  # of computations, on tpu7x those for its SparseCores
 SLICING = ("dynamic-slice", "slice", "gather")  # which read a part of their first operand
 
 
@@ -109,7 +110,7 @@ class CompiledText:
             inner_times, fusion = times, fused_in
             if instruction.opcode == "while":
                 inner_times *= self.trip_count(instruction, computation)
-            elif instruction.opcode in ("fusion", "async-start"):
+            elif instruction.opcode in ("fusion", *ASYNC_CALLS):
                 fusion = instruction
             if instruction.opcode == "conditional":  # the branch that computes the most, as a trace
                 walks = [
@@ -369,7 +370,7 @@ def called(instruction: Instruction) -> list[str]:
     """Returns the computations that an instruction always executes, except reductions'."""
     if instruction.opcode == "while":
         names = [instruction.attribute("body")]  # conditions only compare, except an open loop's
-    elif instruction.opcode in ("call", "fusion", "async-start"):
+    elif instruction.opcode in ("call", "fusion", *ASYNC_CALLS):
         names = [instruction.attribute("calls") or instruction.attribute("to_apply")]
     else:
         names = []
