@@ -14,6 +14,7 @@ from configs.errors import UserError
 from configs.spec import Count, spec
 from layouts import annotations, convolution, einsum, top_k
 from layouts.axes import SYNONYMS, Axis, alphabet
+from layouts.quantized import Quantized, Rounded
 from layouts.reduction import like_sums, reduced_over
 from layouts.shards import mesh_axes, num_shards, spec_of
 
@@ -173,6 +174,8 @@ class Layout:
         self, equation: str, *operands: Array, stored: bool = False, dtype: DTypeLike | None = None
     ) -> Array:
         """Computes an einsum over axis letters; the result is placed as its letters say."""
+        if isinstance(weight := operands[-1], Rounded):
+            return weight.product(self, equation, operands[0], dtype, stored=stored)
         place = self.place(equation.split("->")[1], stored=stored)
         return einsum.einsum(equation, operands, place, dtype)
 
@@ -204,12 +207,15 @@ class Layout:
         counts = {letter: num_shards(entry) for letter, entry in place.items()}
         convolution.check_divides(axes, shape, counts, by_letter)
         x = self.reshard(x, axes.image)
-        kernel = self.reshard(reduced_over(kernel, ()), axes.kernel)
+        # Of a quantized kernel, its type makes an array.
+        kernel = self.reshard(reduced_over(kernel.astype(x.dtype), ()), axes.kernel)
         y = convolution.convolve(axes, windows, x, kernel, sizes, shape, place)
         return self.reshard(y, axes.result)
 
     def reshard(self, x: Array, axes: str, *, stored: bool = False) -> Array:
         """Places x as these letters say."""
+        if isinstance(x, Rounded):
+            return x.map(self.reshard, axes, stored=stored)
         return jax.sharding.reshard(x, like_sums(x, self.place(axes, stored=stored)))
 
     def reshape(self, x: Array, shape: tuple[int, ...], axes: str) -> Array:
@@ -246,6 +252,9 @@ class Layout:
 
     def take(self, table: Array, ids: Array, axes: str) -> Array:
         """Gathers rows of a table by integer ids; the result is placed as these letters say."""
+        if isinstance(table, Quantized):
+            values = self.take(table.values, ids, axes).astype(table.dtype)
+            return values * self.take(table.scale, ids, axes[:-1] + "1")
         place = self.place(axes)
         tokens = place.partitions[: ids.ndim]
         table = reduced_over(table, tokens)

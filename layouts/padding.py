@@ -14,6 +14,7 @@ import jax.numpy as jnp
 
 from layouts.axes import Axis, alphabet, letters_of
 from layouts.layout import Layout
+from layouts.quantized import Rounded
 from layouts.reduction import like_sums
 from layouts.shards import num_shards
 
@@ -123,6 +124,8 @@ class ModelLayout(Layout):
         )
 
     def reshard(self, x: Array, axes: str, *, stored: bool = False) -> Array:
+        if isinstance(x, Rounded):
+            return x.map(self.reshard, axes, stored=stored)
         place = like_sums(x, self.place(axes, stored=stored))
         whole = tuple(
             true if letter.islower() else size

@@ -70,6 +70,7 @@ def zero_gradient(weight: Array, dtype: DTypeLike) -> Array:
 
 
 def scaled(x: Array, factor: Array) -> Array:
-    """Multiplies an array, which may be unreduced, by a number."""
+    """Multiplies an array, which may be unreduced, by a number or by an array that is not."""
     axes = spec_of(x).unreduced
-    return x * (jax.sharding.reshard(factor, jax.P(reduced=axes)) if axes else factor)
+    place = spec_of(factor).update(reduced=axes)
+    return x * (jax.sharding.reshard(factor, place) if axes else factor)

@@ -1,14 +1,28 @@
 """Chooses the types of weights and products."""
 
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import jax
+from flax import nnx
 
 from configs.errors import UserError
 from configs.spec import spec
+from layouts.quantized import Rounded, RoundedInProducts, Rounding, quantize
+from models.api import Model, Params
 
 Tree = TypeVar("Tree")
+StoredWeights = Literal["stored", "int8"]
+KEPT = ("router_DE", "positions_LD")
+"""Small weights that are never quantized: products of routers are in float32."""
 FloatType = Literal["float32", "bfloat16", "float16", "float64"]
+
+
+def is_rounded(x: object) -> bool:
+    return isinstance(x, Rounded)
+
+
+def name_of(path: tuple[Any, ...]) -> str:
+    return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
 @spec
@@ -22,6 +36,10 @@ class Precision:
     """Type of stored weights."""
     compute: FloatType = "float32"
     """Type of activations and products."""
+    products: Literal["compute", "int8", "fp8"] = "compute"
+    """Type to which training and evaluation round both operands of the products of a Transformer's
+    layers with weights, with a scale for each row and column. Gradients and all other products stay
+    in that of `compute` (docs/precision.md)."""
 
     def __post_init__(self) -> None:
         for name, value in (("store", self.store), ("compute", self.compute)):
@@ -32,5 +50,39 @@ class Precision:
                 )
 
     def to_compute(self, tree: Tree) -> Tree:
-        """Returns the tree with its arrays in the type of matrix products."""
-        return jax.tree.map(lambda x: x.astype(self.compute), tree)
+        """Returns the tree with its arrays in the type of matrix products, unless quantized."""
+        return jax.tree.map(
+            lambda x: x if is_rounded(x) else x.astype(self.compute), tree, is_leaf=is_rounded
+        )
+
+    def to_products(self, layer: Tree) -> Tree:
+        """Returns the weights of a layer in this type, those of products as `products` says."""
+        layer = self.to_compute(layer)
+        if self.products == "compute":
+            return layer
+        rounding: Rounding = self.products
+
+        def marked(path: tuple[Any, ...], weight: nnx.Param) -> Any:
+            array = weight.get_value()
+            reads = weight.get_metadata()["info"].reads
+            if not reads or is_rounded(array) or name_of(path).endswith(KEPT):
+                return weight
+            return weight.replace(RoundedInProducts(array, rounding))
+
+        return jax.tree.map_with_path(
+            marked, layer, is_leaf=lambda node: isinstance(node, nnx.Param)
+        )
+
+
+def quantize_weights(model: Model, params: Params) -> Params:
+    """Rounds the weights of products to 8 bits, with a scale for each channel."""
+    infos = model.weights()
+
+    def rounded(path: tuple[Any, ...], weight: jax.Array) -> Any:
+        name = name_of(path)
+        _, axes, reads = infos[name]
+        if not reads or name.endswith(KEPT):
+            return weight
+        return quantize(weight, [axes.index(axis) for axis in reads])
+
+    return jax.tree.map_with_path(rounded, params)

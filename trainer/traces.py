@@ -1,5 +1,6 @@
 """Traces the jitted functions of a run on a mesh; allocates and compiles nothing."""
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -9,6 +10,7 @@ from layouts.layout import Layout
 from layouts.mesh import use_mesh
 from models.decoding.generate import Search, generate
 from models.loss import CROSS_ENTROPY, Criterion
+from models.precision import StoredWeights, quantize_weights
 from trainer import step
 from trainer.decoding.decoder import abstract_inputs, padded
 from trainer.decoding.score import token_losses
@@ -31,6 +33,7 @@ class DecodeShape(NamedTuple):
     """Steps of decoding, where no text ends sooner.  The cache is padded as that of `decode`."""
     suffix_tokens: int = 0
     """Tokens of the suffix that ranks samples; 0 without one."""
+    weights: StoredWeights = "stored"
 
 
 class TrainStepTrace(NamedTuple):
@@ -76,7 +79,10 @@ def trace_generate(
     tokens = (shape.source_tokens, shape.prompt_tokens, shape.suffix_tokens)
     inputs = abstract_inputs(layout, mesh, shape.rows, *tokens)
     search, new_tokens = shape.search, padded(shape.new_tokens)
-    arguments = (model, search, new_tokens, step.abstract_params(model, mesh), inputs)
+    params = step.abstract_params(model, mesh)
+    if shape.weights == "int8":
+        params = step.abstract(functools.partial(quantize_weights, model), mesh, params)
+    arguments = (model, search, new_tokens, params, inputs)
     with use_mesh(mesh):
         return generate.trace(*arguments), arguments
 

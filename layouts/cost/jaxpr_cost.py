@@ -91,6 +91,8 @@ class OpCost(NamedTuple):
     bytes: int  # read and written
     elements: int  # of results of elementwise operations, which are fused into others
     times: int
+    dtype: str = ""
+    """Of the operands of a product."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -200,7 +202,9 @@ class Counter:
                 # Of a table only those rows are read that are looked up.
                 read = made if name == "gather" else given
                 size = sum(self.local(v).bytes for v in (*read, *made))
-                self.ops.append(OpCost(flops, size, 0, times))
+                self.ops.append(
+                    OpCost(flops, size, 0, times, str(getattr(eqn.invars[0].aval, "dtype", "")))
+                )
             elif name not in (*VIEWS, "reshard") and not inner:
                 elements = sum(local_size(v.aval, self.sizes) for v in eqn.outvars)
                 self.ops.append(OpCost(0, 0, elements, times))

@@ -96,7 +96,7 @@ def compute_s(chip: Chip, ops: Iterable[OpCost]) -> tuple[float, float]:
     """Returns seconds of products and of other operations, by FLOPs or by memory bandwidth."""
     products_s, other_s = 0.0, 0.0
     for op in ops:
-        flops_s = op.flops / chip.peak_flops / PRODUCT_UTILISATION
+        flops_s = op.flops / chip.peak_of(op.dtype) / PRODUCT_UTILISATION
         op_s = op.times * max(flops_s, op.bytes / chip.memory_bandwidth)
         products_s += op_s if op.flops else 0.0
         other_s += 0.0 if op.flops else op_s

@@ -219,7 +219,8 @@ class MultiHeadAttention(nnx.Module):
         """Computes the three projections as one product over Q + 2 columns of heads."""
         reshard, queries = self.layout.reshard, self.sizes.queries
         parts = (self.wq_DJQK[...], self.wk_DJK[:, :, None], self.wv_DJK[:, :, None])
-        w_DJqK = jnp.concatenate([reshard(part, "DJqK", stored=True) for part in parts], axis=2)
+        whole = [reshard(part, "DJqK", stored=True) for part in parts]
+        w_DJqK = jax.tree.map(lambda *arrays: jnp.concatenate(arrays, axis=2), *whole)
         qkv_BLJqK = self.layout.einsum("BLD,DJqK->BLJqK", x_BLD, w_DJqK)
         q_BLJqK, k_BLJ1K, v_BLJ1K = jax.lax.split(qkv_BLJqK, (queries, 1, 1), axis=3)
         k_BMJK, v_BMJK = (reshard(part[:, :, :, 0], "BMJK") for part in (k_BLJ1K, v_BLJ1K))

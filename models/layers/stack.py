@@ -109,7 +109,7 @@ class Stack(nnx.Module):
         @jax.named_scope("layers")  # the lint counts by it what stages split
         def layer(x_BLD: Array, numbered: tuple[Stacked, Array | int]) -> tuple[Array, Loads]:
             weights, index = numbered
-            block = nnx.merge(graph, self.spec.precision.to_compute(weights))
+            block = nnx.merge(graph, self.spec.precision.to_products(weights))
             x_BLD = checkpoint_name(x_BLD, "layer_input")
             layer_key = None if key is None else jax.random.fold_in(key, index)
             x_BLD, _, load = block(x_BLD, contexts, key=layer_key)

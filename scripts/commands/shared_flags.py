@@ -76,6 +76,10 @@ GinImportPath = Annotated[
         "Allows gin files to import, and so to run, the Python modules of FOLDER.", metavar="FOLDER"
     ),
 ]
+Weights = Annotated[
+    Literal["stored", "int8"],
+    Flag("Weights of products: as stored, or rounded to 8 bits with a scale for each channel."),
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +101,7 @@ class SavedSettingsFlags(SettingsFlags):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CheckpointFlags:
+class StoredModelFlags:
     """Selects weights of a run, and settings that change for this command."""
 
     HEADING = "Model"
@@ -109,6 +113,13 @@ class CheckpointFlags:
     gin_file: GinFile = ()
     gin_param: GinParam = ()
     gin_import_path: GinImportPath = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointFlags(StoredModelFlags):
+    """Selects weights of a run, what they are rounded to, and settings of this command."""
+
+    weights: Weights = "stored"
 
 
 @dataclass(frozen=True, kw_only=True)

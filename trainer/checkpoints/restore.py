@@ -17,6 +17,7 @@ from layouts.layout import Layout
 from layouts.mesh import make_mesh
 from layouts.padding import resized
 from models.api import Model, Params
+from models.precision import StoredWeights, quantize_weights
 from trainer.checkpoints.manager import Checkpoints
 from trainer.model_dir import ModelDir
 from trainer.multihost import connect
@@ -133,8 +134,10 @@ def averaged_steps(checkpoints: Checkpoints, step: int | None, average: int) -> 
 class ModelRestorer(contextlib.AbstractContextManager["ModelRestorer"]):
     """Restores checkpoints of one run as models, for as long as the context lasts."""
 
-    def __init__(self, model_dir: Path, run: Run, layout: Layout):
-        self.run = run
+    def __init__(
+        self, model_dir: Path, run: Run, layout: Layout, weights: StoredWeights = "stored"
+    ):
+        self.run, self.weights = run, weights
         directory = ModelDir(model_dir)
         self.vocabs, self.content_hash = directory.vocabs(run.task), directory.content_hash
         self.mesh = make_mesh(layout)
@@ -157,10 +160,11 @@ class ModelRestorer(contextlib.AbstractContextManager["ModelRestorer"]):
             else:
                 state, step = self.checkpoints.restore({"params": abstract}, step)
                 params, steps = state["params"], [step]
-        params = self.padding.pad({"params": params})["params"]
-        return TrainedModel(
-            self.padding.step_spec.model, params, self.run, self.vocabs, self.mesh, step, steps
-        )
+        params, model = self.padding.pad({"params": params})["params"], self.padding.step_spec.model
+        if self.weights == "int8":
+            with jax.set_mesh(self.mesh):
+                params = jax.jit(quantize_weights, static_argnums=0)(model, params)
+        return TrainedModel(model, params, self.run, self.vocabs, self.mesh, step, steps)
 
     def __exit__(self, *error: object) -> None:
         self.checkpoints.__exit__(None, None, None)

@@ -21,6 +21,7 @@ from layouts.hlo.program import CompiledText
 from layouts.layout import Layout
 from layouts.mesh import use_mesh
 from models.decoding.generate import NEW_TOKENS, SUFFIX, DecodeInputs, generate_together
+from models.precision import is_rounded
 from trainer.decoding.decoder import trace_cache
 from trainer.memory import shard_bytes
 from trainer.planning.counts import (
@@ -199,7 +200,8 @@ class DecodePlan(ProgramPlan):
 
     @property
     def parameters(self) -> int:
-        return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(self.step.params))
+        weights = jax.tree.leaves(self.step.params, is_leaf=is_rounded)
+        return sum(math.prod(weight.shape) for weight in weights)
 
     @property
     def cache_bytes(self) -> int:

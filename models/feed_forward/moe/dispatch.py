@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from layouts.layout import Layout
+from layouts.quantized import Quantized, Rounded
 from layouts.random_bytes import random_bytes_of_rows, random_bytes_of_shard, seed_of
 from layouts.reduction import reduced_over
 from layouts.shards import gather_shard, is_gatherable, mesh_axes, num_shards, shard_index, spec_of
@@ -31,7 +32,8 @@ from models.feed_forward.moe.grouped_matmul import (
 from models.feed_forward.moe.routing import Router, Routing
 
 Array = jax.Array
-Product = Callable[[Array, Array], Array]  # of tokens and weights
+Weight = Array | Rounded
+Product = Callable[..., Array]  # of tokens and weights
 Draw = Callable[..., Array]  # draws `width` random bytes for each token
 
 
@@ -41,7 +43,7 @@ class Experts(NamedTuple):
     layout: Layout
     expert: Mlp
     num_experts: int
-    weights: Mapping[str, Array]
+    weights: Mapping[str, Weight]
     rate: float
     key: Array | None
 
@@ -71,23 +73,34 @@ class Experts(NamedTuple):
         gate_lc: Array,
         expert_l: Array,
         draw: Draw,
-        weights: Mapping[str, Array],
+        weights: Mapping[str, Weight],
     ) -> Array:
         """Returns the output for a device's blocks of tokens, each block for one expert.
 
         The device has its shards of the weights, and draws random bytes for its shard of F.
         """
 
-        def into(x: Array, weight: Array) -> Array:
-            return grouped_product(x, weight, expert_l)
+        def product(multiply: Product, x: Array, weight: Weight, *gates: Array) -> Array:
+            if not isinstance(weight, Quantized):
+                return multiply(x, weight.astype(x.dtype), expert_l, *gates)
+            scale_l1f = weight.scale.at[expert_l].get(mode="clip")
+            y_lcf = multiply(x, weight.values, expert_l, *gates)
+            return (y_lcf.astype(scale_l1f.dtype) * scale_l1f).astype(x.dtype)
 
-        def out(h: Array, weight: Array) -> Array:
-            return gated_product(h, weight, expert_l, gate_lc)
+        into = functools.partial(product, grouped_product)
+
+        def out(h: Array, weight: Weight) -> Array:
+            return product(gated_product, h, weight, gate_lc)
 
         return self._run(x_lcd, weights, into, out, draw if self.has_dropout else None)
 
     def _run(
-        self, x: Array, weights: Mapping[str, Array], into: Product, out: Product, draw: Draw | None
+        self,
+        x: Array,
+        weights: Mapping[str, Weight],
+        into: Product,
+        out: Product,
+        draw: Draw | None,
     ) -> Array:
         gate = into(x, weights["wg_EDF"]) if self.expert.gated else None
         h = self.expert.activate(into(x, weights["wi_EDF"]), gate)
@@ -181,49 +194,62 @@ def in_blocks(
     weight_axes = (*(axis for axis in split_axes if axis not in exchanged), *hidden_axes)
     senders = num_shards(exchanged)
     sent_tokens = math.prod(shape[:2]) // num_shards(group_axes) * senders
-    places = most = sent_tokens * shape[2]
+    places = most_places = sent_tokens * shape[2]
     if decoding_router is not None:
         slots = decoding_router.slots(sent_tokens, num_shards(split_axes), training=False)
-        places = min(most, slots)
+        places = min(most_places, slots)
     expert_Gsi = jnp.where(routing.kept_Gsi, routing.expert_Gsi, -1)
     id_Gs1 = layout.iota("Gs1", (*shape[:2], 1), "G") * shape[1]
     id_Gs1 = (id_Gs1 + layout.iota("Gs1", id_Gs1.shape, "s")) * shape[2]
     id_Gsi = id_Gs1 + layout.iota("Gsi", expert_Gsi.shape, "i")
-    weights = {name: reduced_over(weight, [group_axes]) for name, weight in weights.items()}
-    stored = [spec_of(weight) for weight in weights.values()]
-    gathered = [layout.place(stored_e + name[-2:].replace("D", "d")) for name in weights]
+    names = [name for name in sorted(weights) for _ in jax.tree.leaves(weights[name])]
+    arrays, structure = jax.tree.flatten(dict(weights))
+    arrays = [reduced_over(array, [group_axes]) for array in arrays]
+    stored = [spec_of(array) for array in arrays]
+    gathered = [
+        layout.place(stored_e + axes_of_shard(name, array.shape))
+        for name, array in zip(names, arrays, strict=True)
+    ]
     stored = [
         before if is_gatherable(before, after, group_axes) else after
         for before, after in zip(stored, gathered, strict=True)
     ]
 
-    def run(seed: Array, *arrays: Array) -> Array:
+    def run(seed: Array, *operands: Array) -> Array:
         # Marked for the hand-written gradients; JAX adds up what was the same on all devices.
-        routed = RoutedTokens(*(jax.lax.pcast(x, weight_axes, to="varying") for x in arrays[:4]))
-        parts = zip(arrays[4:], stored, gathered, strict=True)
+        routed = RoutedTokens(*(jax.lax.pcast(x, weight_axes, to="varying") for x in operands[:4]))
+        parts = zip(operands[4:], stored, gathered, strict=True)
         shards = tuple(gather_shard(*part, group_axes) for part in parts)
-        count, here = len(shards[0]), dict(zip(weights, shards, strict=True))
+        count, here = len(shards[0]), jax.tree.unflatten(structure, shards)
         draw = functools.partial(random_bytes_of_shard, seed, over=hidden_axes)
         expert_Gsi = routed.expert_Gsi
-        if places == most and not exchanged:
+        if places == most_places and not exchanged:
             expert_Gsi -= shard_index(split_axes) * count
             y_Gsd = run_shard(experts, routed._replace(expert_Gsi=expert_Gsi), draw, here)
         else:
             to_c = destinations(expert_Gsi.ravel() // count, split_axes, exchanged)
             routed = routed._replace(expert_Gsi=expert_Gsi % count)
             exchange = Exchange.of(exchanged, senders, to_c, places)
-            rows = None if places == most else exchange.most_rows((*group_axes, *weight_axes))
+            rows = (
+                None if places == most_places else exchange.most_rows((*group_axes, *weight_axes))
+            )
             y_Gsd = run_exchanged(experts, routed, draw, here, exchange, to_c, rows)
         return jax.lax.psum(y_Gsd, weight_axes)
 
     tokens = [f"G(F){axes}" for axes in ("sd", "si", "si", "si")]
     mapped = layout.shard_map(run, f"{','.join(['s', *tokens, *'*' * len(stored)])}->{tokens[0]}")
-    placed = map(jax.sharding.reshard, weights.values(), stored)
-    arrays = (experts.seed, x_GsD, expert_Gsi, routing.gate_Gsi, id_Gsi, *placed)
-    return layout.reshard(mapped(*arrays), "GsD")
+    placed = map(jax.sharding.reshard, arrays, stored)
+    y_GsD = mapped(experts.seed, x_GsD, expert_Gsi, routing.gate_Gsi, id_Gsi, *placed)
+    return layout.reshard(y_GsD, "GsD")
 
 
-def exchange_axes(layout: Layout, choices: int, weights: Mapping[str, Array]) -> tuple[str, ...]:
+def axes_of_shard(name: str, shape: tuple[int, ...]) -> str:
+    """Returns the axes of a weight, or of its scale, that are not E; a product needs all of D."""
+    sizes = zip(name[-2:].replace("D", "d"), shape[1:], strict=True)
+    return "".join("1" if size == 1 else axis for axis, size in sizes)
+
+
+def exchange_axes(layout: Layout, choices: int, weights: Mapping[str, Weight]) -> tuple[str, ...]:
     """Returns the mesh axes along which tokens are sent to their experts; none if weights are less.
 
     They split the groups as well as the experts, evenly, and leave the experts' hidden layer as it
@@ -238,7 +264,9 @@ def exchange_axes(layout: Layout, choices: int, weights: Mapping[str, Array]) ->
     if hidden_axes != hidden_of_experts:
         return ()
     received = choices * num_shards(expert_axes) // num_shards(group_axes)
-    is_less = received * 2 * (d_model + d_ff) < sum(weight.size for weight in weights.values())
+    is_less = received * 2 * (d_model + d_ff) < sum(
+        math.prod(weight.shape) for weight in weights.values()
+    )
     return expert_axes if is_less else ()
 
 
@@ -253,11 +281,11 @@ class RoutedTokens(NamedTuple):
 
 
 def run_shard(
-    experts: Experts, routed: RoutedTokens, draw: Draw, weights: Mapping[str, Array]
+    experts: Experts, routed: RoutedTokens, draw: Draw, weights: Mapping[str, Weight]
 ) -> Array:
     """Runs a device's tokens through the experts that it has."""
     x_Gsd, expert_Gsi, gate_Gsi, id_Gsi = routed
-    count, choices = len(next(iter(weights.values()))), expert_Gsi.size
+    count, choices = len(jax.tree.leaves(weights)[0]), expert_Gsi.size
     x_1sd = x_Gsd.reshape(1, -1, x_Gsd.shape[-1])
     gate_1si = gate_Gsi.reshape(1, -1, gate_Gsi.shape[-1])
 
@@ -301,7 +329,7 @@ def run_exchanged(
     experts: Experts,
     routed: RoutedTokens,
     draw: Draw,
-    weights: Mapping[str, Array],
+    weights: Mapping[str, Weight],
     exchange: Exchange,
     destination_c: Array,
     most_rows: Array | None,

@@ -47,7 +47,7 @@ class Exchange(NamedTuple):
         """Prepares to send rows to these devices; an index beyond the last one sends nowhere."""
         size_n = jnp.bincount(destination_c, length=devices).astype(jnp.int32)
         start_n = jnp.cumsum(size_n) - size_n
-        received_start_n, received_n = swap(axes, start_n), swap(axes, size_n)
+        received_start_n, received_n = swap(axes, jnp.stack([start_n, size_n], axis=1)).T
         received_place_n = jnp.cumsum(received_n) - received_n
         sent = Ranges(start_n, size_n, swap(axes, received_place_n))
         return cls(axes, places, sent, Ranges(received_start_n, received_n, received_place_n))

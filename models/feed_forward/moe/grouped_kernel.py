@@ -53,7 +53,10 @@ def kernel_product(
         @pl.when(expert_ref[pl.program_id(1)] < experts)
         def _() -> None:
             sum_ref[...] += jax.lax.dot_general(
-                x_ref[...], w_ref[...], summed, preferred_element_type=jnp.float32
+                x_ref[...],
+                w_ref[...].astype(x_ref.dtype),  # of quantized weights
+                summed,
+                preferred_element_type=jnp.float32,
             )
 
         @pl.when(part == pl.num_programs(2) - 1)
@@ -178,7 +181,9 @@ def pallas_call(
     )
     dtype, axis_type = operands[1].dtype, jax.typeof(operands[1]).manual_axis_type
     blocks = len(operands[0])  # which read as many experts at most
-    bytes_accessed = sum(x[:blocks].size * x.dtype.itemsize for x in operands)
+    bytes_accessed = sum(
+        x.size * x.dtype.itemsize * min(blocks, len(x)) // len(x) for x in operands
+    )
     return pl.pallas_call(
         kernel,
         name=name,

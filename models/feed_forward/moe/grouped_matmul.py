@@ -128,7 +128,7 @@ def in_turn(x_lcd: Array, weights_edf: Array, expert_l: Array) -> Array:
         x_cd, expert = block
         return jax.lax.cond(
             expert < len(weights_edf),
-            lambda: x_cd @ weights_edf[expert],
+            lambda: x_cd @ weights_edf[expert].astype(x_cd.dtype),
             lambda: jnp.zeros_like(x_cd, shape=shape),
         )
 
@@ -138,6 +138,7 @@ def in_turn(x_lcd: Array, weights_edf: Array, expert_l: Array) -> Array:
 def ragged(x_lcd: Array, weights_edf: Array, expert_l: Array) -> Array:
     """Multiplies all blocks at once."""
     sizes_e = x_lcd.shape[1] * jnp.bincount(expert_l, length=len(weights_edf))
-    y = jax.lax.ragged_dot(x_lcd.reshape(-1, x_lcd.shape[-1]), weights_edf, sizes_e)
+    x_sd = x_lcd.reshape(-1, x_lcd.shape[-1])
+    y = jax.lax.ragged_dot(x_sd, weights_edf.astype(x_sd.dtype), sizes_e)
     is_block_l11 = (expert_l < len(weights_edf))[:, None, None]
     return jnp.where(is_block_l11, y.reshape(*x_lcd.shape[:-1], -1), 0)

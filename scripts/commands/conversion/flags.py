@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
-from scripts.commands.shared_flags import CheckpointFlags, ModelDir, SettingsFlags
+from scripts.commands.shared_flags import ModelDir, SettingsFlags, StoredModelFlags
 from scripts.flag import Flag
 
 
@@ -40,7 +40,7 @@ class ExportHfFlags:
     EXAMPLES = ("meshloom export hf --model_dir=runs/llama --output=exported",)
     output: Annotated[Path, Flag(metavar="DIR")]
     """New directory for Hugging Face to read."""
-    model: CheckpointFlags
+    model: StoredModelFlags
 
 
 @dataclass(frozen=True, kw_only=True)

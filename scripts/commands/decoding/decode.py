@@ -187,6 +187,7 @@ class DecodeJob:
             "model_dir": str(self.flags.model.model_dir),
             "steps": [*steps],
             "average": self.flags.model.average,
+            "weights": self.flags.model.weights,
             "nbest": self.flags.nbest,
             "format": self.flags.written_format,
             **dataclasses.asdict(self.flags.search),

@@ -29,6 +29,7 @@ class DecodePlanFlags:
     """Tokens of the prompt. Default: half the row length; for translation, none."""
     suffix_tokens: Annotated[int | None, Flag(min=1)] = None
     """Tokens of --rescore_suffix, which ranks samples."""
+    weights: shared.Weights = "stored"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -63,6 +63,19 @@ def test_work_takes_as_long_as_its_products_or_its_way_through_memory() -> None:
     assert other_s == pytest.approx(3 * read_s)
 
 
+@pytest.mark.parametrize(
+    ("chip", "dtype", "times"),
+    [("v4:2x2x1", "int8", 1), ("v6e:2x2", "int8", 2), ("v6e:2x2", "float8_e4m3fn", 1),
+     ("h100:1x1", "float8_e4m3fn", 2), ("h100:1x1", "bfloat16", 1)],
+)  # fmt: skip
+def test_products_of_8_bits_take_half_as_long_where_chips_have_them(
+    chip: str, dtype: str, times: int
+) -> None:
+    kind = Topology.named(chip).chip
+    narrow, wide = (compute_s(kind, [OpCost(10**12, 8, 0, 1, each)])[0] for each in (dtype, ""))
+    assert wide == pytest.approx(times * narrow)
+
+
 TWO = Topology.named("2xv5e:16x16")
 BOXES = {"slice": 2, "data": 256}
 

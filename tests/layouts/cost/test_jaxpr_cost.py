@@ -63,7 +63,8 @@ def test_work_is_what_goes_through_memory_and_what_is_computed_beside() -> None:
     result = cost(step, ((B, D), place), ((D, F), jax.P(None, None)))
     product, *others, ends = result.ops
     moved_bytes = 4 * (B // 4 * D + D * F + B // 4 * F)
-    assert product == (ONE // 4, moved_bytes, 0, 1) and ends == (0, moved_bytes, 0, 1)
+    assert product == (ONE // 4, moved_bytes, 0, 1, "float32")
+    assert ends == (0, moved_bytes, 0, 1, "")
     assert [other.elements for other in others if other.elements] == [B // 4 * F] * 2
     assert not any(other.bytes for other in others)
 

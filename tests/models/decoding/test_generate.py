@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import itertools
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -65,6 +66,7 @@ def decoded(
     ids: tuple[int, int] = (BEGIN, END),
     more_stops: tuple[int, ...] = (),
     suffix: tuple[int, ...] = (),
+    change: Callable[[TransformerModel, Params], Params] | None = None,
 ) -> DecodeOutput:
     """What some of the rows get; with other ids, of a model whose vocabulary is in that order."""
     model = TransformerModel(spec, layout)
@@ -84,6 +86,8 @@ def decoded(
             reordered(weights(spec), ids),
             shapes,
         )
+        if change is not None:
+            params = jax.jit(change, static_argnums=0)(model, params)
         inputs = DecodeInputs(
             prompts_BL=put(prompts, "Bl"),
             prompt_lengths_B=put(lengths, "B"),

@@ -151,3 +151,20 @@ def test_stages_that_idle_much_are_warned_of(repeats: int, microbatches: int, wa
     layout = Layout(mesh="pipe:4", rules="layers:pipe", pipeline_repeats=repeats)
     found = checks.check_bubble(run, layout, {"pipe": 4})
     assert len(found) == bool(warning) and warning in "".join(found)
+
+
+def test_weights_of_8_bits_score_nearly_what_stored_ones_score(
+    run: Meshloom, trained: Place, tmp_path: Path
+) -> None:
+    text = tmp_path / "in.txt"
+    text.write_text("kara lost\n")
+    scores = []
+    for weights in ("stored", "int8"):
+        output = tmp_path / weights
+        flags = [f"--input={text}", f"--output={output}", f"--weights={weights}"]
+        answer = run("score", trained.model_dir, *flags)
+        assert answer.code == 0, answer.error
+        scores.append(float(output.read_text().split("\n")[-2].split("\t")[0]))
+    assert scores[0] != scores[1] == pytest.approx(scores[0], rel=0.01)
+    answer = run("decode", trained.model_dir, f"--input={text}", "--weights=int8")
+    assert answer.code == 0 and answer.out, answer.error

@@ -115,6 +115,20 @@ def test_products_and_cache_are_those_of_the_model() -> None:
     assert plan.fits is None and plan.output_s is None  # nobody said what the devices are
 
 
+def test_weights_of_8_bits_are_a_quarter_of_those_in_float32() -> None:
+    model, search, name = CASES["flat beam"]
+    shape = shape_of(model, search)._replace(weights="int8")
+    layout = layout_named(name)
+    step, stored = (
+        trace_decode(run_of(model), layout, make_mesh(layout), shape),
+        traced_toy("flat beam"),
+    )
+    plan, other = (plan_decode(each, None, estimate_decode(each)) for each in (step, stored))
+    rounded, whole = (each.memory.bytes_by_cause["parameters"] for each in (plan, other))
+    assert whole / 4 < rounded < whole / 3 and plan.parameters == other.parameters
+    assert step.work.token.read_bytes < stored.work.token.read_bytes
+
+
 def test_a_suffix_is_read_behind_all_samples_at_once() -> None:
     step, counts = traced_toy("samples"), compiled_toy("samples")
     assert step.work.suffix is not None and counts.work.suffix is not None

@@ -65,24 +65,21 @@ def cases(draw: st.DrawFn) -> Case:
 
 
 @functools.cache
-def results(case: Case, dispatch: Dispatch | None, *, trains: bool = True) -> Any:
-    """Returns the layer's output and all gradients; without a dispatch, as decoding runs it."""
+def results(case: Case, dispatch: Dispatch) -> Any:
+    """Returns the layer's output and all gradients."""
     layout, spec = case.layout, case.spec
     rng, shape = np.random.default_rng(0), (case.rows, case.length, spec.d_model)
     x, dy = (rng.normal(size=shape).astype(np.float32) for _ in range(2))
-    segments = (rng.random(shape[:2]) < (0.8 if trains else 1.0)).astype(np.int32)
+    segments = (rng.random(shape[:2]) < 0.8).astype(np.int32)
 
     @jax.jit
     def run() -> Any:
-        graph, params = nnx.split(layer(case, dispatch or "gather"))
+        graph, params = nnx.split(layer(case, dispatch))
         x_BLD, dy_BLD = layout.reshard(x, "BLD"), layout.reshard(dy, "BLD")
-        segments_BL = layout.reshard(segments, "BL") if dispatch else None
-        key = jax.random.key(2) if trains else None
+        segments_BL = layout.reshard(segments, "BL")
 
         def objective(params: nnx.State, x_BLD: jax.Array) -> tuple[jax.Array, jax.Array]:
-            y_BLD, load = nnx.merge(graph, params)(
-                x_BLD, segments_BL, key, drop_tokens=dispatch is not None
-            )
+            y_BLD, load = nnx.merge(graph, params)(x_BLD, segments_BL, jax.random.key(2))
             return jnp.sum(y_BLD * dy_BLD) + load.aux + load.z, y_BLD
 
         return jax.grad(objective, argnums=(0, 1), has_aux=True)(params, x_BLD)
