@@ -246,8 +246,25 @@ class TransformerSpec(Sizes):
             for block in blocks
         )
 
+    def attention_choice(
+        self,
+        block: BlockParts,
+        layout: Layout,
+        lengths: tuple[int, int],
+        *,
+        is_cross: bool = False,
+        training: bool = True,
+    ) -> Choice:
+        """Names the kernel that computes the attention of a block, or says why none does.
+
+        `lengths` are those of queries and keys.
+        """
+        attention, layout = block.attention, inside_stages(layout)
+        if is_cross:
+            attention = block.source_attention
+        return attention.kernel(block, self, layout, lengths, is_cross=is_cross, training=training)
+
     def attention_choices(self, layout: Layout, lengths: Mapping[str, int]) -> dict[str, str]:
-        layout = inside_stages(layout)
         length, memory = lengths["targets_BL"], lengths.get("inputs_BM")
         cases = [("decoder", self.blocks, (length, length), False)]
         if memory is not None:
@@ -256,22 +273,8 @@ class TransformerSpec(Sizes):
         choices: dict[str, str] = {}
         for name, blocks, case, is_cross in cases:
             reasons = [
-                str(kernel_choice(block, self, layout, case, is_cross=is_cross, training=True))
+                str(self.attention_choice(block, layout, case, is_cross=is_cross))
                 for block in blocks
             ]
             choices[name] = "; ".join(dict.fromkeys(reasons))
         return choices
-
-
-def kernel_choice(
-    block: BlockParts,
-    sizes: Sizes,
-    layout: Layout,
-    lengths: tuple[int, int],
-    *,
-    is_cross: bool = False,
-    training: bool,
-) -> Choice:
-    """Names the kernel that computes the attention of a block, or says why plain attention does."""
-    attention = block.source_attention if is_cross else block.attention
-    return attention.kernel(block, sizes, layout, lengths, is_cross=is_cross, training=training)

@@ -21,17 +21,16 @@ from models.attention.context import (
     cross_context,
     packed_context,
 )
-from models.attention.flash import Kernel
 from models.dropout import dropout
 from models.feed_forward.moe.routing import Load
 from models.initializers import Weights
 from models.layers.blocks import Contexts
-from models.layers.pipeline import inside_stages, stage_axes, with_nested_maps
+from models.layers.pipeline import stage_axes, with_nested_maps
 from models.layers.stack import Loads, Stack
 from models.loss import Criterion, LossSums, counted_targets, divergence, softmax_loss
 from models.network_model import NetworkModel
 from models.parts import BlockParts
-from models.spec import TransformerSpec, kernel_choice
+from models.spec import TransformerSpec
 
 T = TypeVar("T")
 Array = jax.Array
@@ -83,10 +82,11 @@ class Network(nnx.Module):
             if memory_BMD is None:
                 return Contexts(row)
             lengths = (segments_BL.shape[1], memory_BMD.shape[1])
-            kernel = self.kernel(block, lengths, is_cross=True, training=training)
-            source = cross_context(
-                self.layout, segments_BL, batch["segments_BM"], memory_BMD, kernel=kernel
+            choice = self.spec.attention_choice(
+                block, self.layout, lengths, is_cross=True, training=training
             )
+            segments_BM, kernel = batch["segments_BM"], choice.kernel
+            source = cross_context(self.layout, segments_BL, segments_BM, memory_BMD, kernel=kernel)
             return Contexts(row, source)
 
         x_BLD = self.embed(self.embed_VD[...], batch["inputs_BL"], batch["positions_BL"])
@@ -106,7 +106,8 @@ class Network(nnx.Module):
         training: bool,
     ) -> AttentionContext:
         """Returns what the tokens of packed rows see in a block."""
-        length = segments_BL.shape[1]
+        lengths = (segments_BL.shape[1], segments_BL.shape[1])
+        choice = self.spec.attention_choice(block, self.layout, lengths, training=training)
         return packed_context(
             self.layout,
             positions_BL,
@@ -114,23 +115,8 @@ class Network(nnx.Module):
             causal=causal,
             window=block.attention.window if causal else None,
             drop_tokens=drop_tokens,
-            kernel=self.kernel(block, (length, length), training=training),
+            kernel=choice.kernel,
         )
-
-    def kernel(
-        self,
-        block: BlockParts,
-        lengths: tuple[int, int],
-        *,
-        is_cross: bool = False,
-        training: bool,
-    ) -> Kernel | None:
-        """Returns the kernel that computes attention; None where plain attention does."""
-        layout = inside_stages(self.layout)
-        choice = kernel_choice(
-            block, self.spec, layout, lengths, is_cross=is_cross, training=training
-        )
-        return choice.kernel
 
     @jax.named_scope("encoder")
     def encode(

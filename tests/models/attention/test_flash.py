@@ -36,7 +36,6 @@ from models.loss import Criterion
 from models.positions.relative import Relative
 from models.positions.rotary import Rotary
 from models.precision import Precision
-from models.spec import kernel_choice
 from models.transformer import Transformer
 from tests.toys import ROOT, WHOLE, on_mesh, optax_promotion, pair_rows, toy
 
@@ -221,7 +220,7 @@ def choice_of(
     **changes: bool,
 ) -> Choice:
     """Returns the choice of a model's attention; of training if the changes say so."""
-    return kernel_choice(spec.blocks[0], spec, layout, lengths, **{"training": False, **changes})
+    return spec.attention_choice(spec.blocks[0], layout, lengths, **{"training": False, **changes})
 
 
 def chosen(kind: str, platform: str, **changes: Any) -> Choice:
