@@ -1,13 +1,13 @@
 """Makes paths of this machine and of Google Cloud Storage (gs://bucket/name)."""
 
 import functools
-import importlib.util
+import importlib.metadata
 import os
 import re
 from pathlib import Path
 from typing import cast
 
-from configs.errors import UserError, brief
+from configs.errors import UserError, brief, extra_required
 
 REMOTE = "gs://"
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/+")
@@ -60,11 +60,8 @@ def _remote_path(text: str) -> Path:
 @functools.cache
 def _set_up() -> None:
     """Checks that gcsfs is installed; lets it forget listings, which other processes change."""
-    if importlib.util.find_spec("gcsfs") is None:
-        raise UserError(
-            "gs:// paths need gcsfs, which is not installed: pip install -e '.[gcs]'  in the "
-            "folder of Meshloom."
-        )
+    with extra_required("gcs", "a gs:// path"):
+        importlib.metadata.version("gcsfs")
     import fsspec
 
     fsspec.config.conf.setdefault("gcs", {})["use_listings_cache"] = False

@@ -12,6 +12,10 @@ import pytest
 from configs.errors import UserError
 from data.sources.images import Glyphs
 from data.sources.pair_kinds import Phrases
+from data.sources.tfds import Tfds
+from scripts.commands.serving.flags import ServeFlags
+from scripts.commands.serving.serve import serve
+from scripts.commands.shared_flags import CheckpointFlags
 from tests.toys import ROOT
 from trainer.metrics.plots import png_of
 
@@ -86,6 +90,8 @@ def test_the_lock_of_the_installer_is_its_entry_alone(tmp_path: Path) -> None:
         ("matplotlib", "plot", lambda: next(Glyphs().read("train"))),
         ("babel", "phrases", lambda: next(Phrases(train=1).read("train"))),
         ("num2words", "phrases", lambda: Phrases().fingerprint()),
+        ("tensorflow_datasets", "tfds", lambda: next(Tfds(name="lm1b").lines("train"))),
+        ("jinja2", "serve", lambda: serve(ServeFlags(model=CheckpointFlags(model_dir=Path("x"))))),
     ],
 )
 def test_a_missing_package_is_named_with_its_extra(

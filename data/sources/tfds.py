@@ -11,7 +11,7 @@ import types
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from configs.errors import UserError, did_you_mean
+from configs.errors import UserError, did_you_mean, extra_required
 from configs.paths import local_path
 from configs.spec import abstract_spec, spec
 from data.sources.pairs import Pair, Pairs
@@ -97,13 +97,8 @@ class TfdsSource(Source):
 
     def _builder(self) -> Any:
         kind = type(self).__name__
-        try:
+        with extra_required("tfds", f"@{kind}()"):
             import tensorflow_datasets as tfds  # costs 0.8 s, which other sources need not pay
-        except ImportError as error:
-            raise UserError(
-                f"@{kind}(): TFDS is not installed ({error}).  Install the extra: "
-                'pip install -e ".[tfds]"'
-            ) from None
         if self.folder is not None:
             local_path(self.folder, f"{kind}.folder")
         if re.match(r"\w+:[a-zA-Z_]", self.name):

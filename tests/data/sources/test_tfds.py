@@ -133,9 +133,3 @@ def _add(tar, name, lines):
     member = tarfile.TarInfo(f"{TOP}/{name}")
     member.size = len(text)
     tar.addfile(member, io.BytesIO(text))
-
-
-def test_without_tfds_the_extra_is_named(monkeypatch):
-    monkeypatch.setitem(sys.modules, "tensorflow_datasets", None)
-    with pytest.raises(UserError, match=r"@Tfds\(\): TFDS is not installed.*\.\[tfds\]"):
-        list(Tfds(name="lm1b").lines("train"))
