@@ -1,4 +1,4 @@
-"""Bad input ends with exit code 2 and a line that says where, what and how to mend it."""
+"""Bad input ends with exit code 2 and a line that says where, what and how to fix it."""
 
 import io
 import shutil

@@ -45,7 +45,7 @@ def doctor(flags: DoctorFlags) -> None:
             if finding.status != "ok":
                 if others is not None and finding.processes:
                     text += f" ({join_names(finding.processes)})"
-                text += "" if finding.mend is None else f"\n{'':9}mend: {finding.mend}"
+                text += "" if finding.fix is None else f"\n{'':9}fix: {finding.fix}"
             print(text)
         write_json(flags.json_file, [finding._asdict() for finding in findings])
     errors = sum(finding.status == "error" for finding in findings)

@@ -13,7 +13,7 @@ class Finding(NamedTuple):
     check: str
     status: Literal["ok", "warning", "error"]
     text: str
-    mend: str | None = None
+    fix: str | None = None
     """The command or change that fixes it."""
     is_common: bool = False
     """Whether all processes of a run must find the same."""
@@ -21,9 +21,9 @@ class Finding(NamedTuple):
     """Which processes of the run found it."""
 
 
-def warning(check: str, is_bad: bool, text: str, mend: str) -> Finding:
+def warning(check: str, is_bad: bool, text: str, fix: str) -> Finding:
     """Makes a finding that is ok, or else a warning with its fix."""
-    return Finding(check, "warning", text, mend) if is_bad else Finding(check, "ok", text)
+    return Finding(check, "warning", text, fix) if is_bad else Finding(check, "ok", text)
 
 
 Check = Callable[[], Iterable[Finding]]
@@ -43,8 +43,8 @@ def findings_of(checks: Iterable[tuple[str, Check]]) -> list[Finding]:
 def failure(check: str, error: Exception) -> Finding:
     """Makes a finding of an error; the last sentence of our messages is the fix."""
     if isinstance(error, UserError | RunError):
-        text, _, mend = str(error).rstrip().rpartition("  ")
-        return Finding(check, "error", text or mend, mend if text else None)
+        text, _, fix = str(error).rstrip().rpartition("  ")
+        return Finding(check, "error", text or fix, fix if text else None)
     return Finding(check, "error", " ".join(str(error).split()) or type(error).__name__)
 
 
@@ -64,6 +64,6 @@ def merged(by_process: Sequence[str]) -> list[Finding]:
     text = "the processes differ: see the lines above"
     return [
         *lines.values(),
-        *(Finding(check, "error", text, different[0].mend, processes=())
+        *(Finding(check, "error", text, different[0].fix, processes=())
           for check, different in common.items() if len(different) > 1),
     ]  # fmt: skip

@@ -176,8 +176,8 @@ def clocks() -> Iterator[Finding]:
         return
     skew_s, late = max(times) - min(times), times.index(min(times))
     text = f"those of the processes differ by {skew_s:.1f} s"
-    mend = f"On the host of process {late}: chronyc makestep."
-    yield warning("clock", skew_s > MAX_SKEW_S, text, mend)
+    fix = f"On the host of process {late}: chronyc makestep."
+    yield warning("clock", skew_s > MAX_SKEW_S, text, fix)
 
 
 def disk(flag: str, folder: Path, checkpoint_bytes: int = 0) -> Iterator[Finding]:
@@ -196,10 +196,10 @@ def disk(flag: str, folder: Path, checkpoint_bytes: int = 0) -> Iterator[Finding
     try:
         bytes_per_s, ahead_s = write_rate(place)
     except OSError as error:
-        reason, mend = error.strerror, f"chmod u+rwx {place}, or give another {flag}."
+        reason, fix = error.strerror, f"chmod u+rwx {place}, or give another {flag}."
         if error.errno in FULL:
-            reason, mend = describe_full(place, error), make_room
-        yield Finding(name, "error", f"{place} cannot be written: {reason or error}", mend)
+            reason, fix = describe_full(place, error), make_room
+        yield Finding(name, "error", f"{place} cannot be written: {reason or error}", fix)
         return
     text = f"{place} has {free / GIB:.1f} GiB free and writes {bytes_per_s / 1e6:,.0f} MB/s"
     if free < checkpoint_bytes:
@@ -208,13 +208,13 @@ def disk(flag: str, folder: Path, checkpoint_bytes: int = 0) -> Iterator[Finding
     elif free < LEAST_FREE_BYTES:
         yield Finding(name, "warning", text, make_room)
     else:
-        mend = f"Give a {flag} on a faster disk."
-        yield warning(name, bytes_per_s < SLOW_BYTES_PER_S, text, mend)
+        fix = f"Give a {flag} on a faster disk."
+        yield warning(name, bytes_per_s < SLOW_BYTES_PER_S, text, fix)
     text, differs = "agrees with this host's", abs(ahead_s) > MAX_SKEW_S
     if differs:
         text = f"the dates of files in {place} differ from this host's clock by {ahead_s:.1f} s"
-    mend = "On the host and on the file server: chronyc makestep."
-    yield warning(f"clock of {flag}", differs, text, mend)
+    fix = "On the host and on the file server: chronyc makestep."
+    yield warning(f"clock of {flag}", differs, text, fix)
 
 
 def write_rate(folder: Path) -> tuple[float, float]:

@@ -57,7 +57,7 @@ def task_cache(
         yield Finding(name, "warning", NO_CHECKSUMS, f"{command} --rebuild")
     read = ", all rows read" if reads_rows and have_checksums else ""
     text = f"content hash {prepared.manifest['content_hash'][:16]}{read}"
-    yield Finding(name, "ok", text, "Copy one host's cache to the others, or mend their text: "
+    yield Finding(name, "ok", text, "Copy one host's cache to the others, or correct their text: "
                   f"{command} --rebuild", is_common=True)  # fmt: skip
     if run and vocabs:
         if vocabs.hashes() != prepared.vocabs.hashes():
@@ -76,8 +76,8 @@ def every_cache(data_dir: Path, reads_rows: bool) -> Iterator[Finding]:
             content_hash = manifest.read(folder)["content_hash"]
             have_checksums = not reads_rows or check_rows(folder)
         except ValueError as error:
-            text, _, mend = str(error).rpartition("  ")
-            yield Finding(name, "error", text, mend)
+            text, _, fix = str(error).rpartition("  ")
+            yield Finding(name, "error", text, fix)
         else:
             if not have_checksums:
                 yield Finding(name, "warning", NO_CHECKSUMS, manifest.rebuild_hint())

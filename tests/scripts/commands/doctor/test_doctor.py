@@ -39,7 +39,7 @@ def examine(run: Meshloom, place: Place, *flags: str, code: int) -> Lines:
     findings = json.loads(file.read_text())
     assert len([text for text in answer.out.splitlines() if text[0] != " "]) == len(findings)
     problems = {line["check"]: line for line in findings if line["status"] != "ok"}
-    assert all(line["mend"] in answer.out for line in problems.values())
+    assert all(line["fix"] in answer.out for line in problems.values())
     return {check: line for check, line in problems.items()
             if not check.startswith(("memory", "disk of --model"))}  # fmt: skip
 
@@ -57,7 +57,7 @@ def test_a_truncated_checkpoint(run: Meshloom, broken: Place) -> None:
     file.write_bytes(file.read_bytes()[:-1])
     problem = examine(run, broken, code=1)["checkpoints"]
     assert problem["text"].startswith("step 4 is damaged: ")
-    subprocess.run(problem["mend"].split(), check=True)
+    subprocess.run(problem["fix"].split(), check=True)
     assert examine(run, broken, code=0) == {}
 
 
@@ -84,7 +84,7 @@ def test_a_deleted_file_of_the_cache_and_no_cache(run: Meshloom, broken: Place) 
     (broken.folder / "data/toy/train.targets.npy").unlink()
     problem = examine(run, broken, code=1)["data of toy"]
     assert problem["status"] == "error" and "train.targets.npy" in problem["text"]
-    meshloom, command, *flags = problem["mend"].split()
+    meshloom, command, *flags = problem["fix"].split()
     assert meshloom == "meshloom" and run(command, *flags).code == 0
     assert examine(run, broken, code=0) == {}
 

@@ -8,10 +8,10 @@ from scripts.commands.doctor.findings import Finding, findings_of, merged
 
 def test_what_a_check_raises_is_its_finding() -> None:
     def fails() -> list[Finding]:
-        raise UserError("x: is broken.  Run: mend x.")
+        raise UserError("x: is broken.  Run: fix x.")
 
     [finding] = findings_of([("x", fails)])
-    assert finding[:4] == ("x", "error", "x: is broken.", "Run: mend x.")
+    assert finding[:4] == ("x", "error", "x: is broken.", "Run: fix x.")
 
 
 def test_equal_findings_are_one_line_and_processes_must_agree() -> None:
@@ -26,4 +26,4 @@ def test_equal_findings_are_one_line_and_processes_must_agree() -> None:
         ("disk", "1 MB/s", (0, 1)), ("memory", "full", (0, 1)), ("data", "a", (0, 1)),
     ]  # fmt: skip
     *_, last = merged([process("1 MB/s", "a"), process("1 MB/s", "b")])
-    assert (last.check, last.status, last.mend) == ("data", "error", "copy it")
+    assert (last.check, last.status, last.fix) == ("data", "error", "copy it")
