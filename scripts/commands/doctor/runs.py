@@ -39,15 +39,13 @@ def task_cache(
         return
     try:
         prepared = None
-        if run:
-            vocabs = run.vocabs(task)
+        if run and vocabs:
             caches = TaskCaches(task, data_dir, vocabs.target, vocabs.source, run.content_hash)
             prepared = caches.open_if_built()
         prepared = prepared or TaskCaches(task, data_dir).open_if_built()
         have_checksums = prepared is None or not reads_rows or check_rows(prepared.folder)
     except ValueError as error:
-        text = str(error).rpartition("  ")[0] or str(error)
-        yield Finding(name, "error", text, f"{command} --rebuild")
+        yield failure(name, error)._replace(fix=f"{command} --rebuild")
         return
     if prepared is None:
         text = f"not in {data_dir} yet: training prepares it first"
@@ -76,8 +74,7 @@ def every_cache(data_dir: Path, reads_rows: bool) -> Iterator[Finding]:
             content_hash = manifest.read(folder)["content_hash"]
             have_checksums = not reads_rows or check_rows(folder)
         except ValueError as error:
-            text, _, fix = str(error).rpartition("  ")
-            yield Finding(name, "error", text, fix)
+            yield failure(name, error)
         else:
             if not have_checksums:
                 yield Finding(name, "warning", NO_CHECKSUMS, manifest.rebuild_hint())
