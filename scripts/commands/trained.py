@@ -85,7 +85,7 @@ def single_checkpoint(checkpoints: Checkpoints, which: str) -> int | None:
 
 
 def batch_of(trained: TrainedModel, batch_sequences: int | None) -> int:
-    """Returns the batch size, the run's by default, round_up up to the shards of the batch."""
+    """Returns the batch size, the run's by default, rounded up to the shards of the batch."""
     shards = batch_shards(trained.model.layout, trained.mesh.shape) * rows_of_group(trained.run)
     rows = round_up(batch_sequences or trained.run.batch_sequences, shards)
     check_batch_memory(trained.run, trained.model.layout, trained.mesh, rows)
