@@ -107,6 +107,7 @@ def test_maxtexts_models_have_their_published_sizes(size: str) -> None:
 def test_llama_2_has_its_published_size() -> None:
     assert counted("llama2_70b")[1] == 68_976_648_192
     assert counted("llama3_8b")[1] == 8_030_261_248
+    assert counted("llama3_70b")[1] == 70_553_706_496
 
 
 def test_mixtral_has_its_published_size() -> None:
