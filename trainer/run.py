@@ -82,7 +82,8 @@ class Run:
     """Sentences of the validation split that each evaluation translates for BLEU."""
     compiler_options: tuple[str, ...] = ()
     """Options of XLA for the training step, "tpu:xla_enable_async_all_gather=true".  Those for
-    other platforms are ignored.  configs/compilers/ has sets for TPU v5e, v5p and tpu7x and for GPUs."""
+    other platforms are ignored.  configs/compilers/ has sets for TPU v5e, v5p and tpu7x, and for
+    GPUs."""
 
     def __post_init__(self) -> None:
         model = with_vocab_rows(self.model, self.task.vocab_settings)

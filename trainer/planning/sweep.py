@@ -12,7 +12,7 @@ from layouts.cost.interconnect import Topology, offered_slices
 from layouts.layout import Layout
 from layouts.mesh import batch_shards, mesh_sizes
 from models.precision import Precision
-from models.spec import Remat
+from models.spec import Remat, SavedProduct
 from models.transformer import Transformer
 from trainer.checks import check_run, record_loss
 from trainer.planning.report import HOUR_S
@@ -24,6 +24,7 @@ logger = logging.getLogger(__name__)
 BATCH_FACTORS = (0.5, 1, 2)
 MICROBATCHES = (1, 2, 4, 8, 16, 32)
 REMAT: tuple[Remat, ...] = get_args(Remat)
+PROJECTIONS: tuple[SavedProduct, ...] = ("query_proj", "key_proj", "value_proj", "out_proj")
 
 
 class SweepPoint(NamedTuple):
@@ -47,6 +48,8 @@ class SweepPoint(NamedTuple):
         if isinstance(run.model, Transformer):
             settings |= {
                 "Transformer.remat": run.model.remat,
+                "Transformer.remat_saves": ", ".join(run.model.remat_saves),
+                "Transformer.remat_offloads": ", ".join(run.model.remat_offloads),
                 "Precision.compute": run.model.precision.compute,
                 "Precision.store": run.model.precision.store,
             }
@@ -94,14 +97,21 @@ def variants(run: Run) -> Iterator[Run]:
     if isinstance(model, Transformer):
         half = dataclasses.replace(model.precision, compute="bfloat16")
         models = [
-            dataclasses.replace(model, remat=remat, precision=precision)
+            dataclasses.replace(recomputed, precision=precision)
             for precision in dict.fromkeys([model.precision, half])
-            for remat in REMAT
+            for recomputed in recomputations(model)
         ]
     for factor in BATCH_FACTORS:
         rows = round(factor * run.batch_sequences)
         for model in models if rows and rows == factor * run.batch_sequences else ():
             yield dataclasses.replace(run, batch_sequences=rows, microbatches=1, model=model)
+
+
+def recomputations(model: Transformer) -> list[Transformer]:
+    """Returns the model with each kind of recomputation; "full" also with saved projections."""
+    plain = dataclasses.replace(model, remat="full", remat_saves=(), remat_offloads=())
+    kinds = [dataclasses.replace(plain, remat=remat) for remat in REMAT]
+    return list(dict.fromkeys([model, *kinds, dataclasses.replace(plain, remat_saves=PROJECTIONS)]))
 
 
 def least_microbatches(run: Run, layout: Layout, topology: Topology) -> StepPlan | None:

@@ -111,7 +111,7 @@ def readable(number: int, row: dict[str, Any]) -> dict[str, str]:
         "#": f"{number}",
         "batch": f"{row['Run.batch_sequences']:,}",
         "microbatches": f"{row['Run.microbatches']}",
-        "remat": row.get("Transformer.remat", ""),
+        "remat": remat_text(row),
         "compute": row.get("Precision.compute", ""),
         "memory": size_text(row["bytes_per_device"]),
         "step": with_unit(row["step_time_s"], "s"),
@@ -123,6 +123,13 @@ def readable(number: int, row: dict[str, Any]) -> dict[str, str]:
     if "price" in row:
         texts[f"price in {row['currency']}"] = with_unit(row["price"], "")
     return texts | {"layout": row["layout"]}
+
+
+def remat_text(row: dict[str, Any]) -> str:
+    """Writes what a combination recomputes, and what it saves nevertheless."""
+    kept = {"saves": "Transformer.remat_saves", "on the host": "Transformer.remat_offloads"}
+    texts = [f"{what} {row[name]}" for what, name in kept.items() if row.get(name)]
+    return ", ".join([row.get("Transformer.remat", ""), *texts])
 
 
 def labels_of(

@@ -11,7 +11,7 @@ from models.attention.multi_head import MultiHead
 from tests.toys import SPLITTABLE, optax_promotion
 from tests.trainer.planning.runs import layout_named, toy_run
 from trainer.planning import sweep as sweep_module
-from trainer.planning.sweep import least_microbatches, sweep, variants
+from trainer.planning.sweep import least_microbatches, recomputations, sweep, variants
 from trainer.planning.training import plan_from_trace
 from trainer.run import Run
 
@@ -62,7 +62,7 @@ def test_no_number_of_microbatches_is_planned_twice(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_sweep_is_sorted_by_its_chip_hours(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sweep_module, "REMAT", ("full",))
+    monkeypatch.setattr(sweep_module, "recomputations", lambda model: [model])
     monkeypatch.setattr(sweep_module, "BATCH_FACTORS", (1, 2))
     topology = with_memory(1e9)
     with optax_promotion():
@@ -75,6 +75,14 @@ def test_a_sweep_is_sorted_by_its_chip_hours(monkeypatch: pytest.MonkeyPatch) ->
         run, plan = point.plan.run, point.plan
         steps = RUN.steps * RUN.batch_sequences / run.batch_sequences  # for as many tokens
         assert point.chip_hours == pytest.approx(4 * steps * plan.step_s / 3600)
+
+
+def test_a_model_that_saves_products_is_compared_with_others() -> None:
+    """Without recomputation it has none to save."""
+    model = dataclasses.replace(SPLITTABLE, remat="full", remat_saves=("mlpwi",))
+    kinds = [(kind.remat, kind.remat_saves) for kind in recomputations(model)]
+    assert kinds[0] == ("full", ("mlpwi",)) and len(set(kinds)) == len(kinds)
+    assert {("none", ()), ("full", ()), ("full", sweep_module.PROJECTIONS)} < set(kinds)
 
 
 def test_half_a_row_is_no_batch() -> None:
