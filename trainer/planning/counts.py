@@ -83,7 +83,8 @@ class MemoryUse(NamedTuple):
     """CPU, TPU or GPU; None for an estimate from the trace."""
     compile_s: float | None = None
     out_of_memory: bool = False
-    """Whether the compiler gave up; everything but `needed_bytes` is then from the trace."""
+    """Whether the compiler gave up: then it says what it needs in all, and the rest is from the
+    trace."""
 
 
 class Counts(NamedTuple, Generic[T]):
@@ -172,14 +173,13 @@ class Compilation(NamedTuple):
         return cls(executable, text_of(executable, dump), platform, compile_s)
 
     def memory_of_failed(self, estimate: MemoryUse, argument_bytes: int) -> MemoryUse:
-        """Returns the estimate from the trace with the memory that the compiler requires."""
+        """Returns the estimate from the trace, its temporaries as the compiler requires them."""
         assert self.needed_bytes is not None
-        return estimate._replace(
-            needed_bytes=self.needed_bytes + argument_bytes,
-            compiled_for=self.compiled_for,
-            compile_s=self.compile_s,
-            out_of_memory=True,
-        )
+        needed_bytes = self.needed_bytes + argument_bytes
+        others = {cause: size for cause, size in estimate.bytes_by_cause.items()
+                  if cause != TEMPORARIES}  # fmt: skip
+        causes = others | {TEMPORARIES: max(0, needed_bytes - sum(others.values()))}
+        return MemoryUse(causes, needed_bytes, out_of_memory=True)
 
     def memory(self, bytes_by_cause: Mapping[str, int]) -> MemoryUse:
         needed_bytes = sum(bytes_by_cause.values())

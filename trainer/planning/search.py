@@ -119,7 +119,7 @@ class RankedLayout(NamedTuple):
         if self.measured_s is not None:
             return "steps"
         memory = self.plan.memory
-        return "trace" if memory.compiled_for is None or memory.out_of_memory else "compiler"
+        return "trace" if memory.compiled_for is None else "compiler"
 
     @property
     def step_s(self) -> float:

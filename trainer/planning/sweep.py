@@ -162,8 +162,12 @@ class MemorySaving(NamedTuple):
 
 
 def memory_savings(plan: StepPlan, layout: Layout) -> list[MemorySaving]:
-    """Lists settings that save memory, the largest saving first."""
+    """Lists settings that save memory, the largest saving first.
+
+    Traces say which share each saves of what the plan needs.
+    """
     base = plan_from_trace(plan.run, layout, dict(plan.mesh), plan.topology)
+    scale = plan.memory.needed_bytes / base.memory.needed_bytes
     savings = []
     shards = batch_shards(layout, plan.mesh)
     for setting, run in memory_variants(plan.run):
@@ -173,7 +177,7 @@ def memory_savings(plan: StepPlan, layout: Layout) -> list[MemorySaving]:
         saved_bytes = base.memory.needed_bytes - other.memory.needed_bytes
         if saved_bytes > 0:
             slower = other.step_s / base.step_s - 1 if other.step_s and base.step_s else 0.0
-            savings.append(MemorySaving(setting, saved_bytes, slower))
+            savings.append(MemorySaving(setting, round(scale * saved_bytes), slower))
     return sorted(savings, key=lambda saving: -saving.saved_bytes)
 
 

@@ -71,6 +71,11 @@ def plan_run(flags: PlanFlags) -> None:
         plan = best_plan(inputs, flags.analytic)
         figures = as_json(plan, inputs.layout)
         print_plan(plan, figures, title)
+        if plan.memory.out_of_memory:
+            print_note(
+                "The compiler refuses this program for lack of memory; its parts, traffic and "
+                "time are by the trace."
+            )
         if plan.fits is False:
             for saving in memory_savings(plan, inputs.layout):
                 print(saving)

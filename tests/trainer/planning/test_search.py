@@ -15,6 +15,7 @@ from tests.toys import optax_promotion
 from tests.trainer.planning.runs import DENSE, toy_run
 from trainer.checks import record_loss
 from trainer.planning.child import CompilerAborted
+from trainer.planning.counts import Compilation
 from trainer.planning.search import (
     RankedLayout,
     benchmark_layouts,
@@ -145,17 +146,18 @@ def test_what_cannot_fit_is_not_compiled_as_a_standard() -> None:
     assert too_large.name not in {ranked.name for ranked in shortlist(ranking, [], 3)}
 
 
-def test_a_time_beside_a_program_that_did_not_fit_is_that_of_the_trace() -> None:
+def test_a_program_that_the_compiler_refuses_is_no_compiled_one() -> None:
+    """It says how much memory it needs; parts add up to that, and times are by the trace."""
     ranked = ranked_layouts()[0]
-    memory = ranked.plan.memory._replace(compiled_for="TPU")
-    plans = {
-        out_of_memory: dataclasses.replace(
-            ranked.plan, memory=memory._replace(out_of_memory=out_of_memory)
-        )
-        for out_of_memory in (False, True)
-    }
-    assert ranked._replace(plan=plans[False]).basis == "compiler"
-    assert ranked._replace(plan=plans[True]).basis == "trace"
+    estimate, arguments = ranked.plan.memory, 10**9
+    refused = Compilation(None, None, "TPU", 58.0, needed_bytes=3 * 10**9)
+    memory = refused.memory_of_failed(estimate, arguments)
+    assert memory.needed_bytes == sum(memory.bytes_by_cause.values()) == 4 * 10**9
+    assert (memory.compiled_for, memory.compile_s, memory.out_of_memory) == (None, None, True)
+    plan = dataclasses.replace(ranked.plan, memory=memory)
+    assert ranked._replace(plan=plan).basis == "trace" and plan.fits is False
+    compiled = dataclasses.replace(ranked.plan, memory=estimate._replace(compiled_for="TPU"))
+    assert ranked._replace(plan=compiled).basis == "compiler"
 
 
 def test_a_search_goes_on_where_the_compiler_aborts() -> None:
