@@ -7,15 +7,12 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 
 from layouts.cost.collectives import Collective
-from layouts.cost.hardware import Chip
+from layouts.cost.hardware import PRODUCT_UTILISATION, Chip
 from layouts.cost.interconnect import Topology
 from layouts.cost.jaxpr_cost import OpCost
 from layouts.device_order import topology_devices
 from layouts.mesh import over_slices
 
-# The share of its peak that the matrix unit reaches in products of sizes that suit it: the Giant
-# Models guide, section 2.4, and GShard, section 5.2.  Only where no compiler says better.
-PRODUCT_UTILISATION = 0.85
 LOW_PRODUCT_UTILISATION = 0.5
 """The same at the slow end of the range of a plan that nothing has validated: on GPUs."""
 
@@ -96,7 +93,7 @@ def compute_s(chip: Chip, ops: Iterable[OpCost]) -> tuple[float, float]:
     """Returns seconds of products and of other operations, by FLOPs or by memory bandwidth."""
     products_s, other_s = 0.0, 0.0
     for op in ops:
-        flops_s = op.flops / chip.peak_of(op.dtype) / PRODUCT_UTILISATION
+        flops_s = op.flops / chip.peak_of(op.dtype) / chip.product_utilisation
         op_s = op.times * max(flops_s, op.bytes / chip.memory_bandwidth)
         products_s += op_s if op.flops else 0.0
         other_s += 0.0 if op.flops else op_s

@@ -21,7 +21,6 @@ from layouts.cost.dataflow import flops_by_kernel
 from layouts.cost.interconnect import Topology
 from layouts.cost.jaxpr_cost import CPU, TPU, CompilerTraits, OpCost
 from layouts.cost.step_time import (
-    PRODUCT_UTILISATION,
     Timing,
     add_up,
     compute_s,
@@ -252,7 +251,8 @@ def time_on_slice(
     elif counts.ops:
         products_s, other_s = compute_s(topology.chip, (*counts.ops, *counts.kernels))
     else:
-        products_s, other_s = counts.flops / topology.chip.peak_flops / PRODUCT_UTILISATION, 0.0
+        peak_flops = topology.chip.peak_flops
+        products_s, other_s = counts.flops / peak_flops / topology.chip.product_utilisation, 0.0
         memory_s = counts.read_bytes / topology.chip.memory_bandwidth
     memory_s = max(memory_s, 2 * counts.host_bytes / topology.chip.host_bandwidth)
     timing = add_up(topology, device_coords, sizes, counts.collectives, products_s, other_s)

@@ -7,10 +7,10 @@ import pytest
 
 from configs.errors import UserError
 from layouts.cost.collectives import Collective
-from layouts.cost.hardware import LINK_UTILISATION, NETWORK_BANDWIDTH
+from layouts.cost.hardware import LINK_UTILISATION, NETWORK_BANDWIDTH, PRODUCT_UTILISATION
 from layouts.cost.interconnect import GroupOnAxis, Topology
 from layouts.cost.jaxpr_cost import OpCost
-from layouts.cost.step_time import PRODUCT_UTILISATION, compute_s, coordinates, seconds
+from layouts.cost.step_time import compute_s, coordinates, seconds
 
 POD = Topology.named("v3:32x32")
 

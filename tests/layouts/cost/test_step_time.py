@@ -2,9 +2,10 @@
 
 import pytest
 
+from layouts.cost.hardware import PRODUCT_UTILISATION
 from layouts.cost.interconnect import Topology
 from layouts.cost.jaxpr_cost import OpCost
-from layouts.cost.step_time import PRODUCT_UTILISATION, Timing, compute_s
+from layouts.cost.step_time import Timing, compute_s
 
 CHIP = Topology.named("v3:2x2").chip
 

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from layouts.cost.collectives import Collective
+from layouts.cost.hardware import PRODUCT_UTILISATION
 from layouts.cost.interconnect import Topology
 from layouts.cost.jaxpr_cost import OpCost
-from layouts.cost.step_time import PRODUCT_UTILISATION
 from trainer.planning.counts import WorkCounts, excess_flops, time_on_slice
 
 SLICE = Topology.named("v3:1x1")
