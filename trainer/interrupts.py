@@ -1,5 +1,6 @@
 """Ends a run early: on a signal, or on a loss or gradient that is NaN or infinite."""
 
+import logging
 import math
 import os
 import signal
@@ -10,8 +11,11 @@ from typing import Any
 import numpy as np
 
 from configs.errors import RunError
+from trainer.optimizers.spikes import MAX_IN_ROW
 from trainer.processes import peers
 from trainer.processes.ending import handle
+
+logger = logging.getLogger(__name__)
 
 NAMES = {"loss": "loss", "grad_norm": "gradient norm"}
 
@@ -88,15 +92,23 @@ def check_finite(
 ) -> None:
     """Stops a run whose loss or gradient is NaN or infinite, naming what is needed to look into it.
 
-    After an update by such a gradient no weight is good, however finite the loss still was.
+    After an update by such a gradient no weight is good, however finite the loss still was.  Of
+    updates that `Run.skip_spikes` skips, it only warns until they are too many in a row.
     """
-    if math.isfinite(numbers["loss"]) and math.isfinite(numbers["grad_norm"]):
+    rows = f"Rows of that batch: {', '.join(map(str, row_ids))}."
+    if 0 < (in_row := numbers.get("skipped", 0)) <= MAX_IN_ROW:
+        norm = f"the gradient norm is {numbers['grad_norm']:.3g}"
+        logger.warning("Step %d: skipped, %s; %d in a row.  %s", step, norm, int(in_row), rows)
+        return
+    is_finite = math.isfinite(numbers["loss"]) and math.isfinite(numbers["grad_norm"])
+    if is_finite and not in_row:
         return
     what = "loss" if not math.isfinite(numbers["loss"]) else "grad_norm"
     good = last_good()
+    skipped = f"  {in_row:.0f} updates in a row were skipped." if in_row else ""
     raise NotFinite(
-        f"The {NAMES[what]} of step {step} is {numbers[what]}.\n"
-        f"  Rows of that batch: {', '.join(map(str, row_ids))}.\n"
+        f"The {NAMES[what]} of step {step} is {numbers[what]}.{skipped}\n"
+        f"  {rows}\n"
         f"  Last good checkpoint: {'none was saved yet' if good is None else f'step {good}'}.",
         step,
     )

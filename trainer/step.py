@@ -19,6 +19,7 @@ from layouts.shards import mesh_axes, spec_of
 from models.api import Batch, Model, Params
 from models.loss import Criterion, LossSums, source_token_weight
 from trainer.optimizers.optimizer import OptimizerSpec
+from trainer.optimizers.spikes import skip_spikes
 from trainer.run import Run
 
 logger = logging.getLogger(__name__)
@@ -39,9 +40,12 @@ class TrainStepSpec:
     steps: int
     seed: int
     microbatches: int = 1
+    skip_spikes: float | None = None
 
     def transform(self) -> optax.GradientTransformation:
-        return self.optimizer.transform(self.steps, self.model.weights(), self.model.layout)
+        weights, layout = self.model.weights(), self.model.layout
+        transform = self.optimizer.transform(self.steps, weights, layout)
+        return transform if self.skip_spikes is None else skip_spikes(transform, self.skip_spikes)
 
     def without_padding(self) -> "TrainStepSpec":
         """Returns the same without padding: what could be padded is replicated."""
@@ -79,6 +83,7 @@ def train_step_spec(run: Run, layout: Layout) -> TrainStepSpec:
         steps=run.steps,
         seed=run.seed,
         microbatches=run.microbatches,
+        skip_spikes=run.skip_spikes,
     )
 
 
@@ -146,7 +151,10 @@ def train_step(step_spec: TrainStepSpec, state: State, batch: Batch) -> tuple[St
     }
     if sums.loads:
         metrics["loads"] = sums.loads
-    return step_spec.update(state, gradients, sums.loads), metrics
+    state = step_spec.update(state, gradients, sums.loads)
+    if step_spec.skip_spikes is not None:
+        metrics["skipped"] = state["opt_state"].in_row
+    return state, metrics
 
 
 def add_microbatches(

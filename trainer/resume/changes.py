@@ -23,7 +23,7 @@ FREE = ("Run.steps", "Run.checkpoint_every", "Run.log_every", "Run.stall_minutes
 FREE_PREFIXES = ("Run.keep_", "Run.evaluate_")
 # Settings that change how the weights develop, and neither what they are nor the order of the data.
 OVERRIDABLE = ("Run.batch_sequences", "Run.label_smoothing", "Run.z_loss", "Run.r_drop",
-               "Run.best_by", "Run.bleu_sentences")  # fmt: skip
+               "Run.best_by", "Run.bleu_sentences", "Run.skip_spikes")  # fmt: skip
 
 
 def check_changes(title: str, saved: Run, run: Run, *, override: bool) -> list[Change]:
@@ -39,8 +39,15 @@ def check_changes(title: str, saved: Run, run: Run, *, override: bool) -> list[C
         and not _needs_override(change)
     ]
     if not refused and opt_state_shapes(saved) != opt_state_shapes(run):
-        of_optimizer = [c for c in changes if issubclass(_spec_of(c), OptimizerSpec)]
-        refused = [c for c in of_optimizer if not isinstance(c.new, ScheduleSpec)]
+        refused = [
+            change
+            for change in changes
+            if change.name == "Run.skip_spikes"
+            or (
+                issubclass(_spec_of(change), OptimizerSpec)
+                and not isinstance(change.new, ScheduleSpec)
+            )
+        ]
     waiting = [] if override else [c for c in changes if _needs_override(c) and c not in refused]
     if not refused and not waiting:
         return changes
