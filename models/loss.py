@@ -266,7 +266,7 @@ def _backward(layout: Layout, axes: str, softmax_VD: Array, x: Array, dlogits: A
     dlogits = dlogits.astype(x.dtype)
     if spec_of(softmax_VD).reduced:
         product = functools.partial(layout.einsum, f"{axes},VD->{axes[:2]}V", x)
-        (dsoftmax_VD,) = jax.vjp(product, softmax_VD)[1](dlogits)
+        (dsoftmax_VD,) = jax.linear_transpose(product, softmax_VD)(dlogits)
         dsoftmax_DV = layout.reshard(dsoftmax_VD.T, "DV", stored=True)
     else:
         # The narrow operand is the one to transpose: XLA's CPU backend would take the wide one.

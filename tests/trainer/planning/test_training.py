@@ -69,6 +69,18 @@ def test_trace_and_compiler_send_the_same_along_each_mesh_axis(name: str) -> Non
     assert compiled_bytes == pytest.approx(traced_bytes, rel=0.1)
 
 
+@pytest.mark.parametrize("name", ["data_parallel", "data_and_model_parallel", "fsdp"])
+def test_microbatches_compute_no_product_twice(name: str) -> None:
+    """Nor does the trace have logits, most of the FLOPs here, that the compiler leaves out."""
+    layout, once = layout_named(name), toy_run(dataclasses.replace(DENSE, layers=1, vocab=512))
+    with optax_promotion():
+        flops, several = (
+            trace_step(run, layout, make_mesh(layout)).cost.flops
+            for run in (once, dataclasses.replace(once, microbatches=2))
+        )
+    assert several == pytest.approx(flops, rel=0.01)
+
+
 @pytest.mark.parametrize("name", ["data_parallel", "data_and_model_parallel", "sequence_parallel"])
 def test_gradients_of_microbatches_cross_devices_once_a_step(name: str) -> None:
     """Those of scales, a hundredth of the bytes, cross once a microbatch."""
