@@ -208,11 +208,16 @@ class DecodePlan(ProgramPlan):
         """Sums the bytes of the cache on all devices."""
         return self.devices * self.step.array_bytes["cache"]
 
-    @property
+    @functools.cached_property
     def model_flops(self) -> int:
-        """Counts the FLOPs of all outputs that the model needs, nothing computed twice."""
-        one_device = dict.fromkeys(self.mesh, 1)
-        return self.step.output_flops(self.step.work_on(one_device))
+        """Counts the FLOPs of all outputs that the model needs, nothing computed twice.
+
+        On one device: elsewhere the trace has the shapes of a device where experts are exchanged.
+        """
+        run = dataclasses.replace(self.step.run, model=self.step.run.model.active)
+        layout = Layout(mesh="one:1", rules="")
+        step = trace_decode(run, layout, slice_mesh({"one": 1}, self.topology), self.step.shape)
+        return step.output_flops(step.work)
 
     @property
     def executed_flops(self) -> int:

@@ -15,6 +15,7 @@ from models.decoding.beam import Beam
 from models.decoding.generate import Search
 from models.decoding.sampling import Sampling
 from models.feed_forward.moe.layer import Moe
+from models.feed_forward.moe.routing import TopK
 from models.parts import Block
 from models.positions.relative import Relative
 from models.positions.sinusoidal import Sinusoidal
@@ -113,6 +114,24 @@ def test_products_and_cache_are_those_of_the_model() -> None:
     assert plan.cache_bytes == pytest.approx(keys_and_values, rel=0.01)
     assert plan.memory.bytes_by_cause["cache"] == pytest.approx(keys_and_values / 8, rel=0.01)
     assert plan.fits is None and plan.output_s is None  # nobody said what the devices are
+
+
+@pytest.mark.parametrize("name", ["whole", "data_parallel", "expert_and_model_parallel"])
+def test_model_flops_of_experts_are_those_of_the_dense_model_of_their_width(name: str) -> None:
+    layout, router, width = layout_named(name), TopK(k=3), 20
+    moe = Moe(experts=16, router=router, d_ff=width)
+    models = (
+        dataclasses.replace(DENSE, pattern=(Block(feed_forward=moe),)),
+        dataclasses.replace(DENSE, d_ff=router.k * width),
+    )
+    experts, dense = (
+        plan_decode(step, None, estimate_decode(step)).model_flops
+        for step in (
+            trace_decode(run_of(model), layout, make_mesh(layout), shape_of(model, Beam(WIDTH)))
+            for model in models
+        )
+    )
+    assert experts == dense
 
 
 def test_weights_of_8_bits_are_a_quarter_of_those_in_float32() -> None:
