@@ -118,7 +118,8 @@ class WarmupStableDecay(ScheduleSpec):
                 f"WarmupStableDecay.decay_from = {self.decay_from}: the run ends at Run.steps = "
                 f"{steps}.  Legal: a step before, or None."
             )
+        first = max(first, self.warmup_steps)
         warmup = linear_schedule(0.0, self.peak, self.warmup_steps)
         final = self.peak * self.final_fraction
         decay = linear_schedule(self.peak, final, max(1, steps - first))
-        return join_schedules([warmup, decay], [max(first, self.warmup_steps)])
+        return join_schedules([warmup, decay], [first])

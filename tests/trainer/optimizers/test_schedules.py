@@ -35,6 +35,8 @@ SCHEDULES = [
     (WarmupStableDecay(peak=0.5, warmup_steps=50, decay_from=400, final_fraction=0.2), 800,
      {25: 0.25, 51: 0.5, 400: 0.5, 600: 0.3, 800: 0.1}),
     (WarmupStableDecay(peak=0.5, warmup_steps=50), 20, {1: 0.01, 20: 0.2}),
+    (WarmupStableDecay(peak=0.5, warmup_steps=50, decay_from=20), 60,
+     {20: 0.2, 50: 0.5, 55: 0.25, 60: 0.0}),
 ]  # fmt: skip
 
 
