@@ -192,19 +192,42 @@ def prefill(
     begins_B = inputs.begins_B
     if begins_B is None:
         begins_B = jnp.full((rows,), inputs.begin_id, jnp.int32)
-    begin_Bl = layout.reshard(begins_B[:, None], "Bl")
-    tokens_Bl = jnp.concatenate([begin_Bl, layout.reshard(inputs.prompts_BL, "Bl")], axis=1)
-    last_Bl = layout.iota("Bl", tokens_Bl.shape, "l") == inputs.prompt_lengths_B[:, None]
-    last_B = jnp.sum(jnp.where(last_Bl, tokens_Bl, 0), axis=1, dtype=jnp.int32)
-    slot_Bm = layout.iota("Bm", (rows, cache_length), "m")
-    mask_Bm = slot_Bm < inputs.prompt_lengths_B[:, None]
+    lengths_B = inputs.prompt_lengths_B
+    tokens_Bl, last_B = begun_prompts(layout, inputs.prompts_BL, lengths_B, begins_B)
+    mask_Bm = layout.iota("Bm", (rows, cache_length), "m") < lengths_B[:, None]
     if prompt:
-        position_Bl = layout.iota("Bl", (rows, prompt), "l")
-        mask_Blm = (slot_Bm[:, None, :] <= position_Bl[:, :, None]) & mask_Bm[:, None, :]
-        self_Blm = slot_Bm[:, None, :] == position_Bl[:, :, None]
         start = jnp.zeros((), jnp.int32)
-        cache, _ = model_step(cache, tokens_Bl[:, :prompt], position_Bl, mask_Blm | self_Blm, start)
+        cache, _ = feed_prompt(layout, model_step, cache, tokens_Bl[:, :prompt], mask_Bm, start)
     return last_B, cache, mask_Bm
+
+
+def begun_prompts(
+    layout: Layout, prompts_BL: Array, lengths_B: Array, begins_B: Array
+) -> tuple[Array, Array]:
+    """Returns the begin token and the prompt of each row, and the last token of these."""
+    begin_Bl = layout.reshard(begins_B[:, None], "Bl")
+    tokens_Bl = jnp.concatenate([begin_Bl, layout.reshard(prompts_BL, "Bl")], axis=1)
+    last_Bl = layout.iota("Bl", tokens_Bl.shape, "l") == lengths_B[:, None]
+    return tokens_Bl, jnp.sum(jnp.where(last_Bl, tokens_Bl, 0), axis=1, dtype=jnp.int32)
+
+
+def feed_prompt(
+    layout: Layout,
+    model_step: ModelStep,
+    cache: Cache,
+    tokens_Bl: Array,
+    mask_Bm: Array,
+    start: Array,
+) -> tuple[Cache, Array]:
+    """Feeds the tokens of prompts from position `start` on; returns the logits after each.
+
+    The mask says which slots of the cache hold a token of the prompt.
+    """
+    slot_Bm = layout.iota("Bm", mask_Bm.shape, "m")
+    position_Bl = start + layout.iota("Bl", tokens_Bl.shape, "l")
+    mask_Blm = (slot_Bm[:, None, :] <= position_Bl[:, :, None]) & mask_Bm[:, None, :]
+    self_Blm = slot_Bm[:, None, :] == position_Bl[:, :, None]
+    return model_step(cache, tokens_Bl, position_Bl, mask_Blm | self_Blm, start)
 
 
 def text_ends(

@@ -18,7 +18,7 @@ from layouts.axes import letters_of
 from layouts.layout import Layout
 from layouts.shards import spec_of
 from models.api import Cache, Decodable, step_layout
-from models.decoding.generate import DecodeInputs, is_end, prefill
+from models.decoding.generate import begun_prompts, feed_prompt, is_end, log_probabilities
 from models.decoding.sampling import (
     LOWEST_TEMPERATURE,
     Chosen,
@@ -31,6 +31,8 @@ from models.decoding.sampling import (
 Array = jax.Array
 FEW_CANDIDATES = 64
 """Tokens that are ranked where no text samples from more of them."""
+SCORED_POSITIONS = 256
+"""Positions of a prompt whose logits are in memory at a time."""
 
 
 class SlotSettings(NamedTuple):
@@ -74,6 +76,13 @@ class Slots(NamedTuple):
     settings: SlotSettings
 
 
+class Candidates(NamedTuple):
+    """Holds the likeliest tokens in each place, and their log-probabilities at temperature 1."""
+
+    tokens_BTU: Array
+    log_p_BTU: Array
+
+
 class NewTokens(NamedTuple):
     """Holds new tokens of each slot, and their log-probabilities at temperature 1.
 
@@ -82,6 +91,17 @@ class NewTokens(NamedTuple):
 
     tokens_BT: Array
     log_p_BT: Array
+    candidates: Candidates | None
+
+
+class PromptScores(NamedTuple):
+    """Holds the log-probabilities of the tokens of prompts, by chunks of their positions.
+
+    Entries after the end of a prompt are undefined.
+    """
+
+    log_p_NBT: Array
+    candidates: Candidates | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,6 +114,8 @@ class SlotDecoder:
     stop_ids: tuple[int, ...]
     max_steps: int = 1
     """The maximum number of steps of one call."""
+    candidates: int | None = None
+    """How many of the likeliest tokens are returned in each place; None scores no prompts."""
 
     def start(self, prepared: Any) -> Slots:
         """Returns empty slots."""
@@ -119,21 +141,40 @@ class SlotDecoder:
             ),
         )
 
-    def read(self, prepared: Any, joining: Joining) -> tuple[Cache, Array]:
-        """Reads prompts, all in one pass: returns their cache, and the last token of each."""
+    def read(self, prepared: Any, joining: Joining) -> tuple[Cache, Array, PromptScores | None]:
+        """Reads prompts: returns their cache, the last token of each, and any scores.
+
+        A prompt is read in one pass; where it is scored, some positions at a time.
+        """
         rows, length = joining.prompts_BL.shape
-        cache = self.model.init_cache(prepared, None, rows, length)
+        layout, lengths_B = step_layout(self.model.layout), joining.prompt_lengths_B
+        positions = length if self.candidates is None else min(length, SCORED_POSITIONS)
+        chunks = -(-length // positions)
         model_step = functools.partial(self.model.step, prepared)
-        inputs = DecodeInputs(
-            prompts_BL=joining.prompts_BL,
-            prompt_lengths_B=joining.prompt_lengths_B,
-            seeds_B=joining.settings.seeds_B,
-            max_new_tokens_B=joining.settings.max_new_tokens_B,
-            begins_B=joining.begins_B,
-        )
-        layout = step_layout(self.model.layout)
-        last_B, cache, _ = prefill(layout, model_step, cache, inputs, length)
-        return cache, last_B
+        tokens_Bl, last_B = begun_prompts(layout, joining.prompts_BL, lengths_B, joining.begins_B)
+        tokens_Bl = jnp.pad(tokens_Bl, ((0, 0), (0, chunks * positions - length)))
+        mask_Bm = layout.iota("Bm", (rows, chunks * positions), "m") < lengths_B[:, None]
+
+        def feed(cache: Cache, start: Array) -> tuple[Cache, PromptScores | None]:
+            chunk_Bl = jax.lax.dynamic_slice_in_dim(tokens_Bl, start, positions + 1, axis=1)
+            fed_Bl, targets_BWL = chunk_Bl[:, :-1], chunk_Bl[:, None, 1:]
+            cache, logits_BLV = feed_prompt(layout, model_step, cache, fed_Bl, mask_Bm, start)
+            if self.candidates is None:
+                return cache, None
+            log_p_BWL = log_probabilities(layout, logits_BLV[:, None], targets_BWL)
+            return cache, PromptScores(log_p_BWL[:, 0], self.rank(layout, logits_BLV))
+
+        cache = self.model.init_cache(prepared, None, rows, chunks * positions)
+        cache, scores = jax.lax.scan(feed, cache, positions * jnp.arange(chunks))
+        return cache, last_B, scores
+
+    def rank(self, layout: Layout, logits_BLV: Array) -> Candidates | None:
+        """Returns the likeliest tokens in each place, if any are wanted."""
+        if not self.candidates:
+            return None
+        logit_BLU, token_BLU = layout.top_k(logits_BLV, self.candidates, "BLV")
+        log_z_BL = layout.reshard(jax.nn.logsumexp(logits_BLV, axis=-1), "BL")
+        return Candidates(token_BLU, logit_BLU - log_z_BL[:, :, None])
 
     def join(self, slots: Slots, joining: Joining, cache: Cache, last_B: Array) -> Slots:
         """Puts texts whose prompts are read into slots."""
@@ -167,18 +208,24 @@ class SlotDecoder:
         step_BT = layout.iota("BT", (self.slots, self.max_steps), "T")
 
         def add(step: Array, carry: tuple[Slots, NewTokens]) -> tuple[Slots, NewTokens]:
-            slots, token_B, log_p_B = self.step(prepared, carry[0])
-            new_tokens = NewTokens(
-                jnp.where(step_BT == step, token_B[:, None], carry[1].tokens_BT),
-                jnp.where(step_BT == step, log_p_B[:, None], carry[1].log_p_BT),
-            )
-            return slots, new_tokens
+            slots, new_tokens = self.step(prepared, carry[0])
+            now_BT = step_BT == step
 
-        nothing = NewTokens(jnp.zeros_like(step_BT), jnp.zeros_like(step_BT, float))
+            def put(new: Array, old: Array) -> Array:
+                return jnp.where(now_BT if old.ndim == 2 else now_BT[:, :, None], new, old)
+
+            return slots, jax.tree.map(put, new_tokens, carry[1])
+
+        candidates = None
+        if self.candidates:
+            shape = (*step_BT.shape, self.candidates)
+            zeros_BTU = layout.reshard(jnp.zeros(shape, jnp.int32), "BTU")
+            candidates = Candidates(zeros_BTU, jnp.zeros_like(zeros_BTU, float))
+        nothing = NewTokens(jnp.zeros_like(step_BT), jnp.zeros_like(step_BT, float), candidates)
         return jax.lax.fori_loop(0, count, add, (slots, nothing))
 
-    def step(self, prepared: Any, slots: Slots) -> tuple[Slots, Array, Array]:
-        """Adds one token to each text; returns these, and their log-probabilities."""
+    def step(self, prepared: Any, slots: Slots) -> tuple[Slots, NewTokens]:
+        """Adds one token to each text; returns these."""
         layout, length = step_layout(self.model.layout), self.cache_length
         index_BM = layout.iota("BM", (self.slots, length), "M")
         back_BM = (slots.cache_index - index_BM) % length
@@ -204,7 +251,8 @@ class SlotDecoder:
             steps_B=slots.steps_B + 1,
             running_B=running_B,
         )
-        return slots, token_B, log_p_B
+        candidates = self.rank(layout, logits_BWV)
+        return slots, NewTokens(token_B[:, None], log_p_B[:, None], candidates)
 
     def choose(self, layout: Layout, logits_BWV: Array, slots: Slots) -> tuple[Array, Array]:
         """Chooses the next token of each text as `Sampling` does; returns its log-probability.

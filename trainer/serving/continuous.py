@@ -5,9 +5,12 @@ import time
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
-from models.decoding.slots import NewTokens
+import jax
+import numpy as np
+
+from models.decoding.slots import NewTokens, PromptScores
 from trainer.multihost import fetched
-from trainer.serving.service import Job, NoFiniteScore, ServedWeights, Service
+from trainer.serving.service import Job, NoFiniteScore, Ranked, ServedWeights, Service
 from trainer.serving.slot_engine import MAX_STEPS, SlotEngine, SlotSize
 
 
@@ -50,15 +53,20 @@ class ContinuousService(Service):
         self.engine.set_weights(weights.params)
 
     def advance(self, jobs: Sequence[Job]) -> None:
+        scored = [job for job in jobs if not job.request.max_new_tokens]
+        jobs = [job for job in jobs if job.request.max_new_tokens]
         self._fit(jobs)
         free = [slot for slot in range(self.engine.size.slots) if slot not in self._running]
         joining = dict(zip(free, jobs, strict=False))
-        self.engine.join(joining)
+        # What is only scored gets no slot.
+        prompts = self.engine.join(joining | dict(enumerate(scored, self.engine.slots)))
         self._running |= joining
         self._left |= {slot: job.request.max_new_tokens for slot, job in joining.items()}
         before, self._dispatched = self._dispatched, self._dispatch()
         if before is not None:
             self._read(before)
+        for prompt in prompts:
+            self._read_prompts(*prompt)
 
     def _fit(self, joining: Sequence[Job]) -> None:
         """Makes room for what the jobs have in the cache after the next call; may move them."""
@@ -78,7 +86,8 @@ class ContinuousService(Service):
         if not self._running:
             return None
         start_s, steps, size = time.monotonic(), self.engine.steps, self.engine.size
-        dispatched = StepsInFlight(self.engine.advance(), steps, size, {**self._running}, start_s)
+        new_tokens = self.engine.advance(self._running.values())
+        dispatched = StepsInFlight(new_tokens, steps, size, {**self._running}, start_s)
         self.counts.steps += steps
         for slot in dispatched.jobs:
             self._left[slot] -= steps
@@ -91,33 +100,59 @@ class ContinuousService(Service):
 
     def _read(self, dispatched: StepsInFlight) -> None:
         """Waits for the tokens of a call, and hands them to their jobs."""
-        columns = fetched(dispatched.new_tokens)
+        columns = fetched(jax.tree.leaves(dispatched.new_tokens))
         # The call began when it was dispatched, or when the one before it was done.
         start_s = max(dispatched.start_s, self._last_read_s)
         self._last_read_s = time.monotonic()
         self.engine.note_call(dispatched.size, dispatched.steps, self._last_read_s - start_s)
-        tokens_BT, log_p_BT = (column[:, : dispatched.steps].tolist() for column in columns)
+        tokens_BT, log_p_BT, *candidates = (column[:, : dispatched.steps] for column in columns)
         changed = []
         for slot, job in dispatched.jobs.items():
             if job.is_done:
                 continue
-            for token, log_p in zip(tokens_BT[slot], log_p_BT[slot], strict=True):
+            likeliest = ranked(job, dispatched.steps, [column[slot] for column in candidates])
+            new = zip(tokens_BT[slot].tolist(), log_p_BT[slot].tolist(), likeliest, strict=True)
+            for token, log_p, best in new:
                 if not job.is_done:
-                    self._add(job, token, log_p)
+                    self._add(job, token, log_p, best)
             if job.streams or job.is_done:
                 changed.append(job)
         if changed:
             self.notify(changed)
 
-    def _add(self, job: Job, token: int, log_probability: float) -> None:
+    def _read_prompts(self, jobs: Sequence[Job], scores: PromptScores) -> None:
+        """Waits for the scores of prompts; ends the jobs that add no token to them."""
+        columns = fetched(jax.tree.leaves(scores))
+        log_p_BT, *candidates = (np.concatenate([*column], axis=1) for column in columns)
+        unscored = 0 if self.engine.vocab.reads_begin else 1
+        for row, job in enumerate(jobs):
+            length = max(len(job.request.prompt) - unscored, 0)
+            job.prompt_log_probabilities = log_p_BT[row, :length].tolist()
+            job.prompt_likeliest = ranked(job, length, [x[row, :length] for x in candidates])
+            if not np.isfinite(log_p_BT[row, :length]).all():
+                job.failure = NoFiniteScore()
+            elif not job.request.max_new_tokens:
+                job.finish = "length"
+        self.notify([job for job in jobs if job.is_done])
+
+    def _add(self, job: Job, token: int, log_probability: float, likeliest: Ranked) -> None:
         if not math.isfinite(log_probability):
             job.failure = NoFiniteScore()
             return
         job.log_probabilities.append(log_probability)
+        job.likeliest.append(likeliest)
         self.counts.new_tokens += 1
         if token in self.engine.vocab.stop_ids:
-            job.finish = "stop"
+            job.end_id, job.finish = token, "stop"
             return
         job.tokens.append(token)
         if len(job.tokens) == job.request.max_new_tokens:
             job.finish = "length"
+
+
+def ranked(job: Job, places: int, candidates: Sequence[np.ndarray]) -> list[Ranked]:
+    """Returns the likeliest tokens that a job wants in each place, given them and their scores."""
+    if not (candidates and job.candidates):
+        return [[]] * places
+    pairs = zip(*(column[:, : job.candidates].tolist() for column in candidates), strict=True)
+    return [[*zip(*pair, strict=True)] for pair in pairs]

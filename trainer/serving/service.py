@@ -19,6 +19,9 @@ from trainer.decoding.decoder import Request, TokenHypothesis
 logger = logging.getLogger(__name__)
 Finish = Literal["stop", "length"]
 GREEDY = Sampling(temperature=0)
+MAX_CANDIDATES = 20  # that of the completions of OpenAI's compatible servers
+Ranked = list[tuple[int, float]]
+"""The likeliest tokens in one place, with their log-probabilities at temperature 1."""
 
 
 class QueueFull(Exception):
@@ -49,6 +52,17 @@ class Job:
     """New tokens, without the end."""
     log_probabilities: list[float] = dataclasses.field(default_factory=list)
     """Of the tokens, and of the end where there is one."""
+    candidates: int = 0
+    """How many of the likeliest tokens are wanted in each place, at most MAX_CANDIDATES."""
+    likeliest: list[Ranked] = dataclasses.field(default_factory=list)
+    """In the places of the tokens, and of the end where there is one."""
+    end_id: int | None = None
+    """The token that ended the text, if one did."""
+    scores_prompt: bool = False
+    """Whether the prompt is scored."""
+    prompt_log_probabilities: list[float] = dataclasses.field(default_factory=list)
+    """Of its tokens; without the first one where the model reads no begin token before it."""
+    prompt_likeliest: list[Ranked] = dataclasses.field(default_factory=list)
     hypotheses: list[TokenHypothesis] = dataclasses.field(default_factory=list)
     """Texts of a beam search, the best first."""
     finish: Finish | None = None

@@ -7,7 +7,7 @@ the running texts need.  Texts move when they no longer fit, or need much less f
 import logging
 import math
 import time
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -17,10 +17,17 @@ from jax.typing import DTypeLike
 
 from data.vocab import Vocab
 from models.api import Decodable
-from models.decoding.slots import Joining, NewTokens, SlotDecoder, Slots, SlotSettings
+from models.decoding.slots import (
+    Joining,
+    NewTokens,
+    PromptScores,
+    SlotDecoder,
+    Slots,
+    SlotSettings,
+)
 from trainer.decoding.decoder import SHORTEST, Request, row_shards, rows_of, split_begins
 from trainer.memory import check_cache_memory
-from trainer.serving.service import Job
+from trainer.serving.service import MAX_CANDIDATES, Job
 
 logger = logging.getLogger(__name__)
 JOINING_TOKENS = 256
@@ -78,9 +85,14 @@ class SlotEngine:
             caches = [jax.eval_shape(self.decoder(size).start, weights).cache for size in sizes]
             check_cache_memory(weights, caches, mesh)
 
-    def decoder(self, size: SlotSize) -> SlotDecoder:
+    def decoder(self, size: SlotSize, candidates: int | None = None) -> SlotDecoder:
         """Returns what runs slots of a size."""
-        return SlotDecoder(self.model, *size, self.vocab.stop_ids, MAX_STEPS)
+        return SlotDecoder(self.model, *size, self.vocab.stop_ids, MAX_STEPS, candidates)
+
+    def candidates_of(self, jobs: Iterable[Job]) -> int:
+        """Returns how many tokens are ranked for jobs: one of few numbers to compile."""
+        wanted = max((job.candidates for job in jobs), default=0)
+        return min(wanted if wanted <= 1 else MAX_CANDIDATES, self.vocab.size)
 
     def compiled(
         self, about: str, key: Hashable, function: Callable[..., Any], *args: Any, **options: Any
@@ -164,21 +176,33 @@ class SlotEngine:
         self.steps = self._steps_of(size)
         return {slot: index for index, slot in enumerate(running)}
 
-    def join(self, jobs: Mapping[int, Job]) -> None:
-        """Puts the requests of jobs into slots, by slot."""
-        by_length: dict[int, list[int]] = {}
+    def join(self, jobs: Mapping[int, Job]) -> list[tuple[list[Job], PromptScores]]:
+        """Puts the requests of jobs into slots, by slot; from `slots` on, they are only scored.
+
+        Returns jobs with the scores of their prompts, by row.
+        """
+        groups: dict[tuple[int, int | None], list[int]] = {}
         for slot, job in jobs.items():
-            by_length.setdefault(self.prompt_length(len(job.request.prompt)), []).append(slot)
-        for length, slots in by_length.items():
+            candidates = self.candidates_of([job]) if job.scores_prompt else None
+            key = (self.prompt_length(len(job.request.prompt)), candidates)
+            groups.setdefault(key, []).append(slot)
+        scored = []
+        for (length, candidates), slots in groups.items():
             while slots:
                 rows = next_rows(len(slots), self.joining_rows(length))
-                self._put({slot: jobs[slot] for slot in slots[:rows]}, rows, length)
+                chosen = {slot: jobs[slot] for slot in slots[:rows]}
+                scores = self._put(chosen, rows, length, candidates)
+                if scores is not None:
+                    scored.append(([*chosen.values()], scores))
                 slots = slots[rows:]
+        return scored
 
-    def advance(self) -> NewTokens:
-        """Adds `steps` tokens to each text."""
+    def advance(self, jobs: Iterable[Job] = ()) -> NewTokens:
+        """Adds `steps` tokens to each text, with the candidates that these jobs want."""
+        candidates = self.candidates_of(jobs)
         self._slots, new_tokens = self.compiled(
-            f"steps of {self.size}", ("steps", self.size), self.decoder(self.size).steps,
+            f"steps of {self.size}", ("steps", self.size, candidates),
+            self.decoder(self.size, candidates).steps,
             self._weights, self._slots, np.int32(self.steps), donate_argnums=1,
         )  # fmt: skip
         return new_tokens
@@ -194,8 +218,10 @@ class SlotEngine:
     def _steps_of(self, size: SlotSize) -> int:
         return min(max(int(CALL_S / self._step_s.get(size, math.inf)), 1), MAX_STEPS)
 
-    def _put(self, jobs: Mapping[int, Job], rows: int, length: int) -> None:
-        """Puts requests, padded to `rows` rows of a length, into slots."""
+    def _put(
+        self, jobs: Mapping[int, Job], rows: int, length: int, candidates: int | None = None
+    ) -> PromptScores | None:
+        """Puts requests, padded to `rows` rows of a length, into slots; may score the prompts."""
         unused = rows - len(jobs)
         filled = [*jobs.values(), *[Job(Request([], 1))] * unused]
         samplings = [job.sampling for job in filled]
@@ -230,15 +256,18 @@ class SlotEngine:
         by_field: dict[str, Any] = dict.fromkeys(Joining._fields, by_row)
         shardings = Joining(**by_field | {"prompts_BL": of_prompts})
         size, about = self.size, f"{rows} x {length} tokens of prompts"
-        cache, last_B = self.compiled(
-            f"a pass over {about}", ("read", rows, length), self.decoder(size).read,
+        cache, last_B, scores = self.compiled(
+            f"a pass over {about}", ("read", rows, length, candidates),
+            self.decoder(size, candidates).read,
             self._weights, joining, in_shardings=(None, shardings),
         )  # fmt: skip
-        self._slots = self.compiled(
-            f"the entry of {about} to {size}", ("join", rows, length, size),
-            self.decoder(size).join, self._slots, joining, cache, last_B,
-            in_shardings=(None, shardings, None, None), donate_argnums=0,
-        )  # fmt: skip
+        if min(jobs, default=0) < size.slots:
+            self._slots = self.compiled(
+                f"the entry of {about} to {size}", ("join", rows, length, size, scores is None),
+                self.decoder(size).join, self._slots, joining, cache, last_B,
+                in_shardings=(None, shardings, None, None), donate_argnums=0,
+            )  # fmt: skip
+        return scores
 
 
 def powers(base: int, first: int, last: int) -> list[int]:

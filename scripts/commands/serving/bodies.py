@@ -5,6 +5,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from trainer.serving.service import MAX_CANDIDATES
+
 LARGEST_SEED = 2**63 - 1
 LARGEST_K = 2**31 - 1
 LARGEST_TEMPERATURE = 1_000_000  # every token is as likely as another long before it
@@ -97,7 +99,10 @@ class CompletionBody(SamplingBody):
     prompt: (
         Text | Tokens | Annotated[list[Text | Tokens], Field(min_length=1, max_length=MAX_CHOICES)]
     ) = Field(description=f"a text or its tokens, or a list of 1 to {MAX_CHOICES} of them")
-    logprobs: int | None = Field(None, ge=0, le=0, description="0, for those of the new tokens")
+    max_tokens: int | None = Field(None, ge=0, description="an integer of at least 0")
+    logprobs: int | None = Field(
+        None, ge=0, le=MAX_CANDIDATES, description=f"an integer from 0 to {MAX_CANDIDATES}"
+    )
     echo: bool = Field(False, description="true or false")
 
     @property

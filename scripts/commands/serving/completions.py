@@ -78,18 +78,40 @@ class CompletionForm:
         """Returns what a text adds to a choice of a stream."""
         logprobs = None
         if self.body.logprobs is not None and choice.is_done:
-            tokens = choice.job.tokens[: choice.new_tokens]
-            logprobs = {
-                "tokens": self.vocab.pieces(tokens),
-                "token_logprobs": choice.job.log_probabilities[: len(tokens)],
-                "top_logprobs": None,
-                "text_offset": None,
-            }
+            logprobs = self.logprobs(choice)
         return {
             "index": choice.index,
             "text": choice.text.prompt_text + text if self.body.echo and first else text,
             "logprobs": logprobs,
             "finish_reason": choice.finish,
+        }
+
+    def logprobs(self, choice: AnswerChoice) -> dict[str, Any]:
+        """Returns the log-probabilities of all tokens, also of the end where there is one."""
+        job = choice.job
+        ends = [] if job.end_id is None or choice.text.is_stopped else [job.end_id]
+        tokens = [*job.tokens[: choice.new_tokens], *ends]
+        log_p: list[float | None] = [*job.log_probabilities[: len(tokens)]]
+        likeliest = job.likeliest[: len(tokens)]
+        sent = self.body.prompts[choice.index // self.body.n]
+        prompt = choice.text.prompt if isinstance(sent, str) else sent
+        if self.body.echo and prompt:
+            scored = slice(len(job.prompt_log_probabilities) - len(prompt) + 1, None)
+            tokens = [*prompt, *tokens]
+            log_p = [None, *job.prompt_log_probabilities[scored], *log_p]
+            likeliest = [[], *job.prompt_likeliest[scored], *likeliest]
+        pieces, top = self.vocab.pieces(tokens), list[dict[str, float] | None]()
+        for piece, own, ranked in zip(pieces, log_p, likeliest, strict=True):
+            # Of tokens that are written alike, the likeliest counts, and the text's own most.
+            names = self.vocab.pieces(token for token, _ in reversed(ranked))
+            values = (value for _, value in reversed(ranked))
+            best = dict(zip(names, values, strict=True))
+            top.append(None if own is None else {**best, piece: own})
+        return {
+            "tokens": pieces,
+            "token_logprobs": log_p,
+            "top_logprobs": top if self.body.logprobs else None,
+            "text_offset": None,
         }
 
 
@@ -121,8 +143,8 @@ async def complete(request: Request) -> Response:
     served = served_decoder(request)
     body = await read_body(request, CompletionBody, served)
     served.check_name(body.model)
-    if body.echo and body.logprobs is not None:
-        raise bad_field("echo", True, "false with logprobs: only new tokens have them")
+    if body.max_tokens == 0 and not body.echo:
+        raise bad_field("max_tokens", 0, "at least 1, or 0 with echo, to score the prompt")
 
     vocab, prompts = served.vocabs.target, list[ServedPrompt]()
 
@@ -132,10 +154,17 @@ async def complete(request: Request) -> Response:
                 [ids] = vocab.encode([served.run.task.prompt(prompt)])
                 prompts.append(ServedPrompt("prompt", prompt, ids))
             elif all(0 <= token < vocab.size for token in prompt):
-                prompts.append(ServedPrompt("prompt", prompt, prompt))
+                begins = vocab.reads_begin and prompt[0] == vocab.begin_id  # it is read anyway
+                prompts.append(ServedPrompt("prompt", prompt, prompt[1:] if begins else prompt))
             else:
                 raise bad_field("prompt", prompt, f"tokens from 0 to {vocab.size - 1:,}")
-        return choices_of(prompts, body, served, DEFAULT_MAX_TOKENS)
+        choices = choices_of(prompts, body, served, DEFAULT_MAX_TOKENS)
+        for choice in choices:
+            choice.job.candidates = body.logprobs or 0
+            choice.job.scores_prompt = body.max_tokens == 0 or (
+                body.echo and body.logprobs is not None
+            )
+        return choices
 
     check_count(len(body.prompts), "prompt", body.prompt, body, served)
     form = CompletionForm(body, vocab)
@@ -203,7 +232,9 @@ def choices_of(
     default_max_tokens: int,
 ) -> list[AnswerChoice]:
     """Makes the jobs of a request, with the seeds that `decode` gives the lines of a file."""
-    max_tokens = body.max_tokens or served.options.max_tokens or default_max_tokens
+    max_tokens = body.max_tokens
+    if max_tokens is None:
+        max_tokens = served.options.max_tokens or default_max_tokens
     if body.min_tokens > max_tokens:
         raise bad_field("min_tokens", body.min_tokens, f"an integer from 0 to {max_tokens}")
     seed = secrets.randbits(31) if body.seed is None else body.seed
@@ -229,10 +260,9 @@ def room_for(prompt: ServedPrompt, body: SamplingBody, max_length: int) -> int:
     """Returns how many new tokens fit behind a prompt; refuses to make more."""
     length = len(prompt.ids)
     room = max_length - length
-    if room < 1:
-        raise bad_field(
-            prompt.field, prompt.value, f"at most {max_length - 1} tokens, not {length}"
-        )
+    longest = max_length - (body.max_tokens != 0)
+    if length > longest:
+        raise bad_field(prompt.field, prompt.value, f"at most {longest} tokens, not {length}")
     if body.max_tokens is not None and body.max_tokens > room:
         legal = f"1 to {room} tokens for a prompt of {length}"
         raise bad_field("max_tokens", body.max_tokens, legal)

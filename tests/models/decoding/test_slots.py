@@ -10,10 +10,12 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from jax.sharding import NamedSharding
 
 from layouts.layout import Layout
 from layouts.mesh import make_mesh
+from models.decoding import slots
 from models.decoding.generate import BEGIN, END, DecodeInputs, generate
 from models.decoding.sampling import Sampling
 from models.decoding.slots import Joining, SlotDecoder, SlotSettings
@@ -21,6 +23,7 @@ from models.precision import Precision
 from models.transformer import Transformer, TransformerModel
 from tests.models.decoding.test_generate import DECODER, EXPERTS, LENGTHS, NEW, PROMPTS, weights
 from tests.toys import WHOLE
+from trainer.decoding.score import token_losses
 
 SLOTS, CACHE, PADDED, TOGETHER, MAX_STEPS = 4, 13, 5, 2, 3
 SEARCHES = (
@@ -62,6 +65,21 @@ def expected(spec: Transformer, search: Sampling, row: int) -> Text:
     return Text(tokens[:length], float(output.log_probability_BW[0, 0]))
 
 
+def forward(spec: Transformer, text: np.ndarray) -> np.ndarray:
+    """Log-probabilities of all tokens in each place of a text, as `score` computes them."""
+    rows = 64  # one for each token
+    inputs = np.array([BEGIN, *text[:-1]], np.int32)
+    batch = {
+        "inputs_BL": np.tile(inputs, (rows, 1)),
+        "targets_BL": np.tile(np.arange(rows, dtype=np.int32)[:, None], (1, len(text))),
+        "positions_BL": np.tile(np.arange(len(text), dtype=np.int32), (rows, 1)),
+        "segments_BL": np.ones((rows, len(text)), np.int32),
+    }
+    with jax.set_mesh(make_mesh(WHOLE)):
+        params = jax.tree.map(jnp.asarray, weights(spec))
+        return -np.asarray(token_losses(TransformerModel(spec, WHOLE), params, batch)).T
+
+
 READ = jax.jit(SlotDecoder.read, static_argnums=0)
 JOIN = jax.jit(SlotDecoder.join, static_argnums=0, donate_argnums=1)
 RESIZE = jax.jit(SlotDecoder.resize, static_argnums=0)
@@ -87,8 +105,8 @@ class Batch:
         self.texts: dict[int, Text] = {}
         self.rows = dict[int, int]()
 
-    def join(self, rows: dict[int, int], searches: Sequence[Sampling]) -> None:
-        """Puts rows into slots, by slot."""
+    def joining(self, rows: dict[int, int], searches: Sequence[Sampling]) -> Joining:
+        """What puts rows into slots, by slot."""
         slots = [*rows, *[99] * (TOGETHER - len(rows))]
         filled = [*rows.values(), *[0] * (TOGETHER - len(rows))]
         chosen = [searches[row] for row in filled]
@@ -104,16 +122,20 @@ class Batch:
             vector([search.top_k or 0 for search in chosen]),
             vector([search.top_p or 1 for search in chosen], np.float32),
         )
-        joining = Joining(
+        return Joining(
             vector(slots),
             self.put(PROMPTS[filled], "Bl"),
             vector([LENGTHS[row] for row in filled]),
             vector([BEGIN] * TOGETHER),
             settings,
         )
+
+    def join(self, rows: dict[int, int], searches: Sequence[Sampling]) -> None:
+        """Puts rows into slots, by slot."""
+        joining = self.joining(rows, searches)
         with jax.set_mesh(self.mesh):
-            prompts = READ(self.decoder, self.prepared, joining)
-            self.slots = JOIN(self.decoder, self.slots, joining, *prompts)
+            cache, last_B, _ = READ(self.decoder, self.prepared, joining)
+            self.slots = JOIN(self.decoder, self.slots, joining, cache, last_B)
         self.rows |= rows
         self.texts |= {row: Text([], 0.0) for row in rows.values()}
 
@@ -132,7 +154,7 @@ class Batch:
     def advance(self, steps: int) -> None:
         with jax.set_mesh(self.mesh):
             self.slots, new = STEPS(self.decoder, self.prepared, self.slots, steps)
-        tokens_BT, gains_BT = jax.device_get(new)
+        tokens_BT, gains_BT, _ = jax.device_get(new)
         for slot, row in [*self.rows.items()]:
             for token, gain in zip(tokens_BT[slot][:steps], gains_BT[slot][:steps], strict=True):
                 tokens, total = self.texts[row]
@@ -189,6 +211,45 @@ def check(
         alone = expected(spec, searches[row], row)
         assert tokens == alone.tokens, row
         np.testing.assert_allclose(log_probability, alone.log_probability, rtol=1e-4)
+
+
+def test_prompts_are_scored_in_chunks_under_every_layout(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one pass over the whole text scores them, with the likeliest tokens in each place."""
+    monkeypatch.setattr(slots, "SCORED_POSITIONS", 2)
+    rows = [0, 2]
+    for spec, layout in ((DECODER, WHOLE), (EXPERTS, SPLIT)):
+        batch = Batch(spec, layout)
+        batch.decoder = dataclasses.replace(batch.decoder, candidates=3)
+        with jax.set_mesh(batch.mesh):
+            joining = batch.joining(dict(enumerate(rows)), SEARCHES[:1] * 8)
+            cache, last_B, scores = READ(batch.decoder, batch.prepared, joining)
+            batch.slots = JOIN(batch.decoder, batch.slots, joining, cache, last_B)
+        assert scores.log_p_NBT.shape == (3, 2, 2) and scores.candidates is not None
+        log_p_BT, top_BTU, top_log_p_BTU = (
+            np.concatenate([*jax.device_get(x)], axis=1)
+            for x in (scores.log_p_NBT, *scores.candidates)
+        )
+        for index, row in enumerate(rows):
+            length = LENGTHS[row]
+            prompt = PROMPTS[row, :length]
+            expected_LV = forward(spec, prompt)
+            own = expected_LV[np.arange(length), prompt]
+            np.testing.assert_allclose(log_p_BT[index, :length], own, atol=1e-4)
+            best = -np.sort(-expected_LV)[:, :3]
+            np.testing.assert_allclose(top_log_p_BTU[index, :length], best, atol=1e-4)
+            order = np.take_along_axis(expected_LV, top_BTU[index, :length], axis=1)
+            np.testing.assert_allclose(order, best, atol=1e-4)
+        # The texts go on as if their prompts were only read, and their new tokens are ranked.
+        with jax.set_mesh(batch.mesh):
+            _, new = STEPS(batch.decoder, batch.prepared, batch.slots, 2)
+        tokens_BT, gains_BT, (top_BTU, top_log_p_BTU) = jax.device_get(new)
+        for index, row in enumerate(rows):
+            first = expected(spec, SEARCHES[0], row).tokens[:2]
+            assert [*tokens_BT[index, : len(first)]] == first
+            assert [*top_BTU[index, : len(first), 0]] == first  # greedy
+            np.testing.assert_array_equal(
+                top_log_p_BTU[index, : len(first), 0], gains_BT[index, : len(first)]
+            )
 
 
 def test_a_step_copies_no_cache() -> None:
