@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Self, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -269,6 +269,12 @@ class TransformerModel(NetworkModel[Network]):
         return dataclasses.replace(self, layout=layout).network(params), batch
 
     @property
+    def unrounded(self) -> Self:
+        """Returns the model with the products of decoding, which rounds no operands."""
+        precision = dataclasses.replace(self.spec.precision, products="compute")
+        return dataclasses.replace(self, spec=dataclasses.replace(self.spec, precision=precision))
+
+    @property
     def runs_stages(self) -> bool:
         return bool(stage_axes(self.layout))
 
@@ -332,7 +338,7 @@ class TransformerModel(NetworkModel[Network]):
         }
 
     def hidden(self, params: Params, batch: Batch) -> tuple[Layout, Batch, Array, Array]:
-        network, batch = self.pad_rows(params, batch)
+        network, batch = self.unrounded.pad_rows(params, batch)
         x_BLD = network(batch, drop_tokens=False)[0] * self.spec.logit_scale
         return network.layout, batch, x_BLD, network.output_weights()
 
@@ -353,7 +359,7 @@ class TransformerModel(NetworkModel[Network]):
 
     def decoding_network(self, prepared: Params) -> Network:
         """Returns the network of `step`; its layers and output weights are shapes alone."""
-        graph, state = nnx.split(self.with_layout(step_layout(self.layout)).abstract())
+        graph, state = nnx.split(self.unrounded.with_layout(step_layout(self.layout)).abstract())
         shapes = nnx.to_pure_dict(state)
         weights = shapes | {"embed_VD": prepared[OUTPUT]} | prepared
         del weights[OUTPUT]

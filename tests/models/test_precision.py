@@ -23,7 +23,7 @@ from models.loss import CROSS_ENTROPY
 from models.parts import Block
 from models.positions.rotary import Rotary
 from models.precision import Precision, is_rounded, name_of, quantize_weights
-from models.transformer import Transformer, TransformerModel
+from models.transformer import SOURCE_ARRAYS, Transformer, TransformerModel
 from tests.models.decoding.test_generate import (
     APART,
     BEAM,
@@ -36,7 +36,7 @@ from tests.models.decoding.test_generate import (
     SAMPLED,
     decoded,
 )
-from tests.toys import FLOAT64, ROUND_OFF, WHOLE, packed_rows
+from tests.toys import FLOAT64, ROUND_OFF, WHOLE, packed_rows, pair_rows
 
 GATED = Moe(experts=16, d_ff=24, expert=Mlp(gated=True), shared_d_ff=32)
 LATENT = dataclasses.replace(
@@ -118,6 +118,27 @@ def test_no_layout_changes_rounded_products(name: str) -> None:
 def test_rounded_products_change_the_loss_a_little(products: str) -> None:
     loss, plain = (loss_and_gradients("decoder", each)[0] for each in (products, "compute"))
     assert ROUND_OFF * plain < abs(loss - plain) < 1e-3 * plain
+
+
+def test_decoding_and_scoring_round_no_products() -> None:
+    """Nor does the encoder, whose layers run as in training."""
+    rounded, plain = (
+        dataclasses.replace(PAIR, precision=Precision(products=products)).model(WHOLE)
+        for products in ("int8", "compute")
+    )
+    batch = pair_rows([[5, 3], [8]], [[4, 2], [6]], PAIR.length, PAIR.vocab)
+    with jax.set_mesh(make_mesh(WHOLE)):
+        params = plain.init(jax.random.key(0))
+        source = {name: array for name, array in batch.items() if name in SOURCE_ARRAYS}
+        caches, losses = (
+            [compute(model) for model in (rounded, plain)]
+            for compute in (
+                lambda model: model.init_cache(model.prepare(params), source, 2, 4),
+                lambda model: model.token_losses(params, batch),
+            )
+        )
+    jax.tree.map(np.testing.assert_array_equal, *caches)
+    np.testing.assert_array_equal(*losses)
 
 
 def test_products_with_weights_of_layers_are_rounded() -> None:
