@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from configs.errors import UserError
 from configs.spec import Count, Positive, spec
 from layouts.axes import Axis
 from layouts.layout import Layout
@@ -52,6 +53,13 @@ class ConvNet(ModelSpec):
     """Added to the mean square in all norms."""
     precision: Precision = Precision()
     """Types of stored weights and of computation."""
+
+    def __post_init__(self) -> None:
+        if self.precision.products != "compute":
+            raise UserError(
+                f"Precision.products = {self.precision.products!r}: @ConvNet() rounds no "
+                "products.  Legal: 'compute'."
+            )
 
     @property
     def array_shapes(self) -> dict[str, tuple[int | None, ...]]:

@@ -344,10 +344,14 @@ def equation(op_name: str) -> str:
 
     >>> equation("jit(train_step)/transpose(jvp(bd,dj->bj))/dot_general")
     'bd,dj->bj'
+    >>> equation("jit(train_step)/transpose(jvp(embed/scatter-add))")
+    'scatter-add'
     >>> equation(r"state[\'params\'][\'norm\'][\'scale_D\']")
     'state/params/norm/scale_D'
     """
     name = op_name.removesuffix("/dot_general").rpartition("/")[2]
+    closing = max(0, name.count(")") - name.count("("))  # of transforms of several scopes
+    name = name[: len(name) - closing]
     while wrapped := re.fullmatch(r"(?:jvp|transpose)\((.*)\)", name):
         name = wrapped[1]
     return re.sub(r"\[\\?'([^'\\]*)\\?'\]", r"/\1", name)

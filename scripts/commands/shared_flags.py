@@ -37,7 +37,10 @@ Languages = Annotated[
 ]
 Topology = Annotated[
     str | None,
-    Flag("Plans for TPUs that this machine does not have, such as v3:32x32.", metavar="KIND:SIZES"),
+    Flag(
+        "Plans for TPUs or GPUs that this machine does not have, as in v3:32x32 or h100:4x8.",
+        metavar="KIND:SIZES",
+    ),
 ]
 Beam = Annotated[
     int | None,

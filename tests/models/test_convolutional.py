@@ -203,3 +203,8 @@ def test_a_search_of_layouts_splits_images() -> None:
 def test_a_network_of_images_continues_no_text() -> None:
     with pytest.raises(UserError, match=r"@ConvNet\(\): it continues no text.*evaluate"):
         SPEC.model(WHOLE).prepare({})
+
+
+def test_products_of_8_bits_are_refused() -> None:
+    with pytest.raises(UserError, match="@ConvNet\\(\\) rounds no products"):
+        dataclasses.replace(SPEC, precision=dataclasses.replace(FLOAT64, products="int8"))

@@ -107,7 +107,7 @@ class WarmupStableDecay(ScheduleSpec):
     """Step after which the rate decays until the last one, such as that of a checkpoint. None:
     by decay_fraction."""
     final_fraction: Fraction = 0.0
-    """Share of the peak that remains at the last step."""
+    """Share of the peak that would remain at the update after the last."""
 
     def rate_of_update(self, steps: int) -> Schedule:
         from optax import join_schedules, linear_schedule
@@ -121,5 +121,5 @@ class WarmupStableDecay(ScheduleSpec):
         first = max(first, self.warmup_steps)
         warmup = linear_schedule(0.0, self.peak, self.warmup_steps)
         final = self.peak * self.final_fraction
-        decay = linear_schedule(self.peak, final, max(1, steps - first))
+        decay = linear_schedule(self.peak, final, max(1, steps + 1 - first))
         return join_schedules([warmup, decay], [first])

@@ -59,7 +59,7 @@ def describe_abort(exit_code: int | None, log: str) -> str:
     """Describes the end of a process in one line.
 
     >>> describe_abort(-6, "F1123 02:59:01.5 7 a.cc:9] Check failed: x > 0").partition("  ")[0]
-    'the TPU compiler aborts (SIGABRT): Check failed: x > 0'
+    'the compiler aborts (SIGABRT): Check failed: x > 0'
     """
     name = f"exit code {exit_code}"
     if exit_code is not None and exit_code < 0:
@@ -69,7 +69,7 @@ def describe_abort(exit_code: int | None, log: str) -> str:
     reasons = FATAL.findall(log)
     reason = f": {brief(reasons[-1].strip(), 300)}" if reasons else "."
     return (
-        f"the TPU compiler aborts ({name}){reason}  "
+        f"the compiler aborts ({name}){reason}  "
         "Choose another slice, layout or batch, or add --analytic."
     )
 

@@ -81,8 +81,8 @@ class Moe(FeedForward):
         return self.d_ff or sizes.d_ff
 
     def active(self, sizes: Sizes) -> FeedForward:
-        width = self.router.choices * self.width(sizes) + (self.shared_d_ff or 0)
-        return ActiveExperts(expert=self.expert, width=width)
+        width = self.router.mean_experts * self.width(sizes) + (self.shared_d_ff or 0)
+        return ActiveExperts(expert=self.expert, width=round(width))
 
     def build(self, sizes: Sizes, layout: Layout, weights: Weights) -> "MoeLayer":
         return MoeLayer(self, sizes, layout, weights)

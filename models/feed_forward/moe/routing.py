@@ -71,6 +71,11 @@ class Router:
         raise NotImplementedError
 
     @property
+    def mean_experts(self) -> float:
+        """Returns how many experts compute a token, in the mean, if none drops any."""
+        return self.choices
+
+    @property
     def causal(self) -> bool:
         """Returns whether a token's experts depend on no later token."""
         return True
@@ -237,6 +242,10 @@ class ExpertChoice(Router):
     @property
     def choices(self) -> int:
         return self.mean_choices
+
+    @property
+    def mean_experts(self) -> float:
+        return self.mean_choices * self.capacity_factor
 
     @property
     def causal(self) -> bool:

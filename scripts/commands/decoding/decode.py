@@ -182,16 +182,24 @@ class DecodeJob:
 
     def settings(self, steps: Sequence[int]) -> dict[str, Any]:
         """Returns everything that the output follows from."""
-        return {
-            "input": fingerprint(self.lines),
-            "model_dir": str(self.flags.model.model_dir),
-            "steps": [*steps],
-            "average": self.flags.model.average,
-            "weights": self.flags.model.weights,
-            "nbest": self.flags.nbest,
-            "format": self.flags.written_format,
-            **dataclasses.asdict(self.flags.search),
-        }
+        weights, precision = (
+            self.flags.model.weights,
+            [setting for setting in self.flags.model.gin_param if "Precision." in setting],
+        )
+        changed = {"weights": weights} if weights != "stored" else {}
+        return (
+            changed
+            | ({"gin_param": precision} if precision else {})
+            | {
+                "input": fingerprint(self.lines),
+                "model_dir": str(self.flags.model.model_dir),
+                "steps": [*steps],
+                "average": self.flags.model.average,
+                "nbest": self.flags.nbest,
+                "format": self.flags.written_format,
+                **dataclasses.asdict(self.flags.search),
+            }
+        )
 
     def decode(self, left: Sequence[int]) -> Iterator[list[tuple[int, list[Hypothesis]]]]:
         """Yields, batch by batch, some of the lines with the texts that are written."""

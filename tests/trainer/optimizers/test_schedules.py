@@ -31,12 +31,12 @@ SCHEDULES = [
     (Constant(peak=0.5, warmup_steps=50), 1000, {1: 0.01, 25: 0.25, 50: 0.5, 999: 0.5}),
     (Constant(peak=0.5), 1000, {1: 0.5, 2: 0.5, 1000: 0.5}),
     (WarmupStableDecay(peak=0.5, warmup_steps=50), 1000,
-     {1: 0.01, 50: 0.5, 900: 0.5, 950: 0.25, 1000: 0.0}),
+     {1: 0.01, 50: 0.5, 900: 0.5, 950: 0.5 * 51 / 101, 1000: 0.5 / 101, 1001: 0.0}),
     (WarmupStableDecay(peak=0.5, warmup_steps=50, decay_from=400, final_fraction=0.2), 800,
-     {25: 0.25, 51: 0.5, 400: 0.5, 600: 0.3, 800: 0.1}),
+     {25: 0.25, 51: 0.5, 400: 0.5, 600: 0.5 - 0.4 * 200 / 401, 801: 0.1}),
     (WarmupStableDecay(peak=0.5, warmup_steps=50), 20, {1: 0.01, 20: 0.2}),
     (WarmupStableDecay(peak=0.5, warmup_steps=50, decay_from=20), 60,
-     {20: 0.2, 50: 0.5, 55: 0.25, 60: 0.0}),
+     {20: 0.2, 50: 0.5, 55: 0.5 * 6 / 11, 60: 0.5 / 11, 61: 0.0}),
 ]  # fmt: skip
 
 
@@ -65,7 +65,7 @@ def inverse_sqrt(peak: float, warmup: int) -> Callable[[Any], Any]:
         (Constant(peak=0.3, warmup_steps=6), optax.warmup_constant_schedule(0.0, 0.3, 6)),
         (WarmupStableDecay(peak=0.3, warmup_steps=6, decay_fraction=0.25),
          optax.join_schedules([optax.warmup_constant_schedule(0.0, 0.3, 6),
-                               optax.linear_schedule(0.3, 0.0, 10)], [30])),
+                               optax.linear_schedule(0.3, 0.0, 11)], [30])),
     ],
     ids=lambda x: type(x).__name__,
 )  # fmt: skip

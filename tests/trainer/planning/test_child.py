@@ -27,7 +27,7 @@ def test_a_result_and_an_error_come_back() -> None:
 
 
 def test_an_abort_becomes_one_line() -> None:
-    with pytest.raises(CompilerAborted, match=r"^the TPU compiler aborts \(SIGABRT\)\.  Choose"):
+    with pytest.raises(CompilerAborted, match=r"^the compiler aborts \(SIGABRT\)\.  Choose"):
         in_child(os.abort)
 
 
@@ -42,9 +42,9 @@ def test_an_abort_of_the_tpu_compiler_ends_no_test() -> None:
 def test_a_line_gives_the_reason() -> None:
     log = "W1123 02:59:01 7 a.cc:9] Slow\nF1123 02:59:01 7 a.cc:9] Check failed: x > 0\n  @ 0x7f\n"
     text = describe_abort(-11, log)
-    assert text.startswith("the TPU compiler aborts (SIGSEGV): Check failed: x > 0  ")
+    assert text.startswith("the compiler aborts (SIGSEGV): Check failed: x > 0  ")
     assert "\n" not in text
-    assert describe_abort(-9, "").startswith("the TPU compiler aborts (SIGKILL, as where memory")
+    assert describe_abort(-9, "").startswith("the compiler aborts (SIGKILL, as where memory")
 
 
 def children(pid: int) -> list[int]:

@@ -166,7 +166,7 @@ def test_a_search_goes_on_where_the_compiler_aborts() -> None:
 
     def compile_plan(layout: Layout) -> StepPlan:
         if layout == ranking[1].layout:
-            raise CompilerAborted("the TPU compiler aborts (SIGABRT).")
+            raise CompilerAborted("the compiler aborts (SIGABRT).")
         return next(ranked.plan for ranked in ranking if ranked.layout == layout)
 
     compiled = compile_layouts([slow, ranking[1], fast], ranking[3:], compile_plan)
