@@ -238,6 +238,11 @@ class Layout:
         """Repeats x along new axes; the result is placed as these letters say."""
         return jax.lax.broadcast_in_dim(x, shape, dimensions, out_sharding=self.place(axes))
 
+    def zeros(self, shape: tuple[int, ...], axes: str, dtype: DTypeLike) -> Array:
+        """Makes zeros, and their padding, that are never on one device as a whole."""
+        zero = jnp.zeros((), dtype)
+        return self.broadcast_in_dim(zero, self.padded_shape(axes, shape), (), axes)
+
     def cumsum(self, x: Array, axes: str) -> Array:
         """Returns running sums along the last axis, which is whole."""
         return self.auto_axes(lambda x: jnp.cumsum(x, axis=-1), axes)(x)

@@ -53,7 +53,7 @@ class Rounded(abc.ABC):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Quantized(Rounded):
-    """Holds numbers of 8 bits and their scale, which has size 1 where they share it."""
+    """Holds numbers of 8 bits, and their scale, which has size 1 along the axes that share it."""
 
     values: Array
     scale: Array
@@ -105,7 +105,7 @@ class Quantized(Rounded):
 
 
 def quantize(array: Array, summed: Collection[int], rounding: Rounding = "int8") -> Quantized:
-    """Rounds an array to 8 bits; what shares all but the summed axes shares a scale."""
+    """Rounds an array to 8 bits, with one scale for all entries along the summed axes."""
     wide = array.astype(float)
     top = jnp.max(jnp.abs(wide), axis=tuple(summed), keepdims=True)
     top = jnp.where(top < SMALLEST, 1, top)

@@ -107,7 +107,7 @@ class ModelSpec:
         return self
 
     def masked_flops(self, length: int) -> float:
-        """Counts FLOPs of the forward pass of a row between tokens that attention masks always."""
+        """Counts the FLOPs of a row's forward pass between tokens that attention always masks."""
         return 0.0
 
     def attention_choices(self, layout: Layout, lengths: Mapping[str, int]) -> dict[str, str]:

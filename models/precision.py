@@ -13,7 +13,7 @@ from models.api import Model, Params
 Tree = TypeVar("Tree")
 StoredWeights = Literal["stored", "int8"]
 KEPT = ("router_DE", "positions_LD")
-"""Small weights that are never quantized: products of routers are in float32."""
+"""Small weights that are never quantized: routers, whose products are in float32, and positions."""
 FloatType = Literal["float32", "bfloat16", "float16", "float64"]
 
 

@@ -221,9 +221,9 @@ class TransformerSpec(Sizes):
         )
 
     def masked_flops(self, length: int) -> float:
-        """Counts the keys after each token of a decoder, half of all, and those before its window.
+        """Counts those of keys after a token of the decoder, as half of all, and before its window.
 
-        Half, as Megatron-LM, torchtitan and, since July 2025, MaxText count: the diagonal too.
+        Megatron-LM, torchtitan and, since July 2025, MaxText count half; the diagonal is less.
         """
         flops = 0.0
         for block in self.blocks:

@@ -95,17 +95,18 @@ def check_finite(
     After an update by such a gradient no weight is good, however finite the loss still was.  Of
     updates that `Run.skip_spikes` skips, it only warns until they are too many in a row.
     """
-    rows = f"Rows of that batch: {', '.join(map(str, row_ids))}."
-    if 0 < (in_row := numbers.get("skipped", 0)) <= MAX_IN_ROW:
-        norm = f"the gradient norm is {numbers['grad_norm']:.3g}"
-        logger.warning("Step %d: skipped, %s; %d in a row.  %s", step, norm, int(in_row), rows)
-        return
+    in_row = int(numbers.get("skipped", 0))
     is_finite = math.isfinite(numbers["loss"]) and math.isfinite(numbers["grad_norm"])
     if is_finite and not in_row:
         return
+    rows = f"Rows of that batch: {', '.join(map(str, row_ids))}."
+    if 0 < in_row <= MAX_IN_ROW:
+        norm = f"the gradient norm is {numbers['grad_norm']:.3g}"
+        logger.warning("Step %d: skipped, %s; %d in a row.  %s", step, norm, in_row, rows)
+        return
     what = "loss" if not math.isfinite(numbers["loss"]) else "grad_norm"
     good = last_good()
-    skipped = f"  {in_row:.0f} updates in a row were skipped." if in_row else ""
+    skipped = f"  {in_row} updates in a row were skipped." if in_row else ""
     raise NotFinite(
         f"The {NAMES[what]} of step {step} is {numbers[what]}.{skipped}\n"
         f"  {rows}\n"

@@ -50,8 +50,8 @@ class Run:
     If this model has experts and that one has none, each expert starts as a copy of the dense
     layer."""
     skip_spikes: Positive | None = None
-    """Skips an update whose gradient norm exceeds this many times its moving average, or is no
-    number; a run that skips ten in a row stops. Such as 5. None: no update is skipped."""
+    """Skips an update whose gradient norm exceeds this many times its moving average (for example
+    5), or is not finite; a run that skips more than ten in a row stops. None: skips no update."""
     label_smoothing: Fraction = 0.0
     """Share of each target's probability that is spread evenly over the vocabulary."""
     z_loss: NotNegative = 0.0

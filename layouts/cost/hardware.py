@@ -6,7 +6,7 @@ from typing import NamedTuple
 import jax
 
 GIB = 2**30
-PRODUCT_UTILISATION = 0.85
+PRODUCT_UTILISATION = 0.85  # of the peak of most chips
 
 
 class Chip(NamedTuple):
@@ -46,8 +46,8 @@ class Chip(NamedTuple):
     def product_utilisation(self) -> float:
         """Returns the share of the peak that products reach whose sizes suit the matrix units.
 
-        The Giant Models guide, section 2.4, and GShard, section 5.2.  The compiler for v6e expects
-        61 to 87 % in four large products, in the mean 72 %.
+        The Giant Models guide, section 2.4, and GShard, section 5.2.  For v6e, the mean of what its
+        compiler expects of four products (docs/planning.md).
         """
         return 0.72 if self.kind == "TPU v6 lite" else PRODUCT_UTILISATION
 

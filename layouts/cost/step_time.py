@@ -14,7 +14,7 @@ from layouts.device_order import topology_devices
 from layouts.mesh import over_slices
 
 LOW_PRODUCT_UTILISATION = 0.5
-"""The same at the slow end of the range of a plan that nothing has validated: on GPUs."""
+"""The share of the peak that products reach at the slow end of the range of a plan for GPUs."""
 
 
 @dataclasses.dataclass(frozen=True)

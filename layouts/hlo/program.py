@@ -223,17 +223,20 @@ class CompiledText:
         if instruction.opcode != "fusion":
             return sum(operands) + instruction.bytes
         body = self.computations[called(instruction)[0]]
+        operands_of = {user.name: viewed(user, body) for user in body.values()}
         written_bytes = instruction.bytes
         for parameter in body.values():
             if parameter.opcode != "parameter":
                 continue
-            uses = [user for user in body.values() if parameter.name in viewed(user, body)]
-            if not uses or any(viewed(user, body)[0] != parameter.name for user in uses):
+            uses = [user for user in body.values() if parameter.name in operands_of[user.name]]
+            if not uses or any(operands_of[user.name][0] != parameter.name for user in uses):
                 continue
+            number = parameter.number_in_parentheses
+            assert number is not None, parameter.rest
             if all(user.opcode in SLICING for user in uses):
-                operands[parameter.number_in_parentheses or 0] = sum(user.bytes for user in uses)
+                operands[number] = sum(user.bytes for user in uses)
             elif all(user.opcode == "dynamic-update-slice" for user in uses):
-                operands[parameter.number_in_parentheses or 0] = 0
+                operands[number] = 0
                 update_bytes = sum(body[user.operands[1]].bytes for user in uses)
                 written_bytes += update_bytes - parameter.bytes
         return sum(operands) + max(written_bytes, 0)

@@ -132,9 +132,7 @@ class LatentAttention(nnx.Module):
 
     def init_cache(self, rows: int, length: int, memory_BMD: Array | None) -> Cache:
         def empty(width: int) -> Array:
-            shape = self.layout.padded_shape("BMr", (rows, length, width))
-            zero = jnp.zeros((), self.sizes.precision.compute)
-            return self.layout.broadcast_in_dim(zero, shape, (), "BMr")
+            return self.layout.zeros((rows, length, width), "BMr", self.sizes.precision.compute)
 
         return {"latent_BMR": empty(self.spec.latent), "rotated_BMP": empty(self.spec.rotated)}
 

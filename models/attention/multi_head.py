@@ -168,9 +168,8 @@ class MultiHeadAttention(nnx.Module):
 
     def init_cache(self, rows: int, length: int, memory_BMD: Array | None) -> Cache:
         sizes = self.sizes.sizes
-        shape = self.layout.padded_shape("BJMK", (rows, sizes["J"], length, sizes["K"]))
-        zero = jnp.zeros((), self.sizes.precision.compute)
-        empty_BJMK = self.layout.broadcast_in_dim(zero, shape, (), "BJMK")
+        shape = (rows, sizes["J"], length, sizes["K"])
+        empty_BJMK = self.layout.zeros(shape, "BJMK", self.sizes.precision.compute)
         return {"keys_BJMK": empty_BJMK, "values_BJMK": empty_BJMK}
 
     def out(self, y_BJQLK: Array) -> Array:

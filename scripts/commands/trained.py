@@ -13,7 +13,7 @@ from layouts.mesh import batch_shards, make_mesh
 from models.decoding.generate import Search
 from scripts.commands import common
 from scripts.commands.common import round_up, rows_of_group
-from scripts.commands.shared_flags import CheckpointFlags, StoredModelFlags
+from scripts.commands.shared_flags import CheckpointFlags
 from scripts.terminal import print_note
 from trainer import checks
 from trainer.checkpoints.manager import Checkpoints
@@ -27,7 +27,7 @@ from trainer.traces import DecodeShape, trace_generate
 
 @contextlib.contextmanager
 def trained_models(
-    flags: StoredModelFlags,
+    flags: CheckpointFlags,
     trace_fns: Callable[[Run], Sequence[TraceFn]] = lambda run: (),
     *,
     drop_tokens: bool = False,
@@ -52,10 +52,9 @@ def trained_models(
     ):
         print_note(warning)
     note_layout(layout, mesh, origins)
-    weights = flags.weights if isinstance(flags, CheckpointFlags) else "stored"
     with (
         checks.explained_errors(fitting, layout, sizes, origins, *trace_fns(fitting)),
-        ModelRestorer(flags.model_dir, run, layout, weights) as models,
+        ModelRestorer(flags.model_dir, run, layout, flags.weights) as models,
     ):
         yield models
 

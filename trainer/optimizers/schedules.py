@@ -93,8 +93,8 @@ class Constant(ScheduleSpec):
 class WarmupStableDecay(ScheduleSpec):
     """Warms up linearly, keeps the peak, and decays linearly at the end.  Hu et al. 2024 (MiniCPM).
 
-    Before the decay the rate does not depend on the number of steps, so a run can go on, and a copy
-    of it can decay from any of its checkpoints.
+    Before the decay the rate does not depend on the number of steps, so a run can go on, while
+    copies of it decay from their newest checkpoint.
     """
 
     peak: Positive = 1e-3

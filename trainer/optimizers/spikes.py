@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import optax
 
 DECAY = 0.99  # of the mean norm
-FIRST_UPDATES = 20  # whose norms are no measure yet
+FIRST_UPDATES = 20  # before which no norm is large: the mean is of too few
 MAX_IN_ROW = 10
-"""Updates in a row that a run skips before it stops."""
+"""A run that skips more updates in a row stops."""
 
 
 class SpikeState(NamedTuple):
@@ -27,7 +27,7 @@ class SpikeState(NamedTuple):
 def skip_spikes(
     transform: optax.GradientTransformation, factor: float
 ) -> optax.GradientTransformation:
-    """Skips updates whose gradient norm exceeds this many times its mean, or is no number.
+    """Skips updates whose gradient norm exceeds `factor` times its mean, or is not finite.
 
     Weights and the state of the optimizer then stay as they are.
     """

@@ -1,9 +1,8 @@
-"""Plans decoding from its real function: traced, or compiled for TPUs that are absent."""
+"""Plans decoding from its real function: traced, or compiled for absent devices."""
 
 import dataclasses
 import functools
 import math
-from collections.abc import Mapping
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import jax
@@ -81,6 +80,10 @@ class TracedDecode(TracedFunction):
             if eqn.primitive.name == "while" and NEW_TOKENS in str(eqn.source_info.name_stack)
         )
 
+    @functools.cached_property
+    def peak_bytes(self) -> int:
+        return peak_bytes(self.jaxpr, self.sizes)
+
     @property
     def array_bytes(self) -> dict[str, int]:
         """Sums the bytes of the arguments and of the cache on one device, without padding."""
@@ -93,15 +96,7 @@ class TracedDecode(TracedFunction):
     @functools.cached_property
     def work(self) -> DecodeWork:
         """Counts the work in the trace."""
-        return self.work_on(self.sizes)
-
-    @functools.cached_property
-    def peak_bytes(self) -> int:
-        return peak_bytes(self.jaxpr, self.sizes)
-
-    def work_on(self, sizes: Mapping[str, int]) -> DecodeWork:
-        """Counts the work in the trace for mesh axes of the given sizes."""
-        loop = self.loop.params
+        loop, sizes = self.loop.params, self.sizes
         jaxprs = (self.jaxpr, loop["cond_jaxpr"].jaxpr, loop["body_jaxpr"].jaxpr)
         whole, condition, body = (cost_of(jaxpr, sizes, self.traits) for jaxpr in jaxprs)
         weight_bytes = sum(local_bytes(variable.aval, sizes) for variable in self.jaxpr.invars)
@@ -159,22 +154,20 @@ def estimate_decode(step: TracedDecode) -> DecodeCounts:
 
 
 def compile_decode(step: TracedDecode) -> DecodeCounts:
-    """Compiles decoding for its mesh, which may be of absent TPUs, and counts what it does."""
+    """Compiles decoding for its mesh, which may be of absent devices; counts what it does."""
     compilation, sizes = compile_for(step.traced, step.mesh), step.array_bytes
     if compilation.needed_bytes is not None:
         argument_bytes = sizes["parameters"] + sizes["inputs"]
         work, estimate = estimate_decode(step)
         return DecodeCounts(work, compilation.memory_of_failed(estimate, argument_bytes))
     memory = memory_by_cause(step, compilation.executable.memory_analysis())
-    work = step.work
-    if compilation.text is not None:
-        text = CompiledText.read(compilation.text, NEW_TOKENS)
-        token = count_compiled(step, text.iteration, work.token.read_bytes)
-        both, suffix = count_compiled(step, text, work.prefill.read_bytes), None
-        if work.suffix is not None:
-            suffix = count_compiled(step, text.within(SUFFIX), work.suffix.read_bytes)
-        work = work_of_parts(both, token, suffix)
-    return DecodeCounts(work, compilation.memory(memory))
+    assert compilation.text is not None
+    text = CompiledText.read(compilation.text, NEW_TOKENS)
+    token = count_compiled(step, text.iteration, step.work.token.read_bytes)
+    both, suffix = count_compiled(step, text, step.work.prefill.read_bytes), None
+    if step.work.suffix is not None:
+        suffix = count_compiled(step, text.within(SUFFIX), step.work.suffix.read_bytes)
+    return DecodeCounts(work_of_parts(both, token, suffix), compilation.memory(memory))
 
 
 def memory_by_cause(step: TracedDecode, memory: Any) -> dict[str, int]:

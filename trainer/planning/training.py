@@ -1,4 +1,4 @@
-"""Plans a training run from its real step: traced, or compiled for TPUs that are absent."""
+"""Plans a training run from its real step: traced, or compiled for absent devices."""
 
 import dataclasses
 import functools
@@ -186,7 +186,7 @@ def estimate_step(step: TracedStep) -> StepCounts:
 
 
 def compile_step(step: TracedStep) -> StepCounts:
-    """Compiles a step for its mesh, which may be of absent TPUs, and counts what it does."""
+    """Compiles a step for its mesh, which may be of absent devices, and counts what it does."""
     compilation = compile_for(step.traced, step.mesh, step.run.compiler_options)
     if compilation.needed_bytes is None:
         return count_step(step, compilation)
@@ -196,11 +196,10 @@ def compile_step(step: TracedStep) -> StepCounts:
 
 
 def count_step(step: TracedStep, compilation: Compilation) -> StepCounts:
-    """Counts what a compiled step does, or its trace if there is no compiled text."""
+    """Counts what a compiled step does."""
     analysis = compilation.executable.memory_analysis()
     memory = compilation.memory(memory_by_cause(step, analysis))
-    if compilation.text is None:
-        return StepCounts(estimate_step(step).work, memory)
+    assert compilation.text is not None
     work = count_compiled(step, CompiledText.read(compilation.text))
     return StepCounts(work._replace(host_bytes=analysis.host_temp_size_in_bytes), memory)
 

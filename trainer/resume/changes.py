@@ -39,15 +39,7 @@ def check_changes(title: str, saved: Run, run: Run, *, override: bool) -> list[C
         and not _needs_override(change)
     ]
     if not refused and opt_state_shapes(saved) != opt_state_shapes(run):
-        refused = [
-            change
-            for change in changes
-            if change.name == "Run.skip_spikes"
-            or (
-                issubclass(_spec_of(change), OptimizerSpec)
-                and not isinstance(change.new, ScheduleSpec)
-            )
-        ]
+        refused = [change for change in changes if _may_change_arrays(change)]
     waiting = [] if override else [c for c in changes if _needs_override(c) and c not in refused]
     if not refused and not waiting:
         return changes
@@ -67,6 +59,13 @@ def opt_state_shapes(run: Run) -> dict[str, tuple[int, ...]]:
         state = jax.eval_shape(train_step_spec(run, layout).initial_state)["opt_state"]
     leaves = jax.tree.leaves_with_path(state)
     return {jax.tree_util.keystr(path): leaf.shape for path, leaf in leaves}
+
+
+def _may_change_arrays(change: Change) -> bool:
+    """Returns whether the arrays that an optimizer keeps may depend on a setting."""
+    is_of_optimizer = issubclass(_spec_of(change), OptimizerSpec)
+    is_schedule = isinstance(change.new, ScheduleSpec)
+    return change.name == "Run.skip_spikes" or (is_of_optimizer and not is_schedule)
 
 
 def _needs_override(change: Change) -> bool:

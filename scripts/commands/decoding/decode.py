@@ -182,24 +182,22 @@ class DecodeJob:
 
     def settings(self, steps: Sequence[int]) -> dict[str, Any]:
         """Returns everything that the output follows from."""
-        weights, precision = (
-            self.flags.model.weights,
-            [setting for setting in self.flags.model.gin_param if "Precision." in setting],
-        )
-        changed = {"weights": weights} if weights != "stored" else {}
-        return (
-            changed
-            | ({"gin_param": precision} if precision else {})
-            | {
-                "input": fingerprint(self.lines),
-                "model_dir": str(self.flags.model.model_dir),
-                "steps": [*steps],
-                "average": self.flags.model.average,
-                "nbest": self.flags.nbest,
-                "format": self.flags.written_format,
-                **dataclasses.asdict(self.flags.search),
-            }
-        )
+        model = self.flags.model
+        settings = {
+            "input": fingerprint(self.lines),
+            "model_dir": str(model.model_dir),
+            "steps": [*steps],
+            "average": model.average,
+            "nbest": self.flags.nbest,
+            "format": self.flags.written_format,
+            **dataclasses.asdict(self.flags.search),
+        }
+        # Named only where they are given, so that earlier outputs remain valid.
+        if model.weights != "stored":
+            settings["weights"] = model.weights
+        if precision := [setting for setting in model.gin_param if "Precision." in setting]:
+            settings["gin_param"] = precision
+        return settings
 
     def decode(self, left: Sequence[int]) -> Iterator[list[tuple[int, list[Hypothesis]]]]:
         """Yields, batch by batch, some of the lines with the texts that are written."""

@@ -37,10 +37,9 @@ class PlanFlags:
     """Predicts memory, FLOPs, traffic and time of the training step of a run.
 
     With --topology it compiles the step for TPUs or GPUs that this machine does not have (needs
-    libtpu or the CUDA plugin of JAX);
-    without it, for the devices of this machine or those of --simulate_devices.  With --decode it
-    plans decoding: memory, cache, and the time of a token and of a whole output, for a batch of
-    --batch_sequences.
+    libtpu or JAX's CUDA plugin); without it, for the devices of this machine or those of
+    --simulate_devices.  With --decode it plans decoding: memory, cache, and the time of a token and
+    of a whole output, for a batch of --batch_sequences.
     """
 
     EXAMPLES = (
@@ -88,7 +87,7 @@ class LayoutsFlags:
     )
     topology: shared.Topology = None
     verify: Annotated[bool, Flag(name="search")] = False
-    """Compiles the --best layouts, the standard ones and that of the gin files (needs libtpu);
+    """Compiles the --best layouts, the standard ones and that of the gin files (needs their compiler);
     without --topology, runs them."""
     best: Annotated[int, Flag(min=1)] = 3
     """With --search: how many layouts to compile or run, the first by their traces."""

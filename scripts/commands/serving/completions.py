@@ -101,12 +101,12 @@ class CompletionForm:
             log_p = [None, *job.prompt_log_probabilities[scored], *log_p]
             likeliest = [[], *job.prompt_likeliest[scored], *likeliest]
         pieces, top = self.vocab.pieces(tokens), list[dict[str, float] | None]()
-        for piece, own, ranked in zip(pieces, log_p, likeliest, strict=True):
-            # Of tokens that are written alike, the likeliest counts, and the text's own most.
+        for piece, chosen_log_p, ranked in zip(pieces, log_p, likeliest, strict=True):
+            # Where several tokens have the same text, the chosen one wins, then the likeliest.
             names = self.vocab.pieces(token for token, _ in reversed(ranked))
             values = (value for _, value in reversed(ranked))
             best = dict(zip(names, values, strict=True))
-            top.append(None if own is None else {**best, piece: own})
+            top.append(None if chosen_log_p is None else {**best, piece: chosen_log_p})
         return {
             "tokens": pieces,
             "token_logprobs": log_p,
