@@ -4,7 +4,7 @@
     python -m scripts.benchmarks.published_rows --folder=plans    (2 hours)
 
 All rows are planned with the constants of layouts/cost/hardware.py.  By its trace, each row takes
-seconds.  With --folder (needs the compilers), each is compiled too, which leaves `meshloom plan`'s JSON
+seconds.  With --folder (needs compilers), each is compiled too, which leaves `meshloom plan`'s JSON
 there; one whose file is there is not compiled again.  Several slices are planned by their traces
 alone.
 """

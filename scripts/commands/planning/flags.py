@@ -87,8 +87,8 @@ class LayoutsFlags:
     )
     topology: shared.Topology = None
     verify: Annotated[bool, Flag(name="search")] = False
-    """Compiles the --best layouts, the standard ones and that of the gin files (needs their compiler);
-    without --topology, runs them."""
+    """Compiles the --best layouts, the standard ones and that of the gin files (needs the compiler
+    of the chips); without --topology, runs them."""
     best: Annotated[int, Flag(min=1)] = 3
     """With --search: how many layouts to compile or run, the first by their traces."""
     output: Annotated[str | None, Flag(metavar="FILE", names_output=True)] = None

@@ -30,7 +30,8 @@ def test_a_spike_and_what_is_no_number_leave_no_trace() -> None:
     rng = np.random.default_rng(0)
     gradients = [rng.normal(size=7) for _ in range(STEPS)]
     adam = optax.adam(0.1)
-    spikes = {FIRST_UPDATES + 2: 100 * gradients[0], FIRST_UPDATES + 5: np.full(7, np.nan)}
+    large = np.full(7, 5.0)  # beyond the bound, unless a spike before it raised that
+    spikes = dict(enumerate([1e3 * large, large, np.full(7, np.nan), large], FIRST_UPDATES + 2))
     with_spikes = list(gradients)
     for number, spike in spikes.items():
         with_spikes.insert(number, spike)
