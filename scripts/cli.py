@@ -28,6 +28,7 @@ WORK = {
     "doctor": work("doctor", "DoctorFlags", "doctor:doctor"),
     "plan": work("planning", "PlanFlags", "plan:plan"),
     "layouts": work("planning", "LayoutsFlags", "layouts:search"),
+    "tune": work("planning", "TuneFlags", "tune:tune"),
 }
 INSPECT_WORK = {
     "config": work("inspect", "InspectConfigFlags", "settings:config"),

@@ -107,11 +107,22 @@ def variants(run: Run) -> Iterator[Run]:
             yield dataclasses.replace(run, batch_sequences=rows, microbatches=1, model=model)
 
 
-def recomputations(model: Transformer) -> list[Transformer]:
-    """Returns the model with each kind of recomputation; "full" also with saved projections."""
+def recomputations(model: Transformer, *, offload: bool = False) -> list[Transformer]:
+    """Returns the model with each kind of recomputation; "full" also with saved projections.
+
+    With `offload` also with inputs of layers, and projections, in the memory of the host.
+    """
     plain = dataclasses.replace(model, remat="full", remat_saves=(), remat_offloads=())
     kinds = [dataclasses.replace(plain, remat=remat) for remat in REMAT]
-    return list(dict.fromkeys([model, *kinds, dataclasses.replace(plain, remat_saves=PROJECTIONS)]))
+    kinds.append(dataclasses.replace(plain, remat_saves=PROJECTIONS))
+    if offload:
+        kinds += [
+            dataclasses.replace(
+                plain, remat_saves=saved, remat_offloads=("layer_input", *offloaded)
+            )
+            for saved, offloaded in (((), ()), (PROJECTIONS, ()), ((), PROJECTIONS))
+        ]
+    return list(dict.fromkeys([model, *kinds]))
 
 
 def least_microbatches(run: Run, layout: Layout, topology: Topology) -> StepPlan | None:

@@ -1,4 +1,4 @@
-"""Defines the flags of `meshloom plan` and `meshloom layouts`."""
+"""Defines the flags of `meshloom plan`, `meshloom layouts` and `meshloom tune`."""
 
 from dataclasses import dataclass, field
 from typing import Annotated
@@ -93,6 +93,33 @@ class LayoutsFlags:
     """With --search: how many layouts to compile or run, the first by their traces."""
     output: Annotated[str | None, Flag(metavar="FILE", names_output=True)] = None
     """Writes the best layout to FILE as a layout file."""
+    json_file: shared.JsonFile = None
+    settings: shared.SavedSettingsFlags = field(default_factory=shared.SavedSettingsFlags)
+    devices: DeviceFlags = field(default_factory=DeviceFlags)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuneFlags:
+    """Searches the settings under which a run's step is the fastest, and writes them to a file.
+
+    Varies what does not change what the step computes: the layout, microbatches, what is
+    recomputed, saved or kept on the host, and the compiler options of configs/compilers/.  Batch
+    and precision stay.  With --topology it compiles for absent devices (needs their compiler);
+    without it, it times steps on this machine.  A log beside --output keeps all trials: the same
+    command goes on where it was stopped.
+    """
+
+    EXAMPLES = (
+        "meshloom tune --gin_file=configs/runs/quickstart.gin --simulate_devices=4 --budget=5m",
+        "meshloom tune --gin_file=configs/models/maxtext_16b.gin --topology=v5e:16x16 --budget=2h",
+    )
+    topology: shared.Topology = None
+    budget: Annotated[str, Flag(metavar="TIME")] = "30m"
+    """Time after which no further trial begins, such as 90s, 30m or 2h."""
+    best: Annotated[int, Flag(min=1)] = 3
+    """How many layouts to try, the first by their traces; and the standard ones and the run's."""
+    output: Annotated[str, Flag(metavar="FILE", names_output=True)] = "tuned.gin"
+    """Writes the best settings to FILE, and all trials to a log of the same name in .jsonl."""
     json_file: shared.JsonFile = None
     settings: shared.SavedSettingsFlags = field(default_factory=shared.SavedSettingsFlags)
     devices: DeviceFlags = field(default_factory=DeviceFlags)

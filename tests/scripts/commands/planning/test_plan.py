@@ -1,5 +1,6 @@
 """`meshloom plan`: its figures, its page, and what it says of mistakes."""
 
+import dataclasses
 import importlib.util
 import json
 import math
@@ -11,12 +12,17 @@ import pytest
 from matplotlib import pyplot
 from matplotlib.figure import Figure
 
+from configs.load import load
+from layouts.cost.interconnect import Topology
+from layouts.layout import Layout
 from scripts.commands.planning import sweep as sweep_command
+from scripts.commands.planning import tune as tune_command
 from tests.scripts.conftest import Meshloom, Place
 from tests.trainer.command import settings
-from trainer.planning import sweep
+from trainer.planning import sweep, tune
 from trainer.planning.figures import FIGURES, SCHEMA_VERSION
 from trainer.planning.report import by_line
+from trainer.planning.tune import Candidate, Trial
 
 STABLE = {
     "fits", "bytes_per_device", "bytes_by_cause", "parameters", "model_flops", "executed_flops",
@@ -303,3 +309,34 @@ def test_flags_of_a_sweep(run: Meshloom, tmp_path: Path, flags: list[str], messa
     answer = run("plan", *toy(tmp_path), *flags)
     assert answer.code == 2
     assert message in answer.error
+
+
+def test_tuned_settings_are_a_file_that_training_takes(
+    run: Meshloom, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def measure_on(topology: Topology | None) -> Callable[[Candidate], Trial]:
+        def measure(candidate: Candidate) -> Trial:
+            is_best = candidate.run.microbatches == 1 and candidate.run.model.remat == "full"
+            return Trial(1.0 if is_best else 2.0, 7, True)
+
+        return measure
+
+    def recomputations(model: Any, *, offload: bool) -> list[Any]:
+        return [dataclasses.replace(model, remat=remat) for remat in ("none", "full")]
+
+    monkeypatch.setattr(tune, "recomputations", recomputations)
+    monkeypatch.setattr(tune_command, "has_compiler", lambda platform: True)
+    monkeypatch.setattr(tune_command, "measure_on", measure_on)
+    monkeypatch.setattr(tune_command, "shortlist", lambda ranking, *of_run: ranking[:1])
+    output = tmp_path / "tuned.gin"
+    flags = ["--topology=v5e:2x2", "--best=1", f"--output={output}", "--budget=1h"]
+    answer = run("tune", *toy(tmp_path), *flags)
+    assert answer.code == 0, answer.error
+    assert "1 s per step" in answer.out and "v5e_tensor_parallel.gin" in answer.error + answer.out
+    tuned = load([str(output)])
+    assert tuned.value("Transformer.remat") == "full" and tuned.value("Run.microbatches") == 1
+    assert tuned.make(Layout).mesh == "data:4"
+    refused = run("tune", *toy(tmp_path), *flags[:-1], "--budget=soon")
+    assert refused.code == 2 and "--budget=soon: legal" in refused.error
+    other = run("tune", *toy(tmp_path, "Run.batch_sequences = 32"), *flags)
+    assert other.code == 2 and "log of another search" in other.error

@@ -1,0 +1,248 @@
+"""Searches settings that change what a step costs and not what it computes, by compiled plans."""
+
+import dataclasses
+import functools
+import json
+import logging
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+from configs.errors import RunError, UserError
+from layouts.layout import Layout
+from layouts.mesh import batch_shards, mesh_sizes
+from models.api import ModelSpec
+from models.transformer import Transformer
+from trainer.planning.child import CompilerAborted
+from trainer.planning.search import Hardware, plan_if_traceable
+from trainer.planning.sweep import MICROBATCHES, divides, recomputations
+from trainer.planning.training import StepPlan
+from trainer.run import Run
+
+logger = logging.getLogger(__name__)
+LEAST_MEMORY = 0.4  # of a trace's estimate, where nothing is compiled yet
+OPTIMISM = 0.9  # of a predicted time, so that what may be faster is tried
+
+
+class Candidate(NamedTuple):
+    """Holds a run and a layout that compute the same step at another cost."""
+
+    run: Run
+    layout: Layout
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Lists the settings that a search varies, under the names of gin files."""
+        run, layout = self.run, self.layout
+        names = ("mesh", "rules", "param_rules", "order")
+        settings: dict[str, Any] = {f"Layout.{name}": getattr(layout, name) for name in names}
+        settings["Run.microbatches"] = run.microbatches
+        if isinstance(run.model, Transformer):
+            for name in ("remat", "remat_saves", "remat_offloads"):
+                settings[f"Transformer.{name}"] = getattr(run.model, name)
+        return settings | {"Run.compiler_options": run.compiler_options}
+
+    @property
+    def kind(self) -> tuple[Layout, tuple[str, ...]]:
+        """Returns what decides how far a trace is from the compiled program."""
+        return self.layout, self.run.compiler_options
+
+    def traced(self) -> Self:
+        """Returns the candidate without compiler options, which no trace depends on."""
+        return self._replace(run=dataclasses.replace(self.run, compiler_options=()))
+
+
+class Trial(NamedTuple):
+    """Holds what a candidate costs."""
+
+    step_s: float | None = None
+    """Seconds of a step; None where nothing can compile it, or it does not fit."""
+    needed_bytes: int | None = None
+    """Bytes on a device; None where they are unknown."""
+    fits: bool | None = None
+    problem: str | None = None
+    """Why it was not compiled."""
+
+    @classmethod
+    def of(cls, plan: StepPlan) -> Self:
+        step_s = None if plan.memory.out_of_memory else plan.step_s
+        return cls(step_s, plan.memory.needed_bytes, plan.fits)
+
+
+class TrialLog:
+    """Keeps trials in a file of JSON lines, so that a search goes on where it was stopped."""
+
+    def __init__(self, path: Path, subject: Mapping[str, Any]):
+        """Opens the log of a subject; refuses that of another one."""
+        self._path, self._trials = path, dict[str, Trial]()
+        first = json.dumps({"subject": subject})
+        lines = path.read_text().splitlines() if path.exists() else []
+        if lines and lines[0] != first:
+            raise UserError(
+                f"{path}: is the log of another search: its run, devices or versions differ.  "
+                "Remove it, or give another --output."
+            )
+        for line in lines[1:]:
+            try:
+                entry = json.loads(line)
+            except json.JSONDecodeError:  # a kill left half a line
+                continue
+            self._trials[self._key(entry["by"], entry["settings"])] = Trial(**entry["trial"])
+        with path.open("a") as file:  # whose end half a line may be
+            file.write("\n" if lines else f"{first}\n")
+
+    def trial(self, by: str, candidate: Candidate, measure: Callable[[], Trial]) -> Trial:
+        """Returns what an earlier search measured, or measures it and adds it to the file."""
+        key = self._key(by, candidate.settings)
+        if key not in self._trials:
+            trial = self._trials[key] = measure()
+            entry = {"by": by, "settings": candidate.settings, "trial": trial._asdict()}
+            with self._path.open("a") as file:
+                file.write(json.dumps(entry) + "\n")
+        return self._trials[key]
+
+    def holds(self, by: str, candidate: Candidate) -> bool:
+        return self._key(by, candidate.settings) in self._trials
+
+    @staticmethod
+    def _key(by: str, settings: Mapping[str, Any]) -> str:
+        return json.dumps([by, settings])
+
+
+class Tuner:
+    """Compiles the candidate that traces and earlier trials predict to be the fastest."""
+
+    def __init__(
+        self,
+        hardware: Hardware,
+        measure: Callable[[Candidate], Trial],
+        log: TrialLog,
+        deadline_s: float = math.inf,
+    ):
+        """Measures until no candidate is predicted to be faster, or a time of `time.monotonic`."""
+        self._hardware, self._measure, self._log = hardware, measure, log
+        self._deadline_s = deadline_s
+        self.trials: dict[Candidate, Trial] = {}
+        self.left: list[Candidate] = []
+        """Those that the deadline left out, the most promising first."""
+
+    def search(self, ladders: Sequence[Sequence[Candidate]]) -> None:
+        """Measures candidates; each ladder has the same one with more and more microbatches."""
+        remaining = [list(ladder) for ladder in ladders]
+        while promising := self._promising(remaining):
+            candidate = promising[0]
+            out_of_time = time.monotonic() > self._deadline_s
+            if out_of_time and not self._log.holds("trial", candidate):
+                self.left = promising
+                return
+            measure = functools.partial(self._try, candidate)
+            self.trials[candidate] = self._log.trial("trial", candidate, measure)
+            logger.info("%s", describe(candidate, self.trials[candidate]))
+
+    @property
+    def ranking(self) -> list[tuple[Candidate, Trial]]:
+        """Lists the candidates that fit, the fastest first."""
+        fitting = [
+            (candidate, trial)
+            for candidate, trial in self.trials.items()
+            if trial.step_s is not None and trial.fits is not False
+        ]
+        return sorted(fitting, key=lambda pair: pair[1].step_s or math.inf)
+
+    def _try(self, candidate: Candidate) -> Trial:
+        try:
+            return self._measure(candidate)
+        except (CompilerAborted, RunError) as error:
+            return Trial(problem=str(error))
+
+    def _promising(self, ladders: list[list[Candidate]]) -> list[Candidate]:
+        """Returns what may be faster than the best so far, by prediction the fastest first.
+
+        Drops the steps of ladders that do not fit.
+        """
+        best_s = min((trial.step_s or math.inf for _, trial in self.ranking), default=math.inf)
+        predicted = []
+        for ladder in ladders:
+            while ladder and not self._may_fit(ladder[0]):
+                ladder.pop(0)
+            if ladder and ladder[0] not in self.trials:
+                step_s = self._ratio(ladder[0], "step_s", 0.0) * (
+                    self._trace(ladder[0]).step_s or 0
+                )
+                predicted.append((step_s, ladder[0]))
+        predicted.sort(key=lambda pair: pair[0])
+        return [candidate for step_s, candidate in predicted if OPTIMISM * step_s < best_s]
+
+    def _trace(self, candidate: Candidate) -> Trial:
+        traced = candidate.traced()
+
+        def plan() -> Trial:
+            step = plan_if_traceable(traced.run, traced.layout, self._hardware)
+            return Trial(fits=False) if step is None else Trial.of(step)
+
+        return self._log.trial("trace", traced, plan)
+
+    def _may_fit(self, candidate: Candidate) -> bool:
+        if candidate in self.trials:
+            return self.trials[candidate].fits is not False
+        trace = self._trace(candidate)
+        if trace.step_s is None or trace.needed_bytes is None:
+            return False
+        if not (memory_bytes := memory_of(self._hardware)):
+            return True
+        return (
+            self._ratio(candidate, "needed_bytes", LEAST_MEMORY) * trace.needed_bytes
+            <= memory_bytes
+        )
+
+    def _ratio(self, candidate: Candidate, figure: str, least: float) -> float:
+        """Returns a figure of trials over that of their traces.
+
+        It is that of the last trial of the same kind, or else the least of all.
+        """
+        ratios = {
+            tried.kind: getattr(trial, figure) / getattr(self._trace(tried), figure)
+            for tried, trial in self.trials.items()
+            if getattr(trial, figure)
+        }
+        return ratios.get(candidate.kind, min(ratios.values(), default=least))
+
+
+def memory_of(hardware: Hardware) -> int | None:
+    """Returns the bytes of a device; None where devices share the memory of a machine."""
+    chip = getattr(hardware, "chip", None)
+    return None if chip is None else chip.memory_bytes
+
+
+def ladders_of(
+    run: Run, layouts: Sequence[Layout], options: Sequence[tuple[str, ...]], hardware: Hardware
+) -> Iterator[list[Candidate]]:
+    """Yields ladders of candidates for each layout, recomputation and set of compiler options."""
+    models: Sequence[ModelSpec] = [run.model]
+    if isinstance(run.model, Transformer):
+        models = recomputations(run.model, offload=memory_of(hardware) is not None)
+    for layout in layouts:
+        shards = batch_shards(layout, mesh_sizes(layout.mesh, hardware.devices))
+        counts = sorted({run.microbatches, *MICROBATCHES})
+        legal = [count for count in counts if divides(run, count, shards)]
+        for recomputed in models:
+            for chosen in options:
+                yield [
+                    Candidate(
+                        dataclasses.replace(
+                            run, microbatches=count, model=recomputed, compiler_options=chosen
+                        ),
+                        layout,
+                    )
+                    for count in legal
+                ]
+
+
+def describe(candidate: Candidate, trial: Trial) -> str:
+    """Describes a trial in a line."""
+    result = trial.problem or (
+        "does not fit" if trial.fits is False or not trial.step_s else f"{trial.step_s:.4g} s"
+    )
+    return f"{result}: " + ", ".join(f"{k} = {v!r}" for k, v in candidate.settings.items() if v)
