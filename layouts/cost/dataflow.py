@@ -1,4 +1,4 @@
-"""Follows the values of a trace from their makers to their users; counts FLOPs and peak memory."""
+"""Follows the values of a trace from their makers to their users; counts FLOPs."""
 
 import functools
 import math
@@ -176,31 +176,6 @@ def source_line(eqn: Any) -> str:
     frames = eqn.source_info.traceback.frames if eqn.source_info.traceback else ()
     lines = (f"{checkout_file(frame.file_name)}:{frame.line_num}" for frame in frames)
     return next((line for line in lines if not line.startswith(":")), "")
-
-
-def peak_bytes(jaxpr: Jaxpr, mesh: Mapping[str, int]) -> int:
-    """Estimates the peak memory on one device without the arguments, if nothing is fused.
-
-    A value lives from its equation to its last use, and is sharded as it is around a look-up.  Of
-    branches for several platforms the last counts, as in `bodies`.
-    """
-    flow, live, peak = Flow(jaxpr), 0, 0
-    uses = [(i, v) for i, eqn in enumerate(jaxpr.eqns) for v in eqn.invars]
-    uses += [(len(jaxpr.eqns), v) for v in jaxpr.outvars]
-    sizes, freed = dict[Any, int](), Counter[int]()
-    for v, i in {v: i for i, v in uses if not isinstance(v, Literal) and v in flow.makers}.items():
-        placed = flow.before(v) if flow.makers[v].primitive.name == "reshard" else flow.after(v)
-        sizes[v] = min(local_bytes(v.aval, mesh), local_bytes(placed.aval, mesh))
-        freed[i] += sizes[v]
-    for i, eqn in enumerate(jaxpr.eqns):
-        bodies = [] if eqn.primitive.name in KERNELS else [*jaxprs_in_params(eqn.params)]
-        if eqn.params.get("branches_platforms"):
-            bodies = bodies[-1:]
-        inner = max((peak_bytes(body, mesh) for body in bodies), default=0)
-        live += sum(sizes.get(v, 0) for v in eqn.outvars)
-        peak = max(peak, live + inner)
-        live -= freed[i]
-    return peak
 
 
 def bytes_read(jaxpr: Jaxpr, v: Any, mesh: Mapping[str, int]) -> int:

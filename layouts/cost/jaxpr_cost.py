@@ -1,4 +1,4 @@
-"""Counts FLOPs, traffic and memory of a traced step on one device, from the shardings in its types.
+"""Counts FLOPs and traffic of a traced step on one device, from the shardings in its types.
 
 Under explicit axes the type of every tensor in a trace has its sharding.  The collectives follow
 from the trace, so nothing needs to be compiled: the costs of Table 1 of Shazeer et al. 2018
@@ -22,7 +22,6 @@ from layouts.cost.dataflow import (
     kernel_flops,
     local_bytes,
     local_size,
-    peak_bytes,
     places,
     product_flops,
     source_line,
@@ -104,8 +103,6 @@ class Cost:
     ops: tuple[OpCost, ...]
     """Products and other operations; the last entry is arguments and results."""
     collectives: tuple[Collective, ...]
-    peak_bytes: int
-    """Peak memory without the arguments, if nothing is fused."""
 
 
 class LocalTensor(NamedTuple):
@@ -164,13 +161,13 @@ def cost_of(jaxpr: Jaxpr, mesh: Mapping[str, int], traits: CompilerTraits = TPU)
     argument_bytes = sum(local_bytes(v.aval, mesh) for v in (*jaxpr.invars, *jaxpr.outvars))
     ops = (*counter.ops, OpCost(0, argument_bytes, 0, 1))
     flops = sum(op.flops * op.times for op in ops)
-    return Cost(flops, ops, tuple(counter.collectives), peak_bytes(jaxpr, mesh))
+    return Cost(flops, ops, tuple(counter.collectives))
 
 
 class Counter:
     """Adds up FLOPs and traffic of equations."""
 
-    def __init__(self, mesh: Mapping[str, int], traits: CompilerTraits) -> None:
+    def __init__(self, mesh: Mapping[str, int], traits: CompilerTraits = TPU) -> None:
         self.sizes, self.traits = mesh, traits
         self.mesh = {name: size for name, size in mesh.items() if size > 1}
         self.ops: list[OpCost] = []

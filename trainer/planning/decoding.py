@@ -12,9 +12,10 @@ from jax.sharding import AbstractMesh, Mesh
 
 from layouts.absent_devices import topology_mesh
 from layouts.cost.collectives import UnexpectedTraffic, unexpected_traffic
-from layouts.cost.dataflow import bytes_read, local_bytes, peak_bytes
+from layouts.cost.dataflow import bytes_read, local_bytes
 from layouts.cost.interconnect import Topology
 from layouts.cost.jaxpr_cost import cost_of
+from layouts.cost.peak_memory import peak_bytes
 from layouts.cost.step_time import Timing
 from layouts.hlo.program import CompiledText
 from layouts.layout import Layout

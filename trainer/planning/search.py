@@ -25,7 +25,6 @@ from trainer.checks import find_untraceable, record_loss
 from trainer.feed import BatchSharding
 from trainer.planning import training
 from trainer.planning.child import CompilerAborted
-from trainer.planning.counts import TEMPORARIES
 from trainer.run import Run
 from trainer.step import init_state, train_step, train_step_spec
 from trainer.traces import trace_train_step
@@ -102,6 +101,8 @@ Hardware = Topology | HostRates
 MIN_GAIN = 0.005  # of a step: a smaller one is not worth an order in the file
 STANDARD = {DATA_PARALLEL: 1, FSDP: 1, FSDP_AND_MODEL: 2}
 """Rules of layouts that are always compiled, each with the number of its mesh shapes."""
+OVERESTIMATE = 1.25
+"""What a trace needs over what the compiled program needs, at most (docs/planning.md)."""
 ROUNDS = 5  # of steps of layouts that take turns
 
 
@@ -271,12 +272,6 @@ def shortlist(
     ranking: Sequence[RankedLayout], configured: Sequence[Layout], count: int
 ) -> list[RankedLayout]:
     """Returns the first of a ranking, then standard layouts and those of the run's files."""
-
-    def may_fit(plan: training.StepPlan) -> bool:
-        """Returns whether memory holds all except temporaries, which a trace overestimates."""
-        least_bytes = plan.memory.needed_bytes - plan.memory.bytes_by_cause[TEMPORARIES]
-        return plan.topology is None or least_bytes <= plan.topology.chip.memory_bytes
-
     chosen = list(ranking[:count])
     for rules, shapes in STANDARD.items():
         kind = [r for r in ranking if (r.layout.rules, r.layout.param_rules) == rules]
@@ -284,6 +279,12 @@ def shortlist(
     of_files = {unordered(layout) for layout in configured}
     chosen += [ranked for ranked in ranking if unordered(ranked.layout) in of_files]
     return list({unordered(ranked.layout): ranked for ranked in chosen}.values())
+
+
+def may_fit(plan: training.StepPlan) -> bool:
+    """Returns whether the program may fit, although its trace may say that it does not."""
+    memory_bytes = math.inf if plan.topology is None else plan.topology.chip.memory_bytes
+    return plan.memory.needed_bytes <= OVERESTIMATE * memory_bytes
 
 
 def compile_layouts(

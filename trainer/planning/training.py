@@ -16,6 +16,7 @@ from layouts.cost.calibration import HostRates, estimate_host_timing
 from layouts.cost.collectives import UnexpectedTraffic, unexpected_traffic
 from layouts.cost.interconnect import Topology
 from layouts.cost.jaxpr_cost import Cost, cost_of
+from layouts.cost.peak_memory import peak_bytes
 from layouts.cost.step_time import Timing, add_up, coordinates
 from layouts.hlo.program import CompiledText
 from layouts.layout import Layout
@@ -179,7 +180,8 @@ def trace_step(run: Run, layout: Layout, mesh: Mesh | AbstractMesh) -> TracedSte
 def estimate_step(step: TracedStep) -> StepCounts:
     """Counts a step from its trace alone."""
     gradients = step.gradient_bytes
-    temporaries = max(0, step.cost.peak_bytes - gradients)
+    peak = peak_bytes(step.traced.jaxpr.jaxpr, step.sizes)
+    temporaries = max(0, peak - gradients)
     causes = {**step.argument_bytes, "gradients": gradients, TEMPORARIES: temporaries}
     work = WorkCounts(step.cost.flops, step.cost.collectives, step.cost.ops)
     return StepCounts(work, MemoryUse(causes, sum(causes.values())))

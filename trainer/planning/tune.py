@@ -16,13 +16,12 @@ from layouts.mesh import batch_shards, mesh_sizes
 from models.api import ModelSpec
 from models.transformer import Transformer
 from trainer.planning.child import CompilerAborted
-from trainer.planning.search import Hardware, plan_if_traceable
+from trainer.planning.search import OVERESTIMATE, Hardware, plan_if_traceable
 from trainer.planning.sweep import MICROBATCHES, divides, recomputations
 from trainer.planning.training import StepPlan
 from trainer.run import Run
 
 logger = logging.getLogger(__name__)
-LEAST_MEMORY = 0.4  # of a trace's estimate, where nothing is compiled yet
 OPTIMISM = 0.9  # of a predicted time, so that what may be faster is tried
 
 
@@ -193,7 +192,7 @@ class Tuner:
         if not (memory_bytes := memory_of(self._hardware)):
             return True
         return (
-            self._ratio(candidate, "needed_bytes", LEAST_MEMORY) * trace.needed_bytes
+            self._ratio(candidate, "needed_bytes", 1 / OVERESTIMATE) * trace.needed_bytes
             <= memory_bytes
         )
 

@@ -26,6 +26,7 @@ from trainer.planning.child import in_child
 from trainer.planning.report import as_json
 from trainer.planning.search import (
     RankedLayout,
+    may_fit,
     rank_layouts,
     without,
 )
@@ -54,13 +55,6 @@ def search(flags: LayoutsFlags) -> None:
     ranking = rank_layouts(run, topology or measure_host(jax.devices()), configured)
     where = f"{len(jax.devices())} devices of one machine" if topology is None else topology.name
     best, basis = ranking, f"{len(ranking)} layouts on {where}, by their traces"
-    least = min((ranked.plan for ranked in ranking), key=lambda plan: plan.memory.needed_bytes)
-    if topology is not None and not least.fits:
-        raise UserError(
-            f"--topology={topology.name}: none of {len(ranking)} layouts fits; the least needs "
-            f"{size_text(least.memory.needed_bytes)} per device of "
-            f"{size_text(topology.chip.memory_bytes)}.  {suggest_slice(least)}"
-        )
     if flags.verify:
         first = layout_search.shortlist(ranking, configured, flags.best)
         if topology is None:
@@ -71,11 +65,13 @@ def search(flags: LayoutsFlags) -> None:
                 sizes = mesh_sizes(layout.mesh, topology.devices)
                 return in_child(plan_compiled, run, layout, sizes, topology)
 
-            rest = without(ranking, first)
+            rest = [ranked for ranked in without(ranking, first) if may_fit(ranked.plan)]
             best = layout_search.compile_layouts(first, rest, compile_plan)
         ranking = [*best, *without(ranking, best)]
         tried = "run" if topology is None else "compiled"
         basis = f"the {len(best)} {tried} of {len(ranking)} layouts on {where}"
+    if topology is not None and not any(ranked.plan.fits for ranked in best):
+        raise UserError(describe_misfit(best, basis, topology, flags))
     figures = {
         ranked.name: {"by": ranked.basis} | as_json(ranked.plan, ranked.layout, ranked.measured_s)
         for ranked in ranking
@@ -89,6 +85,20 @@ def search(flags: LayoutsFlags) -> None:
         with open_output(flags.output) as file:
             file.write(as_gin(best[0].layout, [f"The fastest of {basis}:", *comments(best)]))
         print_note(f"Wrote {flags.output}.")
+
+
+def describe_misfit(
+    ranking: Sequence[RankedLayout], basis: str, topology: Topology, flags: LayoutsFlags
+) -> str:
+    """Says how much memory the layouts need of which none fits, and what would do."""
+    least = min((ranked.plan for ranked in ranking), key=lambda plan: plan.memory.needed_bytes)
+    compiles = has_compiler(topology.chip.platform) and not flags.verify
+    hint = "  Traces are not exact: --search compiles." * compiles
+    return (
+        f"--topology={topology.name}: none of {basis} fits; the least needs "
+        f"{size_text(least.memory.needed_bytes)} per device of "
+        f"{size_text(topology.chip.memory_bytes)}.  {suggest_slice(least)}{hint}"
+    )
 
 
 def configured_layouts(config: Config, run: Run, topology: Topology | None) -> list[Layout]:

@@ -1,0 +1,118 @@
+"""Estimates the peak memory of a traced function on one device, fused as compilers fuse it."""
+
+import collections
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from jax.extend.core import Jaxpr, Literal, jaxprs_in_params
+
+from layouts.cost.dataflow import KERNELS, VIEWS, Flow, local_bytes
+from layouts.cost.jaxpr_cost import GROWING, MEMORY_OPS, REDUCTIONS, Counter
+
+FUSED_INTO = (*REDUCTIONS, *VIEWS)
+"""Operations, besides elementwise ones, that compute their operands while they read them."""
+COPIES = ("reshard", "device_put", "dynamic_update_slice")
+IN_PLACE = ("scan", "while", "dynamic_update_slice", "scatter-add")
+"""Operations, besides elementwise ones, whose results take the memory of operands."""
+
+
+def peak_bytes(jaxpr: Jaxpr, mesh: Mapping[str, int]) -> int:
+    """Estimates the peak memory on one device without the arguments and the results.
+
+    Results of elementwise operations are stored only where a product, a kernel, a loop or the like
+    reads them, in the memory of an operand if that is free then; others are computed where they are
+    used, so that what they are computed from lives as long.  What a product gathers, or computes
+    before it is scattered, lives during it and the next one, as exchanges overlap with products.
+    """
+    return _Memory(jaxpr, mesh).peak()
+
+
+class _Memory:
+    """Follows which values of one jaxpr are stored, and until when."""
+
+    def __init__(self, jaxpr: Jaxpr, mesh: Mapping[str, int]) -> None:
+        self._jaxpr, self._mesh, self._flow = jaxpr, mesh, Flow(jaxpr)
+        self._counter = Counter(mesh)
+        self._results = {v for v in jaxpr.outvars if not isinstance(v, Literal)}
+        self._stored = {v: self._stores(v) for v in self._flow.makers}
+        self._sources: dict[Any, frozenset[Any]] = {}
+        for eqn in jaxpr.eqns:  # in order, so that those of operands are known
+            for v in eqn.outvars:
+                self._sources[v] = frozenset({v}) if self._stored[v] else self._read_by([eqn])
+
+    def peak(self) -> int:
+        """Computes the peak: the most that lives at once."""
+        eqns = self._jaxpr.eqns
+        last_use = {v: i for i, eqn in enumerate(eqns) for v in self._read_by([eqn])}
+        freed = collections.Counter[int]()
+        for v, i in last_use.items():
+            freed[i] += self._bytes(v)
+        live, peak, exchanged = 0, 0, 0
+        for i, eqn in enumerate(eqns):
+            made = sum(self._bytes(v) for v in eqn.outvars)
+            reused = min(made, freed[i]) if is_in_place(eqn) else 0
+            inner = self._inner(eqn)
+            peak = max(peak, live + made - reused + inner + exchanged)
+            if eqn.primitive.name == "dot_general":
+                exchanged = inner
+            unused = sum(self._bytes(v) for v in eqn.outvars if v not in last_use)
+            live += made - freed[i] - unused
+        return peak
+
+    def _stores(self, v: Any) -> bool:
+        """Returns whether a value needs memory of its own."""
+        eqn = self._flow.makers[v]
+        if not is_elementwise(eqn):
+            return True
+        return any(not is_fusing(user) for user in self._flow.users.get(v, ()))
+
+    def _read_by(self, eqns: Iterable[Any]) -> frozenset[Any]:
+        """Returns the stored values from which equations compute."""
+        operands = (v for eqn in eqns for v in eqn.invars if not isinstance(v, Literal))
+        return frozenset().union(*(self._sources.get(v, frozenset()) for v in operands))
+
+    def _bytes(self, v: Any) -> int:
+        """Counts the bytes of a stored value, which is sharded as it is around a look-up."""
+        if not self._stored.get(v) or v in self._results:
+            return 0
+        eqn = self._flow.makers[v]
+        placed = self._flow.before(v) if eqn.primitive.name == "reshard" else self._flow.after(v)
+        sizes = [local_bytes(v.aval, self._mesh), local_bytes(placed.aval, self._mesh)]
+        user = self._flow.users.get(v, [])
+        if len(user) == 1 and user[0].primitive.name == "convert_element_type":
+            sizes.append(local_bytes(user[0].outvars[0].aval, self._mesh))
+        return min(sizes)
+
+    def _inner(self, eqn: Any) -> int:
+        """Counts what an equation needs besides its operands and results."""
+        if eqn.primitive.name == "dot_general":
+            transfers = self._counter.product(eqn, self._flow)
+            return sum(
+                t.tensor.bytes * self._mesh[t.mesh_axis] for t in transfers if t.kind in GROWING
+            )
+        inner = [] if eqn.primitive.name in KERNELS else [*jaxprs_in_params(eqn.params)]
+        if eqn.params.get("branches_platforms"):
+            inner = inner[-1:]
+        return max((peak_bytes(body, self._mesh) for body in inner), default=0)
+
+
+def is_elementwise(eqn: Any) -> bool:
+    """Returns whether an equation computes each number from a few others, as compilers fuse it."""
+    name = eqn.primitive.name
+    is_call = name in KERNELS or any(jaxprs_in_params(eqn.params))
+    return not is_call and name not in (
+        *MEMORY_OPS,
+        "reshard",
+        "device_put",
+        "dynamic_update_slice",
+    )
+
+
+def is_in_place(eqn: Any) -> bool:
+    """Returns whether results may take the memory of operands that nothing uses afterwards."""
+    return is_elementwise(eqn) or eqn.primitive.name in IN_PLACE
+
+
+def is_fusing(eqn: Any) -> bool:
+    """Returns whether an equation computes its operands while it reads them."""
+    return is_elementwise(eqn) or eqn.primitive.name in FUSED_INTO
