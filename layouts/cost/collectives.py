@@ -43,6 +43,8 @@ class Collective(NamedTuple):
     """The line of the model, and the equation, that causes it."""
     overlaps: bool = False
     """Whether the device computes meanwhile."""
+    scopes: str = ""
+    """The named scopes in which it was traced."""
 
     @property
     def received_bytes(self) -> float:

@@ -92,6 +92,12 @@ class OpCost(NamedTuple):
     times: int
     dtype: str = ""
     """Of the operands of a product."""
+    source: str = ""
+    """Line of the model, and the operation."""
+    scopes: str = ""
+    """The named scopes in which it was traced."""
+    cycles: int | None = None
+    """As the TPU compiler estimates them; None where there is no estimate."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -182,15 +188,19 @@ class Counter:
             **dict.fromkeys(MANUAL, self.manual),
         }
 
-    def walk(self, jaxpr: Jaxpr, times: int, *, backward: bool, line: str = "") -> None:
+    def walk(
+        self, jaxpr: Jaxpr, times: int, *, backward: bool, line: str = "", scopes: str = ""
+    ) -> None:
         """Counts equations; `line` of the model has those that name none themselves."""
         flow, gathered = Flow(jaxpr), set[tuple[Any, str]]()
         for eqn in jaxpr.eqns:
             name, line_of_eqn = eqn.primitive.name, source_line(eqn) or line
+            inner_scopes = f"{scopes}/{eqn.source_info.name_stack}"
             is_backward = backward or "transpose(" in str(eqn.source_info.name_stack)
+            source = f"{line_of_eqn} {name}".strip() + " (backward)" * is_backward
             if name in KERNELS:
                 size = sum(self.local(v).bytes for v in (*eqn.invars, *eqn.outvars))
-                self.ops.append(OpCost(kernel_flops(eqn), size, 0, times))
+                self.ops.append(OpCost(kernel_flops(eqn), size, 0, times, "", source, inner_scopes))
                 continue
             inner, trip_count = bodies(eqn)
             if name in MEMORY_OPS:
@@ -199,22 +209,23 @@ class Counter:
                 # Of a table only those rows are read that are looked up.
                 read = made if name == "gather" else given
                 size = sum(self.local(v).bytes for v in (*read, *made))
-                self.ops.append(
-                    OpCost(flops, size, 0, times, str(getattr(eqn.invars[0].aval, "dtype", "")))
-                )
+                dtype = str(getattr(eqn.invars[0].aval, "dtype", ""))
+                self.ops.append(OpCost(flops, size, 0, times, dtype, source, inner_scopes))
             elif name not in (*VIEWS, "reshard") and not inner:
                 elements = sum(local_size(v.aval, self.sizes) for v in eqn.outvars)
-                self.ops.append(OpCost(0, 0, elements, times))
+                self.ops.append(OpCost(0, 0, elements, times, "", source, inner_scopes))
             if name in self.rules:
                 transfers = self.rules[name](eqn, flow)
                 needed = [t for t in transfers if self.is_needed(t, eqn, flow, gathered)]
-                source = f"{line_of_eqn} {name}".strip() + " (backward)" * is_backward
-                self.emit(needed, source, times)
+                self.emit(needed, source, inner_scopes, times)
                 continue
             for body in inner:
-                self.walk(body, times * trip_count, backward=is_backward, line=line_of_eqn)
+                self.walk(
+                    body, times * trip_count,
+                    backward=is_backward, line=line_of_eqn, scopes=inner_scopes,
+                )  # fmt: skip
 
-    def emit(self, transfers: Iterable[Transfer], source: str, times: int) -> None:
+    def emit(self, transfers: Iterable[Transfer], source: str, scopes: str, times: int) -> None:
         """Records collectives, one for transfers of a tensor over several mesh axes."""
         joined: dict[tuple[str, int], list[Transfer]] = {}
         for transfer in transfers:
@@ -227,7 +238,9 @@ class Counter:
             whole = same[0].tensor.bytes * (group if kind in GROWING else 1)
             if kind == "reduce-scatter" and not self.traits.scatters:
                 kind = "all-reduce"
-            self.collectives.append(Collective(kind, tuple(names), group, whole, times, source))
+            self.collectives.append(
+                Collective(kind, tuple(names), group, whole, times, source, scopes=scopes)
+            )
 
     def is_needed(
         self, transfer: Transfer, eqn: Any, flow: Flow, gathered: set[tuple[Any, str]]

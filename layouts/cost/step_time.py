@@ -89,14 +89,20 @@ def seconds(
     return max(topology.seconds(collective.kind, collective.bytes, groups[i]) for i in unlike)
 
 
+def op_seconds(chip: Chip, op: OpCost) -> float:
+    """Returns the seconds of an operation, all times: by its cycles, or by FLOPs or bytes."""
+    if op.cycles is not None:
+        return op.times * op.cycles / chip.clock_hz
+    flops_s = op.flops / chip.peak_of(op.dtype) / chip.product_utilisation
+    return op.times * max(flops_s, op.bytes / chip.memory_bandwidth)
+
+
 def compute_s(chip: Chip, ops: Iterable[OpCost]) -> tuple[float, float]:
-    """Returns seconds of products and of other operations, by FLOPs or by memory bandwidth."""
+    """Returns seconds of products and of other operations."""
     products_s, other_s = 0.0, 0.0
     for op in ops:
-        flops_s = op.flops / chip.peak_of(op.dtype) / chip.product_utilisation
-        op_s = op.times * max(flops_s, op.bytes / chip.memory_bandwidth)
-        products_s += op_s if op.flops else 0.0
-        other_s += 0.0 if op.flops else op_s
+        products_s += op_seconds(chip, op) if op.flops else 0.0
+        other_s += 0.0 if op.flops else op_seconds(chip, op)
     return products_s, other_s
 
 
@@ -113,7 +119,7 @@ def add_up(
     overlapped: dict[str, float] = {}
     paces: dict[Collective, float] = {}  # of a byte, of each kind and group
     for collective in collectives:
-        kind = collective._replace(bytes=1, times=1, source="")
+        kind = collective._replace(bytes=1, times=1, source="", scopes="")
         if kind not in paces:
             paces[kind] = seconds(topology, coords, mesh, kind)
         axes = ",".join(name for name in mesh if name in collective.mesh_axes)

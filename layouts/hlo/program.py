@@ -1,4 +1,4 @@
-"""Reads the text of a compiled program: its products, collectives, cycles and loops."""
+"""Reads the text of a compiled program: its operations, collectives and loops."""
 
 import dataclasses
 import functools
@@ -47,6 +47,8 @@ class KernelCall(NamedTuple):
     bytes: int
     """Of operands and results."""
     times: int
+    source: str
+    scopes: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -160,18 +162,6 @@ class CompiledText:
         return total_flops(self.executed)
 
     @functools.cached_property
-    def cycles(self) -> dict[str, int]:
-        """Adds up the compiler's estimates of a step: cycles of matrix products and of the rest."""
-        cycles = {"products": 0, "other": 0}
-        for executed in self.executed:
-            estimate = re.search(r'"estimated_cycles":"(\d+)"', executed.instruction.rest)
-            if estimate is None or executed.fused_in is not None:
-                continue
-            kind = "products" if self._has_product(executed.instruction) else "other"
-            cycles[kind] += executed.times * int(estimate[1])
-        return cycles
-
-    @functools.cached_property
     def kernels(self) -> list[KernelCall]:
         """Lists the kernels that a step runs: Pallas calls."""
         return [
@@ -181,6 +171,8 @@ class CompiledText:
                 instruction.bytes
                 + sum(executed.computation[o].bytes for o in instruction.operands),
                 executed.times,
+                self.source(instruction),
+                instruction.op_name,
             )
             for executed in self.executed
             if KERNEL.search((instruction := executed.instruction).rest)
@@ -188,19 +180,42 @@ class CompiledText:
 
     @functools.cached_property
     def ops(self) -> list[OpCost]:
-        """Lists what a GPU runs for a step outside of Pallas calls: fusions and single operations.
+        """Lists what a step runs outside of Pallas calls: fusions and single operations.
 
-        Their cost follows from FLOPs and bytes: the compiler estimates no cycles.
+        Those for a TPU have the compiler's cycles, others only FLOPs and bytes.
         """
-        return [
-            OpCost(self._flops(executed), self._moved_bytes(executed), 0, executed.times)
-            for executed in self.executed
-            if executed.fused_in is None
-            and executed.instruction.opcode not in FREE
-            and collective_kind(executed.instruction) is None
-            and not executed.instruction.opcode.endswith(("-start", "-done", "-update"))
-            and not KERNEL.search(executed.instruction.rest)
-        ]
+        ops = []
+        for executed in self.executed:
+            instruction = executed.instruction
+            estimate = re.search(r'"estimated_cycles":"(\d+)"', instruction.rest)
+            if executed.fused_in is None and (estimate or self._runs_on_gpu(instruction)):
+                cycles = None if estimate is None else int(estimate[1])
+                moved_bytes = self._moved_bytes(executed) if cycles is None else 0
+                flops, source = self._flops(executed), self.source(instruction)
+                scopes = instruction.op_name
+                ops.append(
+                    OpCost(flops, moved_bytes, 0, executed.times, "", source, scopes, cycles)
+                )
+        return ops
+
+    @functools.cached_property
+    def _has_cycles(self) -> bool:
+        """Returns whether the compiler estimates cycles, so that what has none takes none."""
+        return any(
+            '"estimated_cycles"' in instruction.rest
+            for computation in self.computations.values()
+            for instruction in computation.values()
+        )
+
+    def _runs_on_gpu(self, instruction: Instruction) -> bool:
+        """Returns whether an instruction takes time on a GPU, and is no kernel or collective."""
+        return (
+            not self._has_cycles
+            and instruction.opcode not in FREE
+            and collective_kind(instruction) is None
+            and not instruction.opcode.endswith(("-start", "-done", "-update"))
+            and not KERNEL.search(instruction.rest)
+        )
 
     def _flops(self, executed: ExecutedInstruction) -> int:
         """Counts the FLOPs of the products of an instruction, once."""
@@ -241,14 +256,6 @@ class CompiledText:
                 written_bytes += update_bytes - parameter.bytes
         return sum(operands) + max(written_bytes, 0)
 
-    def _has_product(self, instruction: Instruction) -> bool:
-        if instruction.opcode in ("dot", "convolution"):
-            return True
-        names = called(instruction) if instruction.opcode == "fusion" else []
-        return any(
-            self._has_product(inner) for name in names for inner in self.computations[name].values()
-        )
-
     def collectives(self, mesh: Mapping[str, int]) -> list[Collective]:
         """Returns every collective of a step; `mesh` is what the program was compiled for.
 
@@ -285,7 +292,9 @@ class CompiledText:
                     kind, origin = "reduce-scatter", fusion
             source = self.source(origin)
             collectives.append(
-                Collective(kind, axes, group, size, executed.times, source, overlaps)
+                Collective(
+                    kind, axes, group, size, executed.times, source, overlaps, origin.op_name
+                )
             )
         return collectives
 

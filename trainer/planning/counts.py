@@ -7,7 +7,7 @@ import re
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -35,7 +35,7 @@ from trainer.run import Run
 GIB = 2**30
 TEMPORARIES = "activations and temporaries"
 MAX_EXCESS_FLOPS = 0.05  # of those of the trace
-Item = TypeVar("Item", bound=Hashable)
+Item = TypeVar("Item", Collective, OpCost)
 T = TypeVar("T")
 
 
@@ -45,32 +45,30 @@ class WorkCounts(NamedTuple):
     flops: int
     collectives: tuple[Collective, ...]
     ops: tuple[OpCost, ...] = ()
-    """Operations of the trace, or as compiled for a GPU: where the compiler gives no cycles."""
-    cycles: Mapping[str, int] | None = None
-    """Cycles of products and of other work, as the TPU compiler estimates them."""
+    """Operations of the trace, or as compiled; Pallas calls have FLOPs from the trace."""
     read_bytes: int = 0
     """Bytes that are read at least: weights, and for a token the cache."""
     host_bytes: int = 0
     """Bytes that offloading keeps in the host's memory: each is written and read once."""
-    kernels: tuple[OpCost, ...] = ()
-    """Pallas calls, which have no cycles: FLOPs from the trace, the rest as compiled."""
 
     def without(self, part: "WorkCounts") -> "WorkCounts":
         """Subtracts a part, except from the bytes that are read."""
-        cycles = None
-        if self.cycles is not None and part.cycles is not None:
-            cycles = {kind: count - part.cycles[kind] for kind, count in self.cycles.items()}
         return self._replace(
             flops=self.flops - part.flops,
             collectives=subtract(self.collectives, part.collectives),
             ops=subtract(self.ops, part.ops),
-            cycles=cycles,
-            kernels=subtract(self.kernels, part.kernels),
         )
 
 
 def subtract(items: Iterable[Item], removed: Iterable[Item]) -> tuple[Item, ...]:
-    return tuple((Counter(items) - Counter(removed)).elements())
+    """Removes items once for each equal one, whatever their scopes: a part has only inner ones."""
+    left, rest = Counter(item._replace(scopes="") for item in removed), []
+    for item in items:
+        if left[item._replace(scopes="")]:
+            left[item._replace(scopes="")] -= 1
+        else:
+            rest.append(item)
+    return tuple(rest)
 
 
 class MemoryUse(NamedTuple):
@@ -220,15 +218,16 @@ def count_compiled(step: TracedFunction, text: CompiledText, read_bytes: int = 0
     """Counts the work in a compiled text."""
     flops = flops_by_kernel(step.traced.jaxpr.jaxpr)
     kernels = tuple(
-        OpCost(round(flops.get(kernel.name, 0)), kernel.bytes, 0, kernel.times)
+        OpCost(
+            round(flops.get(kernel.name, 0)), kernel.bytes, 0, kernel.times,
+            source=kernel.source, scopes=kernel.scopes,
+        )
         for kernel in text.kernels
-    )
+    )  # fmt: skip
     return WorkCounts(
         flops=text.flops + sum(kernel.times * kernel.flops for kernel in kernels),
         collectives=tuple(text.collectives(step.sizes)),
-        ops=tuple(text.ops) if step.platform == "GPU" else (),
-        cycles=text.cycles if step.platform == "TPU" else None,
-        kernels=kernels,
+        ops=() if step.platform == "CPU" else (*text.ops, *kernels),
         read_bytes=read_bytes,
     )
 
@@ -241,15 +240,8 @@ def time_on_slice(
     Cycles include the time to read memory; a trace's products do not.
     """
     memory_s = 0.0
-    if counts.cycles is not None:
-        products_s, other_s = (
-            counts.cycles[kind] / topology.chip.clock_hz + kernels_s
-            for kind, kernels_s in zip(
-                ("products", "other"), compute_s(topology.chip, counts.kernels), strict=True
-            )
-        )
-    elif counts.ops:
-        products_s, other_s = compute_s(topology.chip, (*counts.ops, *counts.kernels))
+    if counts.ops:
+        products_s, other_s = compute_s(topology.chip, counts.ops)
     else:
         peak_flops = topology.chip.peak_flops
         products_s, other_s = counts.flops / peak_flops / topology.chip.product_utilisation, 0.0

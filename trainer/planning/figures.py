@@ -67,6 +67,12 @@ FIGURES = {
         "not on GPUs",
     ),
     "step_time_parts_s": Figure("parts of the step time", "s", "by what takes them"),
+    "step_time_by_part": Figure(
+        "step time by part of the model",
+        "s",
+        "products, other compute, traffic, overlapped traffic, and products at the peak (least_s)",
+    ),
+    "longest_other": Figure("longest other compute", "s", "lines that are no products"),
     "start_latency_s": Figure(
         "time to the first token", "s", "sources and prompts of a batch are read at once"
     ),

@@ -17,6 +17,7 @@ from layouts.lint.report import table
 from models.decoding.sampling import Sampling
 from trainer.observers import CompiledStep, Observer, Outcome
 from trainer.planning import training
+from trainer.planning.breakdown import longest_other, part_of, time_by_part
 from trainer.planning.counts import Compilation, ProgramPlan, excess_flops
 from trainer.planning.decoding import DecodePlan
 from trainer.planning.figures import SCHEMA_VERSION
@@ -35,6 +36,7 @@ def as_json(plan: StepPlan, layout: Layout, measured_s: float | None = None) -> 
     step_s, topology = plan.step_s if measured_s is None else measured_s, plan.topology
     timing = plan.timing
     hours = None if step_s is None else step_s * plan.run.steps / HOUR_S
+    traffic = collectives(plan, plan.work.collectives)
     weights = sorted(table(plan.weights, layout, plan.mesh), key=lambda w: -w.bytes_per_device)
     return {
         **common_figures(plan),
@@ -46,10 +48,12 @@ def as_json(plan: StepPlan, layout: Layout, measured_s: float | None = None) -> 
         "pipeline_repeats": plan.schedule.repeats,
         "bubble": plan.schedule.bubble,
         "idle_s": plan.idle_s,
-        "collectives": collectives(plan, plan.work.collectives),
+        "collectives": traffic,
         "step_time_s": step_s,
         "step_time_range_s": timing.range_s if timing and topology and topology.is_gpu else None,
         "step_time_parts_s": None if timing is None else timing.parts,
+        "step_time_by_part": time_by_part(plan, traffic),
+        "longest_other": longest_other(plan),
         "unit": plan.run.task.unit,
         "tokens_per_step": plan.tokens_per_step,
         "tokens_per_s": None if step_s is None else plan.tokens_per_step / step_s,
@@ -135,6 +139,7 @@ def collectives(plan: ProgramPlan, counted: Iterable[Collective]) -> list[dict[s
             "received_bytes": round(collective.received_bytes),
             "overlaps": collective.overlaps,
             "source": collective.source,
+            "model_part": part_of(collective.scopes),
         }
         if plan.device_coords is not None and plan.topology is not None:
             time_s = seconds(plan.topology, plan.device_coords, plan.mesh, collective)
@@ -150,7 +155,8 @@ def by_line(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """
     sums: dict[tuple, dict[str, Any]] = {}
     for row in rows:
-        key = (row["kind"], *row["mesh_axes"], row["source"], row["overlaps"], row.get("part"))
+        names = ("kind", "mesh_axes", "source", "overlaps", "model_part", "part")
+        key = tuple(str(row.get(name)) for name in names)
         total = sums.setdefault(key, {**row, "count": 0, "received_bytes": 0, "seconds": 0.0})
         for name in ("count", "received_bytes", "seconds"):
             total[name] += row.get(name, 0)

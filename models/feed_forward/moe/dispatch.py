@@ -114,29 +114,33 @@ def by_einsum(experts: Experts, x_GsD: Array, routing: Routing, capacity: int) -
     einsum, iota = experts.layout.einsum, experts.layout.iota
     shape = routing.kept_Gsi.shape
     kept_Gsi1 = routing.kept_Gsi[..., None]
-    expert_Gsie = iota("Gsie", (*shape, experts.num_experts), "e") == routing.expert_Gsi[..., None]
-    position_Gsic = iota("Gsic", (*shape, capacity), "c") == routing.position_Gsi[..., None]
-    expert_Gsie = jnp.where(kept_Gsi1 & expert_Gsie, 1, 0).astype(x_GsD.dtype)
-    position_Gsic = position_Gsic.astype(x_GsD.dtype)
-    sent_Gsec = einsum("Gsie,Gsic->Gsec", expert_Gsie, position_Gsic)
-    weights_Gsie = expert_Gsie * routing.gate_Gsi[..., None].astype(x_GsD.dtype)
-    combine_Gsec = einsum("Gsie,Gsic->Gsec", weights_Gsie, position_Gsic)
-
-    x_GecD = einsum("Gsec,GsD->GecD", sent_Gsec, x_GsD)
+    with jax.named_scope("dispatch"):
+        of_expert = routing.expert_Gsi[..., None]
+        expert_Gsie = iota("Gsie", (*shape, experts.num_experts), "e") == of_expert
+        position_Gsic = iota("Gsic", (*shape, capacity), "c") == routing.position_Gsi[..., None]
+        expert_Gsie = jnp.where(kept_Gsi1 & expert_Gsie, 1, 0).astype(x_GsD.dtype)
+        position_Gsic = position_Gsic.astype(x_GsD.dtype)
+        sent_Gsec = einsum("Gsie,Gsic->Gsec", expert_Gsie, position_Gsic)
+        x_GecD = einsum("Gsec,GsD->GecD", sent_Gsec, x_GsD)
     id_Gec = choice_ids(experts, routing, capacity)[2] if experts.has_dropout else None
     y_GecD = exchange_with_experts(experts, x_GecD, id_Gec)
-    return einsum("Gsec,GecD->GsD", combine_Gsec, y_GecD)
+    with jax.named_scope("combine"):
+        weights_Gsie = expert_Gsie * routing.gate_Gsi[..., None].astype(x_GsD.dtype)
+        combine_Gsec = einsum("Gsie,Gsic->Gsec", weights_Gsie, position_Gsic)
+        return einsum("Gsec,GecD->GsD", combine_Gsec, y_GecD)
 
 
 def by_gather(experts: Experts, x_GsD: Array, routing: Routing, capacity: int) -> Array:
     """Sends by index: each place reads its token, and each token its places."""
     layout, d_model = experts.layout, x_GsD.shape[-1]
-    slot_Gsi, here_Gc, id_Gec = choice_ids(experts, routing, capacity)
-    x_GcD = to_slots(x_GsD, slot_Gsi, here_Gc)
-    x_GecD = layout.reshape(x_GcD, (*id_Gec.shape, d_model), "GecD")
+    with jax.named_scope("dispatch"):
+        slot_Gsi, here_Gc, id_Gec = choice_ids(experts, routing, capacity)
+        x_GcD = to_slots(x_GsD, slot_Gsi, here_Gc)
+        x_GecD = layout.reshape(x_GcD, (*id_Gec.shape, d_model), "GecD")
     y_GecD = exchange_with_experts(experts, x_GecD, id_Gec if experts.has_dropout else None)
-    y_GcD = layout.reshape(y_GecD, x_GcD.shape, "GcD")
-    return combine(y_GcD, slot_Gsi, here_Gc, routing.gate_Gsi)
+    with jax.named_scope("combine"):
+        y_GcD = layout.reshape(y_GecD, x_GcD.shape, "GcD")
+        return combine(y_GcD, slot_Gsi, here_Gc, routing.gate_Gsi)
 
 
 WITH_CAPACITY: Mapping[str, Callable[[Experts, Array, Routing, int], Array]] = {

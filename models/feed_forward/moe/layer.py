@@ -147,14 +147,16 @@ class MoeLayer(nnx.Module):
             segments_Gs = layout.reshard(jnp.ones((groups, tokens), jnp.int32), "Gs")
         else:
             segments_Gs = self.regrouped(segments_BL, (groups, tokens), "Bl", "Gs")
-        logits_Gse = self.logits(x_GsD, jitter_key)
-        gates_Gse = router.gates(logits_Gse)
+        with jax.named_scope("gate"):
+            logits_Gse = self.logits(x_GsD, jitter_key)
+            gates_Gse = router.gates(logits_Gse)
         bias_e = layout.reshard(self.bias_E[...].astype(float), "e") if router.has_bias else None
         capacity = None
         if drop_tokens and self.spec.dispatch != "dropless":
             training = key is not None
             capacity = router.capacity(tokens, self.spec.experts, training=training)
-        routing = router.route(layout, gates_Gse, segments_Gs, capacity, route_key, bias_e)
+        with jax.named_scope("gate"):
+            routing = router.route(layout, gates_Gse, segments_Gs, capacity, route_key, bias_e)
         names = ("wi_EDF", "wg_EDF", "wo_EFD") if self.spec.expert.gated else ("wi_EDF", "wo_EFD")
         weights = {name: getattr(self, name)[...] for name in names}
         experts = Experts(

@@ -37,6 +37,9 @@ TIMES = {
     "suffix_parts_s": ("Time of the suffix", "suffix_latency_s"),
 }
 SHORT_HOURS = 0.1  # shown in seconds
+TIMED = ("products_s", "other_s", "traffic_s")  # what adds to a step
+SHORTEST = 1e-4  # of a step: less is left out of a table
+AT_THE_PEAK = "At the peak of the matrix units, products would take the time in the fourth column."
 OVERLAPPED = "Overlapped traffic takes time only where it takes longer than the compute meanwhile."
 MAX_COLLECTIVES = 12  # in a table
 
@@ -64,6 +67,47 @@ def print_collectives(rows: Sequence[dict[str, Any]], unit: str) -> None:
 def print_times(what: str, timing: Timing) -> None:
     rows = [(name, f"{s:.4g}", f"{s / timing.step_s:.1%}") for name, s in timing.parts.items()]
     print_table([f"time of a {what}", "s", "share"], rows)
+
+
+def print_parts(figures: Mapping[str, Any]) -> None:
+    """Prints what each part of the model takes of a step, and the longest other compute."""
+    rows = part_rows(figures)
+    if rows:
+        print_table([*rows[0]], [[*row.values()] for row in rows])
+        print_table([*(other := other_rows(figures))[0]], [[*row.values()] for row in other])
+
+
+def part_rows(figures: Mapping[str, Any]) -> list[dict[str, str]]:
+    """Writes the time of a step by part of the model."""
+
+    def text(seconds: float) -> str:
+        is_visible = seconds > SHORTEST * figures["step_time_s"]
+        return with_unit(seconds, "s") if is_visible else ""
+
+    return [
+        {
+            "part of the model": row["part"],
+            "share": f"{sum(row[kind] for kind in TIMED) / figures['step_time_s']:.1%}",
+            "products": text(row["products_s"]),
+            "at the peak": text(row["least_s"]),
+            "other compute": text(row["other_s"]),
+            "traffic": text(row["traffic_s"]),
+            "overlapped traffic": text(row["overlapped_s"]),
+        }
+        for row in figures.get("step_time_by_part") or ()
+    ]
+
+
+def other_rows(figures: Mapping[str, Any]) -> list[dict[str, str]]:
+    """Writes the lines of the longest other compute."""
+    return [
+        {
+            "longest other compute": with_unit(row["seconds"], "s"),
+            "part of the model": row["part"],
+            "for": row["source"],
+        }
+        for row in figures["longest_other"]
+    ]
 
 
 def print_unexpected(figures: dict[str, Any]) -> None:
@@ -97,7 +141,19 @@ def write_page(file: str, title: str, figures: dict[str, Any]) -> None:
     for name, (heading, whole) in TIMES.items():
         if figures.get(name):
             parts += [f"<h2>{heading}</h2>", *times(figures[name], figures[whole])]
-    parts += ["<h2>Collectives</h2>", collectives(figures)]
+    if by_part := part_rows(figures):
+        sums = {
+            row["part"]: sum(row[kind] for kind in TIMED) for row in figures["step_time_by_part"]
+        }
+        parts += [
+            "<h2>Time of a step by part of the model</h2>",
+            bar(sums, 0.0, limit=False),
+            legend({part: (with_unit(s, "s"), s) for part, s in sums.items()}),
+            f"<p>{AT_THE_PEAK}",
+            table(by_part),
+            table(other_rows(figures)),
+        ]
+    parts += ["<h2>Collectives</h2>", *collectives(figures)]
     unexpected = [*filter(None, [figures["excess_flops"]]), *figures["unexpected_collectives"]]
     if unexpected:
         items = "".join(f"<li>{html.escape(text)}" for text in unexpected)
@@ -150,11 +206,37 @@ def times(seconds: Mapping[str, float], whole_s: float) -> list[str]:
     ]
 
 
-def collectives(figures: Mapping[str, Any]) -> str:
-    """Lists the collectives of each line of the model, the slowest first."""
+def collectives(figures: Mapping[str, Any]) -> list[str]:
+    """Sums collectives by part of the model, the slowest first; one click opens their lines."""
     rows = by_line(figures["collectives"])
-    if not rows:
-        return "<p>None: the devices exchange nothing."
+    parts = {row["model_part"]: list[dict[str, Any]]() for row in rows}
+    for row in rows:
+        parts[row["model_part"]].append(row)
+    return [
+        f"<details><summary>{html.escape(traffic_of(part, lines))}</summary>{lines_table(lines)}"
+        "</details>"
+        for part, lines in parts.items()
+    ] or ["<p>None: the devices exchange nothing."]
+
+
+def traffic_of(part: str, rows: Sequence[Mapping[str, Any]]) -> str:
+    """Describes the collectives of a part of the model in a line."""
+    kinds: dict[str, tuple[int, float, float]] = {}
+    for row in rows:
+        count, size, time_s = kinds.get(row["kind"], (0, 0.0, 0.0))
+        kinds[row["kind"]] = (
+            count + row["count"], size + row["received_bytes"], time_s + row["seconds"]
+        )  # fmt: skip
+    texts = (
+        f"{kind} {count:,} times, {size_text(round(size))}"
+        + (f", {with_unit(time_s, 's')}" if time_s else "")
+        for kind, (count, size, time_s) in kinds.items()
+    )
+    return f"{part}: {'; '.join(texts)}"
+
+
+def lines_table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Lists the collectives of each line of the model."""
     return table(
         {
             **({"part": row["part"]} if "part" in row else {}),

@@ -133,6 +133,7 @@ def print_plan(plan: StepPlan, figures: dict[str, Any], title: str) -> None:
     page.print_collectives(figures["collectives"], "step")
     if plan.timing is not None:
         page.print_times("step", plan.timing)
+        page.print_parts(figures)
     if plan.schedule.stages > 1:
         idle_s, repeats = plan.idle_s, plan.schedule.repeats
         time = "" if idle_s is None else f", up to {idle_s:.3g} s of a step"

@@ -7,7 +7,7 @@ from jax.experimental import pallas
 from jax.sharding import NamedSharding
 
 from layouts.cost.dataflow import flops_by_kernel, total_flops
-from layouts.cost.jaxpr_cost import CPU, TPU, CompilerTraits, Cost, OpCost, cost_of
+from layouts.cost.jaxpr_cost import CPU, TPU, CompilerTraits, Cost, cost_of
 from layouts.cost.peak_memory import peak_bytes
 from layouts.mesh import abstract_mesh
 
@@ -64,8 +64,8 @@ def test_work_is_what_goes_through_memory_and_what_is_computed_beside() -> None:
     result = cost(step, ((B, D), place), ((D, F), jax.P(None, None)))
     product, *others, ends = result.ops
     moved_bytes = 4 * (B // 4 * D + D * F + B // 4 * F)
-    assert product == (ONE // 4, moved_bytes, 0, 1, "float32")
-    assert ends == (0, moved_bytes, 0, 1, "")
+    assert product[:5] == (ONE // 4, moved_bytes, 0, 1, "float32")
+    assert ends[:5] == (0, moved_bytes, 0, 1, "")
     assert [other.elements for other in others if other.elements] == [B // 4 * F] * 2
     assert not any(other.bytes for other in others)
 
@@ -179,6 +179,6 @@ def test_a_kernel_counts_each_block_of_its_grid() -> None:
     flops, array_bytes = 2 * 12 * 8 * 8, 4 * 12 * 8
     cost = cost_of(jaxpr, {})
     assert cost.flops == total_flops(jaxpr) == 5 * flops
-    assert OpCost(flops, 2 * array_bytes, 0, 5) in cost.ops
+    assert (flops, 2 * array_bytes, 0, 5) in [op[:4] for op in cost.ops]
     assert peak_bytes(jaxpr, {}) == 0  # the loop's result is the caller's
     assert flops_by_kernel(jaxpr) == {"double": flops}

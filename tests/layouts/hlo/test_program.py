@@ -10,7 +10,7 @@ from jax.sharding import AxisType, NamedSharding
 
 from layouts.cost.collectives import Collective
 from layouts.cost.jaxpr_cost import OpCost
-from layouts.hlo.program import CompiledText, KernelCall
+from layouts.hlo.program import CompiledText
 from tests.layouts.hlo.programs import sizes as programs
 
 SIZES = {"x": 4, "y": 2}
@@ -76,7 +76,7 @@ def test_a_gather_is_found_along_its_mesh_axes(axes: tuple[str, ...]) -> None:
     )
     (collective,) = program.collectives(SIZES)
     group = int(np.prod([SIZES[axis] for axis in axes]))
-    assert collective._replace(source="") == Collective(
+    assert collective._replace(source="", scopes="") == Collective(
         "all-gather", axes, group, 16 * 3 * 4, 1, ""
     )
     assert collective.received_bytes == 16 * 3 * 4 * (group - 1) / group
@@ -166,7 +166,9 @@ def test_a_program_goes_on_behind_the_metadata_of_a_kernel() -> None:
     read = program("gathered_weights")
     assert read.flops == programs.N * 2 * (2 * programs.B * programs.D * programs.F)
     array = 2 * programs.B * programs.D
-    assert read.kernels == [KernelCall("double", 2 * array, programs.N)]
+    [kernel] = read.kernels
+    assert kernel._replace(source="", scopes="") == ("double", 2 * array, programs.N, "", "")
+    assert kernel.source.startswith("tests/layouts/hlo/programs/compile.py:")
 
 
 def test_a_program_for_gpus_lists_products_and_what_moves() -> None:
@@ -175,7 +177,9 @@ def test_a_program_for_gpus_lists_products_and_what_moves() -> None:
     x, h = rows * programs.D * item_bytes, rows * programs.F * item_bytes
     weight = programs.D * programs.F * item_bytes
     of_a_product = OpCost(2 * rows * programs.D * programs.F, x + weight + h, 0, programs.N)
-    assert [op for op in layers.ops if op.flops] == [of_a_product] * 2
+    products = [op for op in layers.ops if op.flops]
+    assert [op._replace(source="", scopes="") for op in products] == [of_a_product] * 2
+    assert all("/while/body/" in op.scopes and "->" in op.source for op in products)
     # A layer's shard is read from those of all layers, which are not read with it.  Before the loop
     # one of the weights is transposed and the rows are copied.
     shard = weight // devices

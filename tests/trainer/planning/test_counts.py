@@ -16,15 +16,16 @@ COORDS = np.zeros((2, 2), int)  # both cores of one chip
 def test_a_whole_without_a_part_is_the_rest() -> None:
     once, each = (Collective("all-reduce", ("x",), 2, size, 1, "") for size in (8, 4))
     first, second = (OpCost(flops, bytes=1, elements=0, times=1) for flops in (2, 3))
-    whole = WorkCounts(10, (once, each, each), (first, second), {"products": 7, "other": 5}, 9)
-    token = WorkCounts(4, (each,), (second,), {"products": 2, "other": 1}, 3)
-    prefill = WorkCounts(6, (once, each), (first,), {"products": 5, "other": 4}, 9)
+    whole = WorkCounts(10, (once, each, each), (first, second), 9)
+    token = WorkCounts(4, (each,), (second,), 3)
+    prefill = WorkCounts(6, (once, each), (first,), 9)
     assert whole.without(token) == prefill
 
 
 def test_cycles_include_the_time_of_reads() -> None:
     clock = round(SLICE.chip.clock_hz)
-    counts = WorkCounts(1, (), cycles={"products": 2 * clock, "other": clock}, read_bytes=10**15)
+    product, other = (OpCost(flops, 10**15, 0, 2 - flops, cycles=clock) for flops in (1, 0))
+    counts = WorkCounts(1, (), (product, other), read_bytes=10**15)
     timing = time_on_slice(SLICE, COORDS, {"x": 2}, counts)
     assert timing.step_s == pytest.approx(3) and timing.memory_s == 0
 
@@ -43,7 +44,7 @@ def test_kernels_take_the_time_of_their_flops_or_bytes() -> None:
     chip = SLICE.chip
     multiplies = OpCost(round(2 * chip.peak_flops * PRODUCT_UTILISATION), 1, 0, 3)
     reads = OpCost(0, round(5 * chip.memory_bandwidth), 0, 1)
-    counts = WorkCounts(1, (), cycles={"products": 0, "other": 0}, kernels=(multiplies, reads))
+    counts = WorkCounts(1, (), (multiplies, reads))
     timing = time_on_slice(SLICE, COORDS, {"x": 2}, counts)
     assert (timing.products_s, timing.other_s) == pytest.approx((6, 5))
 

@@ -258,7 +258,7 @@ def test_what_fits_nowhere_is_refused_with_a_slice_that_would_do(
     wide = ["Transformer.d_ff = 6400000", "Transformer.layers = 2", "Run.batch_sequences = 512"]
     answer = run("layouts", *toy(tmp_path, *wide)[1:], "--topology=v2:2x2")
     assert answer.code == 2
-    assert "layouts fits" in answer.error and "try --topology=v2:16x16" in answer.error
+    assert "by their traces fits" in answer.error and "try --topology=v2:16x16" in answer.error
 
 
 def test_a_sweep(run: Meshloom, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
