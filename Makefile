@@ -7,6 +7,7 @@
 # make test-faults            many kills, signals, stalls and interrupts; much mutated input
 # make bench                  speed, and that of other libraries where they are installed
 # make bench-gpu              the same on a GPU: 1.3B dense, long rows, experts, decoding
+# make papers                 docs/papers.md and its pictures, in some minutes
 # make audit                  known vulnerabilities of the installed packages
 PYTHON ?= python3
 BIN := .venv/bin
@@ -16,8 +17,8 @@ LOCK := $(BIN)/uv pip compile --universal --quiet --no-header --upgrade --genera
 export UV_SYSTEM_CERTS := true
 
 .DEFAULT_GOAL := help
-.PHONY: help install cuda tpu quickstart quickstart-translate test test-faults test-newest test-sweep lint bench bench-gpu audit \
-  lock
+.PHONY: help install cuda tpu quickstart quickstart-translate test test-faults test-newest test-sweep lint bench bench-gpu papers \
+  audit lock
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -67,6 +68,9 @@ bench: install
 
 bench-gpu: cuda  # compares with PyTorch where it is installed: .venv/bin/pip install torch
 	$(BIN)/meshloom bench gpu
+
+papers: install
+	$(BIN)/meshloom papers --output=docs
 
 audit: install  # looks the locked packages up among the known vulnerabilities
 	$(BIN)/uv venv --quiet --allow-existing .venv/audit

@@ -29,6 +29,7 @@ WORK = {
     "plan": work("planning", "PlanFlags", "plan:plan"),
     "layouts": work("planning", "LayoutsFlags", "layouts:search"),
     "tune": work("planning", "TuneFlags", "tune:tune"),
+    "papers": work("papers", "PapersFlags", "papers:show_papers"),
 }
 INSPECT_WORK = {
     "config": work("inspect", "InspectConfigFlags", "settings:config"),

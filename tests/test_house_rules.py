@@ -142,6 +142,7 @@ TESTED_ELSEWHERE = {
     # Flags have no logic, and a command few calls: tests run it as a user does.
     "scripts/*flags.py": "scripts/test_command_line.py",
     "scripts/commands/doctor/*": "scripts/commands/doctor/test_doctor.py",
+    "scripts/commands/papers/*": "scripts/commands/papers/test_papers.py",
     "scripts/commands/planning/*": "scripts/commands/planning/test_plan.py",
     "scripts/commands/serving/*": "scripts/commands/serving/test_serve.py",
     "scripts/commands/*": "scripts/test_commands.py",

@@ -4,15 +4,15 @@
     meshloom bench collectives --predict_only --topology=v3:16x16 --topology=v3:32x32
 
 Each device holds an array of the given size.  GShard (section 5.3, figure 9) measured the same on
-TPU v3: an all-reduce takes as long on any number of cores, an all-to-all 9 times as long on 2,048
-as on 16.  The prediction is that of plans (layouts/cost/interconnect.py).
+TPU v3: `meshloom papers --table=gshard_figure_9` compares.  The prediction is that of plans
+(layouts/cost/interconnect.py).
 """
 
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 
@@ -33,24 +33,6 @@ MEGABYTE = 10**6
 Row = Mapping[str, Any]
 """A collective, megabytes on each device, devices, seconds, and bytes that a device receives a
 second; for a prediction the topology, for a measurement the kinds in the compiled program."""
-
-
-class Growth(NamedTuple):
-    """Holds how many times as long a collective takes on more devices."""
-
-    kind: str
-    from_devices: int
-    to_devices: int
-    published: float
-    source: str
-
-
-CHIP_OF_GROWTHS = "v3"
-GROWTHS = (
-    Growth("all-reduce", 16, 2048, 1.0, "GShard, section 5.3"),
-    Growth("all-to-all", 16, 2048, 9.0, "GShard, section 5.3"),
-    Growth("all-to-all", 128, 2048, 3.75, "GShard, section 5.2"),
-)
 
 
 def measure_call(kind: str, megabytes: int, count: int) -> Row:
@@ -144,24 +126,8 @@ def predict(topology: "Topology", sizes: Sequence[int]) -> Iterator[Row]:
             yield row_of(kind, megabytes, count, time_s, topology=topology.name)
 
 
-def growths(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """Compares the published growths with those among the predictions, of the largest size."""
-    megabytes = max(row["megabytes"] for row in rows)
-    times = {
-        (row["kind"], row["devices"]): row["seconds"]
-        for row in rows
-        if row["topology"].startswith(f"{CHIP_OF_GROWTHS}:") and row["megabytes"] == megabytes
-    }
-    compared = []
-    for growth in GROWTHS:
-        first, last = (times.get((growth.kind, n)) for n in growth[1:3])
-        if first is not None and last is not None:
-            compared.append({**growth._asdict(), "predicted": last / first})
-    return compared
-
-
 def print_tables(result: Row) -> None:
-    """Prints the measured times, the predicted ones, and the growths compared with the paper."""
+    """Prints the measured times and the predicted ones."""
     from scripts.terminal import print_table
 
     lines: dict[tuple[Any, ...], list[str]] = {}  # each time in the column of its kind
@@ -173,18 +139,12 @@ def print_tables(result: Row) -> None:
          ", ".join(row["compiled"])]
         for row in result["measured"]
     ]  # fmt: skip
-    compared = [
-        [row["kind"], f"{row['from_devices']:,} to {row['to_devices']:,}",
-         f"{row['predicted']:.2f}", f"{row['published']:g}", row["source"]]
-        for row in result["growths"]
-    ]  # fmt: skip
     tables = (
         (["measured here", "MB a device", "devices", "ms", "compiled to"], measured),
         (
             ["predicted for", "devices", "MB a device", *(f"{kind}, ms" for kind in KINDS)],
             [[*key, *times] for key, times in lines.items()],
         ),
-        (["times as long", "devices", "predicted", "published", "in"], compared),
     )
     for head, rows in tables:
         if rows:
@@ -217,7 +177,7 @@ class Flags(JsonFlags):
 
 
 def benchmark(flags: Flags) -> None:
-    """Measures, predicts, and compares with the paper."""
+    """Measures and predicts."""
     import jax
 
     from layouts import absent_devices
@@ -250,7 +210,6 @@ def benchmark(flags: Flags) -> None:
         "cores": cores(),
         "measured": here,
         "predicted": slices,
-        "growths": growths(slices),
     }
     print_tables(result)
     write_json(flags.json_file, result)

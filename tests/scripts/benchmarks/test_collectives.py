@@ -83,9 +83,7 @@ def test_the_slices_of_a_chip_double() -> None:
     assert [topology.devices for topology in slices_of("v5p")] == [4 * 2**i for i in range(11)]
 
 
-def test_a_command_predicts_and_compares_with_the_paper(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_command_predicts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     topologies = ("v3:32x32", "v3:8x8", "2xv5e:4x8", "h100:4x8")
     json_file = tmp_path / "result.json"
     benchmark(Flags(topologies=topologies, predict_only=True, json_file=str(json_file)))
@@ -95,10 +93,7 @@ def test_a_command_predicts_and_compares_with_the_paper(
         "v3:32x32", "v3:8x8", "2xv5e:4x8", "h100:4x8",
     ]  # fmt: skip
     assert written["measured"] == [] and min(row["seconds"] for row in written["predicted"]) > 0
-    (growth,) = written["growths"]  # of 128 cores; the others begin with 16
-    assert (growth["kind"], growth["from_devices"]) == ("all-to-all", 128)
-    assert (growth["published"], growth["predicted"]) == (3.75, pytest.approx(2))
-    assert "v3:32x32" in shown and "3.75" in shown
+    assert "v3:32x32" in shown
 
 
 def test_a_slice_that_nobody_offers_is_refused() -> None:

@@ -1,0 +1,28 @@
+"""Defines the flags of `meshloom papers`."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from scripts.commands.shared_flags import JsonFile
+from scripts.flag import Flag
+
+
+@dataclass(frozen=True, kw_only=True)
+class PapersFlags:
+    """Lists what the papers publish, and what Meshloom counts, plans, measures or implements of it.
+
+    The list is that of docs/papers.md.  With --table, it computes the rows of one table, figure or
+    section again.
+    """
+
+    EXAMPLES = (
+        "meshloom papers --table=gshard_table_1",
+        "meshloom papers --output=docs",
+    )
+    table: Annotated[str | None, Flag(metavar="NAME")] = None
+    """Computes one item: a name of the list, such as gshard_table_3."""
+    output: Annotated[Path | None, Flag(metavar="FOLDER")] = None
+    """Computes all items, and writes papers.md and its pictures into FOLDER, as they are in docs/;
+    with --table, only the picture of that item."""
+    json_file: JsonFile = None
