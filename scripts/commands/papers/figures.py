@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from configs.load import load
 from layouts.cost.collectives import Collective
@@ -21,13 +22,14 @@ from layouts.layout import Layout
 from layouts.lint.recorder import record
 from layouts.mesh import abstract_mesh
 from layouts.shards import num_shards
-from scripts.benchmarks.collectives import MEGABYTE, neighbours, predict
 from scripts.commands.inspect.layout import model_of
 from scripts.commands.papers.items import RUNS
 from scripts.commands.planning.flags import DecodePlanFlags, PlanFlags
 from scripts.commands.planning.inputs import PlanInputs, best_plan
 from scripts.commands.planning.plan_decode import plan_batch
 from trainer.planning.report import as_json, decode_as_json
+
+MEGABYTE = 10**6
 
 Figures = Mapping[str, Any]
 
@@ -66,8 +68,27 @@ def plan(name: str) -> Figures:
 
 def collective(kind: str, topology: str, megabytes: str) -> Figures:
     """Predicts a collective of all devices of a slice, with an array of this size on each."""
-    rows = predict(Topology.named(topology), [int(megabytes)])
-    return next(row for row in rows if row["kind"] == kind)
+    target, size = Topology.named(topology), int(megabytes) * MEGABYTE
+    mesh = {"all": target.devices}
+    coords = coordinates(target, mesh, None, "all:-1")
+    call = Collective(kind, ("all",), target.devices, size, 1, "")
+    return {"seconds": seconds(target, coords[neighbours(coords)], mesh, call)}
+
+
+def neighbours(coords: np.ndarray) -> np.ndarray:
+    """Orders devices on a torus so that each is next to the one before.
+
+    A permutation sends along this order: with pairs that are close, its cost is constant (GShard,
+    section 5.3).
+
+    >>> neighbours(np.array([[0, 0], [0, 1], [1, 0], [1, 1], [2, 0], [2, 1]])).tolist()
+    [0, 2, 4, 5, 3, 1]
+    """
+    keys, turns = [], np.zeros(len(coords), int)
+    for axis in coords.T[::-1]:
+        keys.append(np.where(turns % 2, -axis, axis))
+        turns = turns + axis
+    return np.lexsort(keys[::-1])
 
 
 def operator(equation: str, split: str, grown: str, topology: str) -> Figures:
