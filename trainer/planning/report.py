@@ -28,12 +28,9 @@ MAX_WEIGHTS = 12  # in a list of the largest
 HOUR_S = 3600
 
 
-def as_json(plan: StepPlan, layout: Layout, measured_s: float | None = None) -> dict[str, Any]:
-    """Lists every figure of a training plan; None where it is not known.
-
-    The times are those of a measured step if there is one.
-    """
-    step_s, topology = plan.step_s if measured_s is None else measured_s, plan.topology
+def as_json(plan: StepPlan, layout: Layout) -> dict[str, Any]:
+    """Lists every figure of a training plan; None where it is not known."""
+    step_s, topology = plan.step_s, plan.topology
     timing = plan.timing
     hours = None if step_s is None else step_s * plan.run.steps / HOUR_S
     traffic = collectives(plan, plan.work.collectives)

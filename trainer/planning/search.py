@@ -3,9 +3,8 @@
 import dataclasses
 import logging
 import math
-import statistics
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import jax
@@ -24,7 +23,6 @@ from layouts.mesh import batch_shards, make_mesh, mesh_sizes
 from trainer.checks import find_untraceable, record_loss
 from trainer.feed import BatchSharding
 from trainer.planning import training
-from trainer.planning.child import CompilerAborted
 from trainer.run import Run
 from trainer.step import init_state, train_step, train_step_spec
 from trainer.traces import trace_train_step
@@ -32,7 +30,6 @@ from trainer.traces import trace_train_step
 logger = logging.getLogger(__name__)
 BURST_S = 0.5  # far longer than another process gets a core for
 FIRST_TOKEN = 2  # smaller ids have a meaning
-RoundTimes = dict[str, float]  # seconds of a step of each benchmark in one round
 
 
 class StepBenchmark:
@@ -78,54 +75,22 @@ def random_batch(run: Run) -> dict[str, np.ndarray]:
     return {name: array(name, shape) for name, shape in run.task.array_shapes.items()}
 
 
-def time_rounds(benchmarks: Mapping[str, StepBenchmark], count: int) -> list[RoundTimes]:
-    """Times a step of each benchmark in every round; every other round goes backwards."""
-    rounds = []
-    for number in range(count):
-        order = list(benchmarks)[:: 1 if number % 2 == 0 else -1]
-        rounds.append({name: benchmarks[name].time_step() for name in order})
-        logger.info("round %d of %d: %.1f s", number + 1, count, sum(rounds[-1].values()))
-    return rounds
-
-
-def median_s(rounds: Sequence[RoundTimes], name: str) -> float:
-    return statistics.median(times[name] for times in rounds)
-
-
-def slowdown(rounds: Sequence[RoundTimes], name: str) -> float:
-    """Returns the median over rounds of a step's time over that of the fastest in its round."""
-    return statistics.median(times[name] / min(times.values()) for times in rounds)
-
-
 Hardware = Topology | HostRates
 MIN_GAIN = 0.005  # of a step: a smaller one is not worth an order in the file
 STANDARD = {DATA_PARALLEL: 1, FSDP: 1, FSDP_AND_MODEL: 2}
 """Rules of layouts that are always compiled, each with the number of its mesh shapes."""
 OVERESTIMATE = 1.25
 """What a trace needs over what the compiled program needs, at most (docs/planning.md)."""
-ROUNDS = 5  # of steps of layouts that take turns
 
 
 class RankedLayout(NamedTuple):
-    """Holds a layout and what it costs."""
+    """Holds a layout and what it costs by its trace."""
 
     layout: Layout
     plan: training.StepPlan
-    measured_s: float | None = None
-    """Seconds of a step that was run."""
-
-    @property
-    def basis(self) -> str:
-        """Names the source of the step time: trace, compiler or steps."""
-        if self.measured_s is not None:
-            return "steps"
-        memory = self.plan.memory
-        return "trace" if memory.compiled_for is None else "compiler"
 
     @property
     def step_s(self) -> float:
-        if self.measured_s is not None:
-            return self.measured_s
         assert self.plan.step_s is not None
         return self.plan.step_s
 
@@ -257,17 +222,6 @@ def fastest_first(ranking: Iterable[RankedLayout]) -> list[RankedLayout]:
     return sorted(ranking, key=lambda ranked: (ranked.plan.fits is False, ranked.step_s))
 
 
-def benchmark_layouts(run: Run, ranking: Iterable[RankedLayout]) -> list[RankedLayout]:
-    """Sorts the same layouts by their steps on the devices at hand."""
-    ranking, benchmarks = list(ranking), {}
-    for ranked in ranking:
-        logger.info("%s: compiling", ranked.name)
-        benchmarks[ranked.name] = StepBenchmark(run, ranked.layout)
-    rounds = time_rounds(benchmarks, ROUNDS)
-    timed = [ranked._replace(measured_s=median_s(rounds, ranked.name)) for ranked in ranking]
-    return sorted(timed, key=lambda ranked: slowdown(rounds, ranked.name))
-
-
 def shortlist(
     ranking: Sequence[RankedLayout], configured: Sequence[Layout], count: int
 ) -> list[RankedLayout]:
@@ -285,40 +239,6 @@ def may_fit(plan: training.StepPlan) -> bool:
     """Returns whether the program may fit, although its trace may say that it does not."""
     memory_bytes = math.inf if plan.topology is None else plan.topology.chip.memory_bytes
     return plan.memory.needed_bytes <= OVERESTIMATE * memory_bytes
-
-
-def compile_layouts(
-    first: Sequence[RankedLayout],
-    further: Sequence[RankedLayout],
-    compile_plan: Callable[[Layout], training.StepPlan],
-) -> list[RankedLayout]:
-    """Compiles the first layouts, then further ones until one fits; sorts them by their steps.
-
-    Skips those that the compiler fails on, unless it fails on all of the first.
-    """
-    compiled: list[RankedLayout] = []
-    problem: Exception | None = None
-    for number, ranked in enumerate([*first, *further]):
-        if number >= len(first) and (not compiled or any(r.plan.fits for r in compiled)):
-            break
-        try:
-            plan = compile_plan(ranked.layout)
-        except (CompilerAborted, RunError) as error:
-            logger.info("Skipped %s: %s", ranked.name, error)
-            problem = error
-            continue
-        compiled.append(with_best_order(RankedLayout(ranked.layout, plan)))
-        time = "out of memory" if plan.memory.out_of_memory else f"{compiled[-1].step_s:.4g} s"
-        logger.info("%s: compiled, %s", compiled[-1].name, time)
-    if not compiled and problem is not None:
-        raise problem
-    return fastest_first(compiled)
-
-
-def without(ranking: Iterable[RankedLayout], removed: Iterable[RankedLayout]) -> list[RankedLayout]:
-    """Returns a ranking without some layouts, whatever their order of devices."""
-    layouts = {unordered(ranked.layout) for ranked in removed}
-    return [ranked for ranked in ranking if unordered(ranked.layout) not in layouts]
 
 
 def unordered(layout: Layout) -> Layout:

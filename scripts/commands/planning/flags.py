@@ -75,9 +75,10 @@ class PlanFlags:
 
 @dataclass(frozen=True, kw_only=True)
 class LayoutsFlags:
-    """Ranks the layouts that a model can have on a slice, the fastest that fits first.
+    """Ranks the layouts that a model can have on a slice by traces, the fastest that fits first.
 
-    Without --topology it ranks them on the devices of this machine, whose speed it measures first.
+    `meshloom tune` compiles the best, or runs them, and tries other settings with each.  Without
+    --topology it ranks them on the devices of this machine, whose speed it measures first.
     """
 
     EXAMPLES = (
@@ -86,11 +87,6 @@ class LayoutsFlags:
         "--output=best.gin",
     )
     topology: shared.Topology = None
-    verify: Annotated[bool, Flag(name="search")] = False
-    """Compiles the --best layouts, the standard ones and that of the gin files (needs the compiler
-    of the chips); without --topology, runs them."""
-    best: Annotated[int, Flag(min=1)] = 3
-    """With --search: how many layouts to compile or run, the first by their traces."""
     output: Annotated[str | None, Flag(metavar="FILE", names_output=True)] = None
     """Writes the best layout to FILE as a layout file."""
     json_file: shared.JsonFile = None

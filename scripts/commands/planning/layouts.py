@@ -8,30 +8,23 @@ import jax
 
 from configs.errors import UserError
 from configs.load import Config
-from layouts.absent_devices import has_compiler
 from layouts.candidates import as_gin
 from layouts.cost.calibration import measure_host
 from layouts.cost.collectives import format_mesh, size_text
 from layouts.cost.interconnect import Topology
 from layouts.layout import Layout
-from layouts.mesh import mesh_sizes
 from scripts.commands.common import open_output, setting_origins, settings_of, write_json
 from scripts.commands.planning.flags import LayoutsFlags
-from scripts.commands.planning.inputs import no_compiler, parse_topology, sizes_on
+from scripts.commands.planning.inputs import parse_topology, sizes_on
 from scripts.commands.planning.page import with_unit
 from scripts.terminal import print_note, print_table
 from trainer.checks import check_layout, check_run
-from trainer.planning import search as layout_search
-from trainer.planning.child import in_child
 from trainer.planning.report import as_json
 from trainer.planning.search import (
     RankedLayout,
-    may_fit,
     rank_layouts,
-    without,
 )
 from trainer.planning.sweep import suggest_slice
-from trainer.planning.training import StepPlan, plan_compiled
 from trainer.run import Run
 
 RUNNERS_UP = 4  # in the file
@@ -48,57 +41,26 @@ def search(flags: LayoutsFlags) -> None:
             "Plan one for several by `meshloom plan --analytic` with Layout.slices."
         )
     check_run(run)
-    platform = None if topology is None else topology.chip.platform
-    if flags.verify and platform is not None and not has_compiler(platform):
-        raise UserError(f"--search compiles the best layouts.  {no_compiler(platform)}")
     configured = configured_layouts(config, run, topology)
     ranking = rank_layouts(run, topology or measure_host(jax.devices()), configured)
     where = f"{len(jax.devices())} devices of one machine" if topology is None else topology.name
-    best, basis = ranking, f"{len(ranking)} layouts on {where}, by their traces"
-    if flags.verify:
-        first = layout_search.shortlist(ranking, configured, flags.best)
-        if topology is None:
-            best = layout_search.benchmark_layouts(run, first)
-        else:
-
-            def compile_plan(layout: Layout) -> StepPlan:
-                sizes = mesh_sizes(layout.mesh, topology.devices)
-                return in_child(plan_compiled, run, layout, sizes, topology)
-
-            rest = [ranked for ranked in without(ranking, first) if may_fit(ranked.plan)]
-            best = layout_search.compile_layouts(first, rest, compile_plan)
-        ranking = [*best, *without(ranking, best)]
-        tried = "run" if topology is None else "compiled"
-        basis = f"the {len(best)} {tried} of {len(ranking)} layouts on {where}"
-    if topology is not None and not any(ranked.plan.fits for ranked in best):
-        raise UserError(describe_misfit(best, basis, topology, flags))
-    figures = {
-        ranked.name: {"by": ranked.basis} | as_json(ranked.plan, ranked.layout, ranked.measured_s)
-        for ranked in ranking
-    }
-    rows = [[name, plan["by"], *row(plan)] for name, plan in figures.items()]
-    print_table(["layout", "by", *COLUMNS], rows)
-    print(f"The fastest of {basis}: {best[0].name}")
-    warn_of_excess(figures)
+    basis = f"{len(ranking)} layouts on {where}, by their traces"
+    if topology is not None and not any(ranked.plan.fits for ranked in ranking):
+        least = min((ranked.plan for ranked in ranking), key=lambda plan: plan.memory.needed_bytes)
+        raise UserError(
+            f"--topology={topology.name}: none of {basis}, fits; the least needs "
+            f"{size_text(least.memory.needed_bytes)} per device of "
+            f"{size_text(topology.chip.memory_bytes)}.  {suggest_slice(least)}  "
+            "Traces are not exact: `meshloom tune` compiles."
+        )
+    figures = {ranked.name: as_json(ranked.plan, ranked.layout) for ranked in ranking}
+    print_table(["layout", *COLUMNS], [[name, *row(plan)] for name, plan in figures.items()])
+    print(f"The fastest of {basis}: {ranking[0].name}")
     write_json(flags.json_file, [{"layout": name, **plan} for name, plan in figures.items()])
     if flags.output is not None:
         with open_output(flags.output) as file:
-            file.write(as_gin(best[0].layout, [f"The fastest of {basis}:", *comments(best)]))
+            file.write(as_gin(ranking[0].layout, [f"The fastest of {basis}:", *comments(ranking)]))
         print_note(f"Wrote {flags.output}.")
-
-
-def describe_misfit(
-    ranking: Sequence[RankedLayout], basis: str, topology: Topology, flags: LayoutsFlags
-) -> str:
-    """Says how much memory the layouts need of which none fits, and what would do."""
-    least = min((ranked.plan for ranked in ranking), key=lambda plan: plan.memory.needed_bytes)
-    compiles = has_compiler(topology.chip.platform) and not flags.verify
-    hint = "  Traces are not exact: --search compiles." * compiles
-    return (
-        f"--topology={topology.name}: none of {basis} fits; the least needs "
-        f"{size_text(least.memory.needed_bytes)} per device of "
-        f"{size_text(topology.chip.memory_bytes)}.  {suggest_slice(least)}{hint}"
-    )
 
 
 def configured_layouts(config: Config, run: Run, topology: Topology | None) -> list[Layout]:
@@ -124,7 +86,7 @@ def warn_of_excess(figures: dict[str, Any]) -> None:
 
 
 def comments(ranking: Sequence[RankedLayout]) -> list[str]:
-    """Describes in a layout file the layout and the runners-up, on the same basis."""
+    """Describes in a layout file the layout and the runners-up."""
 
     def comment(ranked: RankedLayout) -> str:
         misfit = ", does not fit" * (ranked.plan.fits is False)
