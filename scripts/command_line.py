@@ -9,7 +9,7 @@ import types
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NoReturn, TypeVar
+from typing import Any, Literal, TypeVar
 
 import click
 
@@ -248,13 +248,6 @@ def command_of(name: str | None, flags: type, function: Callable[[Any], object])
     )
     command.examples = getattr(flags, "EXAMPLES", ())
     return command
-
-
-def run_command(flags: type, function: Callable[[Any], object]) -> NoReturn:
-    """Runs a module as a command, whose flags are a dataclass, and exits."""
-    from scripts.exits import exits
-
-    exits(lambda: command_of(None, flags, function).main(standalone_mode=False))
 
 
 def imported(path: str) -> Any:

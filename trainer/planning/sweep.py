@@ -4,20 +4,19 @@ import dataclasses
 import logging
 import math
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple, get_args
+from typing import NamedTuple, get_args
 
 from configs.errors import UserError
 from layouts.candidates import candidates
 from layouts.cost.interconnect import Topology, offered_slices
 from layouts.layout import Layout
 from layouts.mesh import batch_shards, mesh_sizes
-from models.precision import Precision
 from models.spec import Remat, SavedProduct
 from models.transformer import Transformer
 from trainer.checks import check_run, record_loss
 from trainer.planning.report import HOUR_S
 from trainer.planning.search import legal_layouts, plan_if_traceable
-from trainer.planning.training import StepPlan, plan_from_trace
+from trainer.planning.training import StepPlan
 from trainer.run import Run
 
 logger = logging.getLogger(__name__)
@@ -157,41 +156,6 @@ def divides(run: Run, microbatches: int, shards: int) -> bool:
     return True
 
 
-GB = 1e9
-
-
-class MemorySaving(NamedTuple):
-    """Holds how much memory a setting saves, by estimates from a trace."""
-
-    setting: str
-    saved_bytes: int
-    slower: float  # of the step's time; 0 where it costs nothing
-
-    def __str__(self) -> str:
-        cost = f"{self.slower:+.0%} step time" if abs(self.slower) > 0.005 else "no time"
-        return f"{self.setting} saves about {self.saved_bytes / GB:,.2f} GB per device, for {cost}."
-
-
-def memory_savings(plan: StepPlan, layout: Layout) -> list[MemorySaving]:
-    """Lists settings that save memory, the largest saving first.
-
-    Traces say which share each saves of what the plan needs.
-    """
-    base = plan_from_trace(plan.run, layout, dict(plan.mesh), plan.topology)
-    scale = plan.memory.needed_bytes / base.memory.needed_bytes
-    savings = []
-    shards = batch_shards(layout, plan.mesh)
-    for setting, run in memory_variants(plan.run):
-        if run.batch_sequences // run.microbatches % shards:
-            continue
-        other = plan_from_trace(run, layout, dict(plan.mesh), plan.topology)
-        saved_bytes = base.memory.needed_bytes - other.memory.needed_bytes
-        if saved_bytes > 0:
-            slower = other.step_s / base.step_s - 1 if other.step_s and base.step_s else 0.0
-            savings.append(MemorySaving(setting, round(scale * saved_bytes), slower))
-    return sorted(savings, key=lambda saving: -saving.saved_bytes)
-
-
 def suggest_slice(plan: StepPlan) -> str:
     """Names the smallest slice of these chips that holds the run, if all of it splits evenly.
 
@@ -211,27 +175,3 @@ def suggest_slice(plan: StepPlan) -> str:
         ):
             return f"{needed}: try --topology={other.name}."
     return f"{needed}; no slice of that size divides batch and model."
-
-
-def memory_variants(run: Run) -> Iterator[tuple[str, Run]]:
-    """Yields settings that may save memory, and the run with each."""
-    model = run.model
-    for count in (2 * run.microbatches, 4 * run.microbatches):
-        if run.batch_sequences % count == 0:
-            yield f"Run.microbatches = {count}", dataclasses.replace(run, microbatches=count)
-    if not isinstance(model, Transformer):
-        return
-
-    def with_model(**settings: Any) -> Run:
-        return dataclasses.replace(run, model=dataclasses.replace(model, **settings))
-
-    if model.remat != "full":
-        yield 'Transformer.remat = "full"', with_model(remat="full")
-    if model.loss_chunks == 1:
-        yield "Transformer.loss_chunks = 8", with_model(loss_chunks=8)
-    if model.precision.compute == "float32":
-        precision = dataclasses.replace(model.precision, compute="bfloat16")
-        yield 'Precision.compute = "bfloat16"', with_model(precision=precision)
-    if model.precision.store == "float32":
-        precision = Precision(store="bfloat16", compute=model.precision.compute)
-        yield 'Precision.store = "bfloat16"', with_model(precision=precision)

@@ -16,7 +16,7 @@ from scripts.flag import given_flags
 from scripts.terminal import print_note, print_table
 from trainer.checks import attention_lines, check_bubble
 from trainer.planning.report import as_json, decode_as_json
-from trainer.planning.sweep import memory_savings, suggest_slice
+from trainer.planning.sweep import suggest_slice
 from trainer.planning.training import StepPlan
 from trainer.run import Run
 
@@ -77,9 +77,8 @@ def plan_run(flags: PlanFlags) -> None:
                 "time are by the trace."
             )
         if plan.fits is False:
-            for saving in memory_savings(plan, inputs.layout):
-                print(saving)
             print(suggest_slice(plan))
+            print("Settings that fit: add --sweep (by traces), or `meshloom tune` (compiled).")
     write_json(flags.json_file, figures)
     if flags.html is not None:
         write_page(flags.html, title, figures)
