@@ -11,7 +11,7 @@ from configs.spec import Count, abstract_spec
 from layouts.axes import Axis
 from layouts.layout import Layout
 from models.feed_forward.moe.routing import Router
-from models.loss import Criterion, LossSums
+from models.loss import Criterion, LossSums, TokenLosses
 
 Array = jax.Array
 STACKS = ("layers", "experts")
@@ -187,8 +187,8 @@ class Model(Decodable, Protocol):
     def update_routers(self, params: Params, loads: Any) -> Params:
         """Returns the weights, with the biases of routers updated by the loads of a step."""
 
-    def token_losses(self, params: Params, batch: Batch) -> Array:
-        """Returns the negative log-likelihood of each target, 0 where there is none.
+    def token_losses(self, params: Params, batch: Batch) -> TokenLosses:
+        """Returns the loss of each target, 0 where there is none.
 
         It is that of decoding: no experts drop a token.
         """

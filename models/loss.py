@@ -91,18 +91,27 @@ def softmax_loss(
     return _in_slices(layout, criterion, chunks, x_BLD, softmax_VD, targets_BL, counted_BL)[0]
 
 
+class TokenLosses(NamedTuple):
+    """Holds the loss of each counted target, and whether no token is likelier than it."""
+
+    loss_BL: Array  # in nats; 0 where no target is counted
+    is_likeliest_BL: Array
+
+
 def token_losses(
     layout: Layout, x_BLD: Array, softmax_VD: Array, targets_BL: Array, counted_BL: Array
-) -> Array:
-    """Returns the negative log-likelihood of each counted target; 0 elsewhere."""
+) -> TokenLosses:
+    """Returns the loss of each counted target, and whether greedy decoding chooses it."""
     logits_BLV = layout.einsum("BLD,VD->BLV", x_BLD, softmax_VD, dtype=float)
     logits_BLV = layout.mask_padding(logits_BLV, "BLV", "V", -jnp.inf)
     target_logit_BL1 = layout.take_last(
         logits_BLV, layout.broadcast_like(targets_BL, "BL", "BLV"), "BLV"
     )
     loss_BL1 = jax.nn.logsumexp(logits_BLV, axis=-1, keepdims=True) - target_logit_BL1
+    is_likeliest_BL1 = target_logit_BL1 >= logits_BLV.max(-1, keepdims=True)
     loss_BL = layout.reshard(loss_BL1[:, :, 0], "BL")
-    return jnp.where(counted_BL, loss_BL, 0)
+    is_likeliest_BL = layout.reshard(is_likeliest_BL1[:, :, 0], "BL")
+    return TokenLosses(jnp.where(counted_BL, loss_BL, 0), is_likeliest_BL & counted_BL)
 
 
 @jax.named_scope("r_drop")

@@ -15,7 +15,14 @@ from layouts.mesh import abstract_mesh
 from layouts.padding import with_axes, with_padding
 from models.api import Batch, Cache, Params, WeightInfo
 from models.initializers import Weights, infos_of
-from models.loss import Criterion, LossSums, counted_targets, softmax_loss, token_losses
+from models.loss import (
+    Criterion,
+    LossSums,
+    TokenLosses,
+    counted_targets,
+    softmax_loss,
+    token_losses,
+)
 
 NetworkT = TypeVar("NetworkT", bound=nnx.Module)
 
@@ -110,9 +117,11 @@ class NetworkModel(abc.ABC, Generic[NetworkT]):
     def update_routers(self, params: Params, loads: Any) -> Params:
         return params
 
-    def token_losses(self, params: Params, batch: Batch) -> jax.Array:
+    def token_losses(self, params: Params, batch: Batch) -> TokenLosses:
         rows = len(batch["targets_BL"])
         layout, batch, x_BLD, weights_VD = self.hidden(params, batch)
         targets_BL, counted_BL = batch["targets_BL"], counted_targets(batch)
-        losses_BL = token_losses(layout, x_BLD, weights_VD, targets_BL, counted_BL)
-        return losses_BL if len(losses_BL) == rows else layout.reshard(losses_BL, "bL")
+        losses = token_losses(layout, x_BLD, weights_VD, targets_BL, counted_BL)
+        if len(losses.loss_BL) == rows:
+            return losses
+        return TokenLosses(*(layout.reshard(array, "bL") for array in losses))

@@ -401,7 +401,7 @@ def result(case: Case, rows: int, folder: str | None) -> Result:
     params = state["params"]
     with jax.set_mesh(mesh):
         batch = BatchSharding(model.layout, mesh, rows).to_global_arrays(rows_of(run, rows))
-        numbers["score"] = np.asarray(token_losses(model, params, batch))
+        numbers["score"] = np.asarray(token_losses(model, params, batch).loss_BL)
         sharding = BatchSharding(model.layout, mesh, run.batch_sequences, run.microbatches)
         host_batch = rows_of(run, run.batch_sequences)
         batch = sharding.to_global_arrays(host_batch)

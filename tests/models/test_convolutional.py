@@ -149,7 +149,7 @@ def test_an_evaluation_is_that_of_each_image(whole: Trained) -> None:
     model = SPEC.model(WHOLE)
     evaluation, _ = evaluate(model, whole.last, rows, mesh, batch_sequences=ROWS)
     with jax.set_mesh(mesh):
-        losses = jax.jit(model.token_losses)(whole.last, rows.batch(np.arange(8)))
+        losses = jax.jit(model.token_losses)(whole.last, rows.batch(np.arange(8))).loss_BL
     assert evaluation.tokens == 8 and np.isclose(evaluation.loss, np.mean(losses), rtol=ROUND_OFF)
     assert evaluation.numbers().keys() == {
         "loss", "accuracy", "examples"
@@ -173,7 +173,7 @@ def test_kernels_may_reach_over_several_devices() -> None:
     def loss(layout: Layout) -> float:
         with jax.set_mesh(make_mesh(layout)):
             params = jax.jit(model.model(layout).init)(jax.random.key(0))
-            return float(jax.jit(model.model(layout).token_losses)(params, batch).sum())
+            return float(jax.jit(model.model(layout).token_losses)(params, batch).loss_BL.sum())
 
     np.testing.assert_allclose(
         loss(Layout(mesh="rows:4", rules="height:rows+")), loss(WHOLE), rtol=ROUND_OFF

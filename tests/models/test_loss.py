@@ -125,7 +125,11 @@ def test_divergence_and_its_gradients_equal_the_oracle(chunks: int) -> None:
 def test_token_losses_sum_to_the_loss_and_are_zero_elsewhere() -> None:
     x_BLD, softmax_VD, targets_BL = arrays()
     given = x_BLD.astype(np.float32), softmax_VD.astype(np.float32), targets_BL.astype(np.int32)
-    losses_BL = np.asarray(token_losses(WHOLE, *given, jnp.asarray(COUNTED_BL)))
+    losses = token_losses(WHOLE, *given, jnp.asarray(COUNTED_BL))
+    losses_BL, is_likeliest_BL = map(np.asarray, losses)
     assert not losses_BL[~COUNTED_BL].any() and (losses_BL[COUNTED_BL] > 0).all()
     expected = reference(Criterion(), x_BLD, softmax_VD, targets_BL)
     np.testing.assert_allclose(losses_BL.sum(), expected.loss, rtol=1e-5)
+    greedy_BL = np.argmax(x_BLD @ softmax_VD.T, axis=-1)
+    assert 0 < is_likeliest_BL.sum() < COUNTED_BL.sum()
+    np.testing.assert_array_equal(is_likeliest_BL, (greedy_BL == targets_BL) & COUNTED_BL)

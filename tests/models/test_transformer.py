@@ -97,7 +97,7 @@ def losses(spec: Transformer, batch: Batch) -> np.ndarray:
     model = TransformerModel(spec, WHOLE)
     mesh, placed = on_mesh(WHOLE, batch)
     with jax.set_mesh(mesh):
-        return np.asarray(jax.jit(model.token_losses)(randomised(model), placed))
+        return np.asarray(jax.jit(model.token_losses)(randomised(model), placed).loss_BL)
 
 
 def sums_and_gradients(

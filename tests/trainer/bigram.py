@@ -9,7 +9,7 @@ import numpy as np
 from data.packing.rows import Counts, Rows
 from layouts.layout import Layout
 from models.api import Batch, Params, WeightInfo
-from models.loss import Criterion, LossSums, softmax_loss, token_losses
+from models.loss import Criterion, LossSums, TokenLosses, softmax_loss, token_losses
 
 VOCAB, WIDTH, LENGTH = 64, 16, 24
 
@@ -43,7 +43,7 @@ class Bigram:
             self.layout, criterion, 1, x_BLD, params["softmax_VD"], batch["targets_BL"], counted_BL
         )
 
-    def token_losses(self, params: Params, batch: Batch) -> jax.Array:
+    def token_losses(self, params: Params, batch: Batch) -> TokenLosses:
         x_BLD = self.layout.take(params["embed_VD"], batch["inputs_BL"], "BLD")
         counted_BL = batch["segments_BL"] > 0
         return token_losses(

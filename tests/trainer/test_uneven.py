@@ -222,7 +222,7 @@ def test_scores_and_samples_are_those_of_one_device() -> None:
         params = disk.pad({"params": params})["params"]
         with jax.set_mesh(disk.mesh):
             rows = sharding.to_global_arrays(batch(DENSE, 9))
-            losses_BL = np.asarray(token_losses(model, params, rows))
+            losses_BL = np.asarray(token_losses(model, params, rows).loss_BL)
             requested = DecodeInputs(
                 prompts_BL=put(np.zeros((4, 0), np.int32), "Bl"),
                 prompt_lengths_B=put(np.zeros(4, np.int32), "B"),

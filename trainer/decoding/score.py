@@ -13,6 +13,7 @@ from data.packing.rows import Rows
 from data.task import Task
 from data.vocabs import Vocabs
 from models.api import Batch, Model, Params
+from models.loss import TokenLosses
 from trainer.decoding.requests import check_tag
 from trainer.evaluate import Progress, device_batches, no_progress
 from trainer.feed import BatchSharding, dispatch_ahead
@@ -31,7 +32,7 @@ class Score:
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def token_losses(model: Model, params: Params, batch: Batch) -> jax.Array:
+def token_losses(model: Model, params: Params, batch: Batch) -> TokenLosses:
     return model.token_losses(params, batch)
 
 
@@ -42,17 +43,17 @@ def row_losses(
     mesh: Mesh,
     batch_sequences: int,
     progress: Progress = no_progress,
-) -> np.ndarray:
-    """Returns the negative log-likelihood of each target of each row."""
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the loss of each target of each row, and whether greedy decoding chooses it."""
     sharding = BatchSharding(model.layout, mesh, batch_sequences)
-    losses_BL = []
+    outputs = list[list[np.ndarray]]()
     with jax.set_mesh(mesh):
         batches = device_batches(rows, sharding)
         for output in dispatch_ahead(token_losses(model, params, batch) for batch in batches):
-            [losses] = fetched([output])
-            losses_BL.append(losses.astype(np.float64))
-            progress(min(len(losses_BL) * batch_sequences, len(rows)), len(rows))
-    return np.concatenate(losses_BL)[: len(rows)]
+            outputs.append(fetched(output))
+            progress(min(len(outputs) * batch_sequences, len(rows)), len(rows))
+    losses_BL, is_likeliest_BL = map(np.concatenate, zip(*outputs, strict=True))
+    return losses_BL[: len(rows)].astype(np.float64), is_likeliest_BL[: len(rows)]
 
 
 def score_lines(
@@ -76,7 +77,7 @@ def score_lines(
         return []
     rows, counted = task.pack_lines(lines, vocabs, tag)
     assert rows.pieces is not None
-    per_row = row_losses(model, params, rows, mesh, batch_sequences, progress)
+    per_row, _ = row_losses(model, params, rows, mesh, batch_sequences, progress)
     counted_BL = rows.counted_BL
     line_ids, row_ids, segments = rows.pieces.T
     totals, tokens = np.zeros(len(lines)), np.zeros(len(lines), int)

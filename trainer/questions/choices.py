@@ -134,7 +134,7 @@ def choice_likelihoods(
     """Computes the likelihood of each choice of each question, packed as in training."""
     flat = [completion for of_prompt in completions for completion in of_prompt]
     rows = rows_of(flat, task, vocabs)
-    losses_BL = row_losses(model, params, rows, mesh, batch_sequences, progress)
+    losses_BL, _ = row_losses(model, params, rows, mesh, batch_sequences, progress)
     assert rows.pieces is not None
     totals = np.zeros(len(flat))
     unread = 0 if task.has_source or vocabs.target.reads_begin else 1

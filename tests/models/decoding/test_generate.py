@@ -235,7 +235,7 @@ def test_token_losses_of_experts_are_those_of_decoding(kind: str) -> None:
     model = TransformerModel(spec, WHOLE)
     with jax.set_mesh(make_mesh(WHOLE)):
         params = jax.tree.map(jnp.asarray, weights(spec))
-        losses_L = np.asarray(jax.jit(model.token_losses)(params, batch))[0]
+        losses_L = np.asarray(jax.jit(model.token_losses)(params, batch).loss_BL)[0]
     for row, text, start in zip(rows, texts, starts, strict=True):
         new = text[LENGTHS[row] :]
         size = new.index(END) + 1 if END in new else NEW

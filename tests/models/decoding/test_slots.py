@@ -77,7 +77,7 @@ def forward(spec: Transformer, text: np.ndarray) -> np.ndarray:
     }
     with jax.set_mesh(make_mesh(WHOLE)):
         params = jax.tree.map(jnp.asarray, weights(spec))
-        return -np.asarray(token_losses(TransformerModel(spec, WHOLE), params, batch)).T
+        return -np.asarray(token_losses(TransformerModel(spec, WHOLE), params, batch).loss_BL).T
 
 
 READ = jax.jit(SlotDecoder.read, static_argnums=0)

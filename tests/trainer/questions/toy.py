@@ -103,4 +103,5 @@ def losses(
     whole = toy(spec)
     with jax.set_mesh(whole.mesh):
         _, placed = on_mesh(WHOLE, batch)
-        return np.asarray(token_losses(whole.model, whole.params, placed))[:, len(before) :]
+        losses_BL = token_losses(whole.model, whole.params, placed).loss_BL
+        return np.asarray(losses_BL)[:, len(before) :]

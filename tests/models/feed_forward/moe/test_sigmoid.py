@@ -139,10 +139,11 @@ def test_all_tokens_go_through_the_shared_layer() -> None:
     with jax.set_mesh(make_mesh(WHOLE)):
         model = SPEC.model(WHOLE)
         params = model.init(jax.random.key(0))
-        losses = jax.jit(model.token_losses)(params, {n: jnp.asarray(x) for n, x in ROWS.items()})
+        batch = {name: jnp.asarray(rows) for name, rows in ROWS.items()}
+        losses = jax.jit(model.token_losses)(params, batch).loss_BL
         mlp = params["decoder"]["layers_N"]["block1"]["mlp"]
         assert mlp["shared"]["wi_DF"].shape == (1, 16, 8)
         mlp["shared"]["wo_FD"] = jnp.zeros_like(mlp["shared"]["wo_FD"])
-        without = jax.jit(model.token_losses)(params, {n: jnp.asarray(x) for n, x in ROWS.items()})
+        without = jax.jit(model.token_losses)(params, batch).loss_BL
     changed = np.asarray(losses != without)
     assert changed[np.asarray(ROWS["segments_BL"]) > 0].all()

@@ -195,7 +195,7 @@ def check_like_hugging_face(imported: Imported) -> None:
     wide = case["logits"].astype(np.float64)
     gold = np.take_along_axis(wide, case["targets"][..., None], -1)[..., 0]
     with jax.set_mesh(trained.mesh):
-        losses = np.asarray(trained.model.token_losses(trained.params, batch))
+        losses = np.asarray(trained.model.token_losses(trained.params, batch).loss_BL)
     np.testing.assert_allclose(losses, np.logaddexp.reduce(wide, -1) - gold, rtol=0, atol=CLOSE)
 
     none = np.zeros((ROWS, 0), np.int32)
