@@ -2,13 +2,14 @@
 
 import dataclasses
 import functools
+import os
 import shlex
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from configs.errors import UserError
+from configs.errors import UserError, extra_required
 from data.packing.pair_rows import packed_pairs
 from data.packing.rows import Rows
 from data.sources.pairs import Pair, chosen_tag, tagged
@@ -18,7 +19,6 @@ from models.loss import Criterion
 from scripts.commands.common import STREAMS, data_dir_of, open_output, write_json
 from scripts.commands.decoding.decode import decoder_of, options_of, trace_fns_of
 from scripts.commands.evaluation.flags import EvaluateFlags, TextFlags
-from scripts.commands.evaluation.questions import evaluate_questions
 from scripts.commands.shared_flags import SearchFlags
 from scripts.commands.trained import batch_of, trained_models
 from scripts.flag import given_flags
@@ -59,8 +59,8 @@ def check_text(flags: EvaluateFlags, task: Task) -> None:
     names += [name for name in ("--sentences", "--hypotheses") if getattr(flags, name[2:])]
     if names:
         raise UserError(
-            f"{', '.join(names)}: {task.name} is not a translation task.  Remove it, or measure "
-            "answers with --questions=FILE."
+            f"{', '.join(names)}: {task.name} is not a translation task.  Remove it, or score "
+            "generated answers with --harness=TASK."
         )
 
 
@@ -86,14 +86,18 @@ def given_text(flags: TextFlags, task: Task) -> EvaluationSet | None:
 def evaluate_model(flags: EvaluateFlags) -> list[dict[str, Any]]:
     """Evaluates checkpoints on a text, and the translations of a translation task as well.
 
-    With --questions, evaluates their answers instead.
+    With --harness, scores tasks of lm-evaluation-harness instead.
     """
-    if flags.questions.questions is not None:
-        return evaluate_questions(flags)
-    if of_questions := given_flags(flags.questions):
-        raise UserError(
-            f"{', '.join(of_questions)} has no effect without --questions=FILE.  Add it."
-        )
+    if flags.questions is not None:
+        raise UserError("--questions is now --harness=TASK.yaml: see docs/harness.md.")
+    if flags.harness.harness is not None:
+        os.environ.setdefault("TQDM_DISABLE", "1")  # this command has a progress bar of its own
+        with extra_required("harness", "--harness"):
+            from scripts.commands.evaluation.harness import evaluate_harness
+
+        return evaluate_harness(flags)
+    if of_harness := given_flags(flags.harness):
+        raise UserError(f"{', '.join(of_harness)} has no effect without --harness=TASK.  Add it.")
     check_settings(flags.metrics.tokenize, flags.text.languages)
 
     criterion = Criterion(logit_scale=flags.logit_scale, drop_tokens=flags.drop_tokens)

@@ -1,7 +1,7 @@
 """Defines the flags of `meshloom evaluate`, `compare` and `gains`."""
 
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Annotated
 
 from scripts.commands import shared_flags as shared
 from scripts.devices import ProcessFlags
@@ -24,31 +24,18 @@ class TextFlags:
 
 
 @dataclass(frozen=True, kw_only=True)
-class QuestionFlags:
-    """Selects questions, the examples in front of each, and how they are written."""
+class HarnessFlags:
+    """Selects tasks of lm-evaluation-harness."""
 
-    HEADING = "Questions"
-    questions: Annotated[str | None, Flag(metavar="FILE")] = None
-    """Answers questions instead of reading a text: JSON lines with question and answer, one or
-    several accepted texts, measured by exact match; or with question, choices and the index of the
-    right one, measured by the likelihoods of the choices."""
-    shots: Annotated[int, Flag(metavar="K", min=0)] = 0
-    """Answered questions in front of each question."""
-    shots_from: Annotated[str | None, Flag(metavar="FILE")] = None
-    """Takes the shots from this file. Default: from --questions, of
-    which these are then not scored."""
-    shots_seed: Annotated[int, Flag(min=0)] = 0
-    """Seed of the choice of shots."""
-    template: Annotated[str, Flag(metavar="TEXT")] = r"Q: {question}\nA: {answer}\n\n"
-    """How a question and its answer are written; \\n is a new line. A model with an encoder reads
-    what is in front of {answer}."""
-    answer_field: Annotated[str | None, Flag(metavar="NAME")] = None
-    """Name of the field with the answers. Default: answer or answers."""
-    normalization: Literal["squad", "triviaqa"] = "squad"
-    """What exact match ignores: case, articles, punctuation and white space, as the scripts of
-    SQuAD (also for Natural Questions and WebQuestions) or TriviaQA do."""
-    show_prompts: Annotated[int, Flag(min=0)] = 0
-    """Prints the first N prompts."""
+    HEADING = "Harness"
+    harness: Annotated[str | None, Flag(metavar="TASK,…")] = None
+    """Scores tasks of lm-evaluation-harness instead of a text: names, YAML files or folders."""
+    shots: Annotated[int | None, Flag(metavar="K", min=0)] = None
+    """Answered examples in front of each. Default: as each task says."""
+    limit: Annotated[int | None, Flag(min=1)] = None
+    """Scores only the first N examples of each task."""
+    apply_chat_template: bool = False
+    """Writes prompts as chats, by the template of the model's tokenizer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,15 +43,14 @@ class EvaluateFlags:
     """Computes loss and perplexities per token, word and byte, and BLEU of translations.
 
     BLEU, chrF and TER come from sacrebleu, on raw text, with signatures and confidence intervals
-    by bootstrap resampling.  With --questions, computes the share of questions that the model
-    answers right.
+    by bootstrap resampling.  With --harness, scores tasks of lm-evaluation-harness.
     """
 
     EXAMPLES = (
         "meshloom evaluate --model_dir=runs/mine --split=test",
         "meshloom evaluate --model_dir=runs/mine --checkpoint=all --json=losses.json",
         "meshloom evaluate --model_dir=runs/mine --test_set=wmt14/full --languages=en-de",
-        "meshloom evaluate --model_dir=runs/mine --questions=dev.jsonl --shots=1",
+        "meshloom evaluate --model_dir=runs/mine --harness=hellaswag,gsm8k --limit=100",
     )
     data_dir: shared.DataDir = None
     batch_sequences: shared.BatchSequences = None
@@ -79,9 +65,10 @@ class EvaluateFlags:
     """Writes the translations to FILE, one per line; also writes FILE.source, FILE.reference, and
     FILE.lines with the number of each sentence in its part."""
     json_file: shared.JsonFile = None
+    questions: Annotated[str | None, Flag("Replaced by --harness.", is_hidden=True)] = None
     model: shared.CheckpointFlags
     text: TextFlags = field(default_factory=TextFlags)
-    questions: QuestionFlags = field(default_factory=QuestionFlags)
+    harness: HarnessFlags = field(default_factory=HarnessFlags)
     search: shared.BeamFlags = field(default_factory=shared.BeamFlags)
     metrics: shared.MetricFlags = field(default_factory=shared.MetricFlags)
     devices: ProcessFlags = field(default_factory=ProcessFlags)

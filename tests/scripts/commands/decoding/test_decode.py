@@ -19,10 +19,8 @@ from scripts.commands.decoding import decode
 from scripts.commands.decoding.decode import decoder_of, format_line, options_of, search_of
 from scripts.commands.decoding.flags import DecodeFlags
 from scripts.commands.shared_flags import CheckpointFlags, SearchFlags
-from tests.trainer.questions import toy
-from trainer.checkpoints.restore import TrainedModel
+from tests.trainer import word_models
 from trainer.decoding.decoder import BatchShape
-from trainer.run import Run
 
 TASK = Task(name="toy", source=TextFiles(train="none.txt"), length=8, vocab=SentencePiece(size=64))
 
@@ -91,11 +89,8 @@ def test_the_speed_of_decoding_is_without_compilation(
 
 def test_a_scan_decodes_with_layers_that_are_split_once() -> None:
     """On a CPU a scan copies the weights of each layer at each token."""
-    spec = dataclasses.replace(toy.DECODER, layers=2, scan=True)
-    stored = toy.toy(spec)
-    run = Run(model=spec, task=stored.task, steps=1, batch_sequences=4)
-    trained = TrainedModel(stored.model, stored.params, run, toy.VOCABS, stored.mesh, 1)
-    decoder = decoder_of([trained], SearchFlags(), 2)
+    spec = dataclasses.replace(word_models.DECODER, layers=2, scan=True)
+    decoder = decoder_of([word_models.toy(spec)], SearchFlags(), 2)
     layers = decoder.params["decoder"]["layers_N"]
     assert isinstance(layers, list)
     assert len(layers) == spec.layers

@@ -1,0 +1,108 @@
+"""Runs `meshloom evaluate --harness`: scores checkpoints by tasks of lm-evaluation-harness."""
+
+import dataclasses
+import functools
+import json
+import os
+import random
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from lm_eval.api.task import Task
+from lm_eval.defaults import DEFAULT_OTHER_SEED, DEFAULT_RANDOM_SEED
+from lm_eval.evaluator import evaluate
+from lm_eval.tasks import TaskManager
+from lm_eval.utils import handle_non_serializable
+
+from configs.errors import UserError, brief, did_you_mean
+from scripts.commands.common import write_json
+from scripts.commands.decoding.decode import decoder_of, trace_fns_of
+from scripts.commands.evaluation.flags import EvaluateFlags
+from scripts.commands.shared_flags import SearchFlags
+from scripts.commands.trained import batch_of, trained_models
+from scripts.flag import given_flags
+from scripts.terminal import print_table, progress_bar
+from trainer.checkpoints.restore import chosen_steps
+from trainer.harness import HarnessModel
+
+SHARED_FLAGS = ("--batch_sequences", "--json", "--tag", "--resamples")
+GREEDY = SearchFlags(beam=1)
+
+
+def evaluate_harness(flags: EvaluateFlags) -> list[dict[str, Any]]:
+    """Scores checkpoints by tasks; prints a table of their metrics."""
+    given = [n for g in (flags, flags.text, flags.search, flags.metrics) for n in given_flags(g)]
+    if others := [name for name in given if name not in SHARED_FLAGS]:
+        raise UserError(f"{', '.join(others)}: not with --harness.  Remove one of them.")
+    harness = flags.harness
+    tasks = load_tasks(harness.harness or "")
+    # The harness would fork this process, which has the threads of JAX.
+    os.environ["DISABLE_MULTIPROC"] = "1"
+    lines, traced = [], trace_fns_of(GREEDY)  # near enough to explain an error of the layout
+    with trained_models(flags.model, traced) as models, progress_bar("harness") as update:
+        for step in chosen_steps(models.checkpoints, flags.model.checkpoint):
+            trained = models.restore(step, flags.model.average)
+            make_decoder = functools.partial(decoder_of, [trained], GREEDY, flags.batch_sequences)
+            batch_sequences = batch_of(trained, flags.batch_sequences)
+            model = HarnessModel(trained, batch_sequences, make_decoder, flags.text.tag, update)
+            set_shots(tasks["tasks"].values(), harness.shots)
+            results = evaluate(
+                model, tasks, limit=harness.limit, bootstrap_iters=flags.metrics.resamples,
+                apply_chat_template=harness.apply_chat_template,
+                fewshot_as_multiturn=harness.apply_chat_template,
+            )  # fmt: skip
+            line = {"step": trained.step, "averaged_steps": trained.averaged_steps}
+            line |= {"settings": dataclasses.asdict(harness)}
+            lines.append(line | json.loads(json.dumps(results, default=handle_non_serializable)))
+    rows = [row for line in lines for row in rows_of(line)]
+    print_table(["step", "task", "shots", "metric", "filter", "value", "standard error"], rows)
+    write_json(flags.json_file, lines if len(lines) > 1 else lines[0])
+    return lines
+
+
+def load_tasks(names: str) -> dict[str, dict[str, Any]]:
+    """Loads tasks, and groups of them: of names, YAML files and folders that commas separate."""
+    chosen = list[str]()
+    for name in names.split(","):
+        chosen += sorted(map(str, Path(name).expanduser().glob("[!_]*.yaml"))) or [name]
+    manager = TaskManager(include_defaults=not all(name.endswith(".yaml") for name in chosen))
+    tasks: dict[str, dict[str, Any]] = {"tasks": {}, "groups": {}}
+    for name in chosen:
+        is_file = Path(name).expanduser().is_file()
+        if not is_file and name not in manager.all_tasks:
+            raise UserError(
+                f"--harness={name}: no such task.{did_you_mean(name, manager.all_tasks)}  Legal: "
+                "a name that `lm-eval ls tasks` lists, a YAML file, or a folder of them."
+            )
+        try:
+            loaded = manager.load(name)
+        except Exception as error:  # the library raises no narrower one
+            problem = f"{type(error).__name__}: {brief(str(error), 400)}"
+            of_files = "  A file holds one task, not a group." if is_file else ""
+            raise UserError(f"--harness={name}: cannot be loaded: {problem}.{of_files}") from None
+        for kind, by_name in tasks.items():
+            by_name |= loaded[kind]
+    return tasks
+
+
+def set_shots(tasks: Iterable[Task], shots: int | None) -> None:
+    """Sets shots and seeds as the harness's own command does; 0 shots of a task stay."""
+    random.seed(DEFAULT_RANDOM_SEED)
+    np.random.seed(DEFAULT_OTHER_SEED)
+    for task in tasks:
+        task.set_fewshot_seed(DEFAULT_OTHER_SEED)
+        if (own := task.get_config("num_fewshot")) != 0:
+            task.set_config("num_fewshot", (own or 0) if shots is None else shots)
+
+
+def rows_of(line: Mapping[str, Any]) -> Iterator[list[object]]:
+    """Yields a row for each metric of a checkpoint."""
+    for task, metrics in line["results"].items():
+        for name, value in metrics.items():
+            metric, comma, kind = name.partition(",")
+            if comma and not metric.endswith("_stderr"):
+                error = metrics.get(f"{metric}_stderr,{kind}")
+                numbers = [f"{x:.4f}" if isinstance(x, float) else x for x in (value, error)]
+                yield [line["step"], task, line["n-shot"].get(task, ""), metric, kind, *numbers]
