@@ -174,16 +174,16 @@ class HarnessModel(TemplateLM):
         left = [*range(len(kept))]
         for new in filter(None, (first, max_new_tokens - first)):
             requests = [Request(prompts[i] + tokens[i], new, i, source=sources[i]) for i in left]
-            asked, left = left, []
+            batch_of, left = left, []
             for batch in decoder.decode(requests):
                 for request, [best, *_] in batch:
-                    i = asked[request]
+                    i = batch_of[request]
                     tokens[i] += best.tokens
                     text = vocab.decode(tokens[i])
                     texts[i] = min((text.split(stop)[0] for stop in stops), key=len, default=text)
                     if len(best.tokens) == new and texts[i] == text:
                         left.append(i)
-                self.progress(len(asked) - len(left), len(kept))
+                self.progress(len(batch_of) - len(left), len(kept))
         return texts
 
     def _warn_of(self, cut: int, contexts: int) -> None:
