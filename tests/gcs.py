@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from configs.paths import path_of
-from scripts.launch_local import free_port
+from tests.launch_local import free_port
 
 BUCKET = "meshloom-tests"
 FAULTS = ("429", "503", "cut before", "cut after")

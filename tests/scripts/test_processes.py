@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.launch_local import free_port
+from tests.launch_local import free_port
 from tests.scripts.conftest import Place
 from tests.toys import ROOT
 from tests.trainer.command import write_text

@@ -17,7 +17,7 @@ from data.order import row_ids
 from data.sources.text import TextFiles
 from data.task import Task
 from data.tokenizers.sentence_piece import SentencePiece
-from scripts.launch_local import free_port
+from tests.launch_local import free_port
 from tests.toys import ROOT, ignoring
 from trainer.metrics.jsonl import read_lines
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from scripts.launch_local import free_port
+from tests.launch_local import free_port
 from tests.toys import ROOT, ROUND_OFF
 from tests.trainer.command import EVERY, STEPS, Command, Process
 from trainer.metrics.jsonl import read_lines

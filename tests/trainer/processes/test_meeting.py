@@ -8,7 +8,7 @@ import time
 import pytest
 
 from configs.errors import RunError
-from scripts.launch_local import free_port
+from tests.launch_local import free_port
 from tests.trainer.processes.test_peers import SLEEP, WAIT_S, Group, start
 from trainer.processes.join import reach_hub
 from trainer.processes.peers import Peers

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from scripts.launch_local import free_port
+from tests.launch_local import free_port
 from tests.toys import ROOT
 
 WAIT_S = 60

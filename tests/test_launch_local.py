@@ -14,7 +14,7 @@ PLACE = (
 
 
 def launch(*arguments: str) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "scripts.launch_local", *arguments]
+    command = [sys.executable, "-m", "tests.launch_local", *arguments]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
 
 

@@ -1,6 +1,6 @@
 """Starts N processes of a command on this machine, joined as one run.
 
-    python -m scripts.launch_local 2 -- meshloom train --model_dir=runs/two --gin_file=...
+    python -m tests.launch_local 2 -- meshloom train --model_dir=runs/two --gin_file=...
 
 The output of each process except 0 is prefixed with its index.  Exits with the first exit code
 that is not 0.
@@ -22,7 +22,7 @@ def main() -> None:
         case [count, "--", *command] if count.isdecimal() and int(count) and command:
             sys.exit(launch(int(count), command))
         case _:
-            sys.stderr.write("Usage: python -m scripts.launch_local N -- COMMAND\n")
+            sys.stderr.write("Usage: python -m tests.launch_local N -- COMMAND\n")
             sys.exit(2)
 
 
