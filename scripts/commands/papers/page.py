@@ -96,12 +96,12 @@ def list_row(item: Item) -> list[str]:
                for row in item.rows for name in item.columns]  # fmt: skip
     numbers.sort(key=lambda number: not (number[0] and number[1]))  # keeps the order otherwise
     theirs = [f"{row}: {text} {column.head}" for text, _, row, column in numbers if text]
-    own = [f"{row}: {text} {column.head}" for _, text, row, column in numbers if text]
+    ours_texts = [f"{row}: {text} {column.head}" for _, text, row, column in numbers if text]
     hows = dict.fromkeys(column.how for _, text, _, column in numbers if text)
     words = [*hows, *["implemented"] * bool(item.files)]
     words += ["numbers not reproduced"] * (not hows and bool(numbers))
     where = "; ".join(filter(None, [", ".join(map(link, item.files)), item.reason]))
-    return [item.name, item.shows, item.published or "".join(theirs[:1]), "".join(own[:1]),
+    return [item.name, item.shows, item.published or "".join(theirs[:1]), "".join(ours_texts[:1]),
             ", ".join(words) or "not reproduced", where]  # fmt: skip
 
 
