@@ -61,9 +61,13 @@ def plan(name: str) -> Figures:
     for row in figures["collectives"]:
         kinds[row["kind"]] += row["seconds"]
     by_kind = {name: parts[name] for name in ("matrix products", "other compute")} | kinds
+    by_part = {
+        row["part"]: row["products_s"] + row["other_s"] + row["traffic_s"]
+        for row in figures["step_time_by_part"]
+    }
     fits = "yes" if figures["fits"] else "no"
     return {**figures, **by_kind, **parts, **figures["bytes_by_cause"],
-            "parts_by_kind": by_kind, "fits": fits}  # fmt: skip
+            "by_part": by_part, "fits": fits}  # fmt: skip
 
 
 def collective(kind: str, topology: str, megabytes: str) -> Figures:

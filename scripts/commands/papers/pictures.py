@@ -22,14 +22,15 @@ def bars(pyplot: Any, item: Item, drawing: Drawing) -> Any:
     figure, axes = pyplot.subplots(figsize=(8, 4), layout="constrained")
     rows = [row for row in item.rows if not row.over]
     parts = [SOURCES["plan"](*row.of)[drawing.y] for row in rows]
-    bottom = [0.0] * len(rows)
-    for name in dict.fromkeys(name for part in parts for name in part):
+    bottom, colours = [0.0] * len(rows), pyplot.get_cmap("tab20").colors
+    for name, color in zip(dict.fromkeys(n for part in parts for n in part), colours, strict=False):
         heights = [drawing.scale * part.get(name, 0.0) for part in parts]
-        axes.bar([row.name for row in rows], heights, bottom=bottom, label=name, width=0.6)
+        names = [row.name for row in rows]
+        axes.bar(names, heights, bottom=bottom, label=name, width=0.6, color=color)
         bottom = [low + height for low, height in zip(bottom, heights, strict=True)]
     axes.set(xlabel=item.row, ylabel=drawing.label)
     axes.grid(alpha=0.3, axis="y")
-    axes.legend(fontsize="small")
+    figure.legend(fontsize="small", loc="outside right upper")
     return figure
 
 
