@@ -14,7 +14,7 @@ from configs.errors import UserError
 from configs.spec import Count, spec
 from layouts import annotations, convolution, einsum, top_k
 from layouts.axes import SYNONYMS, Axis, alphabet
-from layouts.quantized import Quantized, Rounded
+from layouts.quantized import Operand, Quantized
 from layouts.reduction import like_sums, reduced_over
 from layouts.shards import mesh_axes, num_shards, spec_of
 
@@ -174,7 +174,7 @@ class Layout:
         self, equation: str, *operands: Array, stored: bool = False, dtype: DTypeLike | None = None
     ) -> Array:
         """Computes an einsum over axis letters; the result is placed as its letters say."""
-        if isinstance(weight := operands[-1], Rounded):
+        if isinstance(weight := operands[-1], Operand):
             return weight.product(self, equation, operands[0], dtype, stored=stored)
         place = self.place(equation.split("->")[1], stored=stored)
         return einsum.einsum(equation, operands, place, dtype)
@@ -214,7 +214,7 @@ class Layout:
 
     def reshard(self, x: Array, axes: str, *, stored: bool = False) -> Array:
         """Places x as these letters say."""
-        if isinstance(x, Rounded):
+        if isinstance(x, Operand):
             return x.map(self.reshard, axes, stored=stored)
         return jax.sharding.reshard(x, like_sums(x, self.place(axes, stored=stored)))
 
@@ -260,6 +260,8 @@ class Layout:
         if isinstance(table, Quantized):
             values = self.take(table.values, ids, axes).astype(table.dtype)
             return values * self.take(table.scale, ids, axes[:-1] + "1")
+        if isinstance(table, Operand):
+            table = table.astype(table.dtype)
         place = self.place(axes)
         tokens = place.partitions[: ids.ndim]
         table = reduced_over(table, tokens)

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from layouts.axes import Axis, alphabet, letters_of
 from layouts.layout import Layout
-from layouts.quantized import Rounded
+from layouts.quantized import Operand
 from layouts.reduction import like_sums
 from layouts.shards import num_shards
 
@@ -124,7 +124,7 @@ class ModelLayout(Layout):
         )
 
     def reshard(self, x: Array, axes: str, *, stored: bool = False) -> Array:
-        if isinstance(x, Rounded):
+        if isinstance(x, Operand):
             return x.map(self.reshard, axes, stored=stored)
         place = like_sums(x, self.place(axes, stored=stored))
         whole = tuple(

@@ -25,7 +25,7 @@ SMALLEST = 1e-30
 """Rows with no larger numbers become zeros: a factor that scales them up could be infinite."""
 
 
-class Rounded(abc.ABC):
+class Operand(abc.ABC):
     """Stands for the second operand of a product.  A tree of arrays."""
 
     def __getitem__(self, index: Any) -> Any:
@@ -48,6 +48,10 @@ class Rounded(abc.ABC):
         self, layout: Any, equation: str, x: Array, dtype: DTypeLike | None, *, stored: bool
     ) -> Array:
         """Computes the einsum of an array and this, placed as a layout says."""
+
+
+class Rounded(Operand):
+    """Stands for an operand of 8 bits."""
 
 
 @jax.tree_util.register_dataclass

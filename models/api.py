@@ -102,6 +102,11 @@ class ModelSpec:
         return None
 
     @property
+    def adapter(self) -> Any:
+        """Returns the settings of adapters, where they are trained in place of the weights."""
+        return None
+
+    @property
     def active(self) -> "ModelSpec":
         """Returns the dense model that computes what a token needs: the experts that it chooses."""
         return self
@@ -178,6 +183,12 @@ class Model(Decodable, Protocol):
 
     def weights(self) -> Mapping[str, WeightInfo]:
         """Describes the weights, by path."""
+
+    def trains(self, path: str) -> bool:
+        """Returns whether training changes the weights at or below a path."""
+
+    def merged(self, params: Params) -> Params:
+        """Returns the weights, each with its adapter added to it, as a model without them reads."""
 
     def loss(
         self, params: Params, batch: Batch, criterion: Criterion, key: Array | None = None

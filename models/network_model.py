@@ -11,8 +11,10 @@ from flax import nnx
 
 from configs.errors import UserError
 from layouts.layout import Layout
+from layouts.low_rank import Adapted, merged
 from layouts.mesh import abstract_mesh
 from layouts.padding import with_axes, with_padding
+from models.adapters.lora import ADAPTER, Lora
 from models.api import Batch, Cache, Params, WeightInfo
 from models.initializers import Weights, infos_of
 from models.loss import (
@@ -64,9 +66,18 @@ class NetworkModel(abc.ABC, Generic[NetworkT]):
         return self.make_network(Weights(self.layout, spec.sizes, rngs, spec.precision.store))
 
     def init(self, key: jax.Array) -> Params:
-        return nnx.to_pure_dict(nnx.split(self.build(key))[1])
+        params: Params = nnx.to_pure_dict(nnx.split(self.build(key))[1])
+        base, adapter, key = self.base_weights(), self.spec.adapter, jax.random.fold_in(key, 1)
+        if adapter is None:
+            return params
+        return params | adapter.init(self.layout, base, self.spec.declared_axes, key)
 
     def weights(self) -> Mapping[str, WeightInfo]:
+        base, adapter = self.base_weights(), self.spec.adapter
+        return base if adapter is None else {**base, **adapter.infos(base)}
+
+    def base_weights(self) -> Mapping[str, WeightInfo]:
+        """Describes the weights of the network, by path."""
         mesh = jax.sharding.get_abstract_mesh()
         if mesh.empty:
             mesh = abstract_mesh({"one": 1})
@@ -79,7 +90,18 @@ class NetworkModel(abc.ABC, Generic[NetworkT]):
 
     def network(self, params: Params) -> NetworkT:
         """Returns the network with these weights."""
-        return nnx.merge(nnx.split(self.abstract())[0], params)
+        return nnx.merge(nnx.split(self.abstract())[0], self.adapted(params))
+
+    def adapted(self, params: Params) -> Params:
+        """Returns the weights of the network, with their adapters where it has any."""
+        adapter: Lora | None = self.spec.adapter
+        return params if adapter is None else adapter.applied(params, self.base_weights())
+
+    def merged(self, params: Params) -> Params:
+        return jax.tree.map(merged, self.adapted(params), is_leaf=lambda x: isinstance(x, Adapted))
+
+    def trains(self, path: str) -> bool:
+        return self.spec.adapter is None or path.split("/")[0] == ADAPTER
 
     @property
     def runs_stages(self) -> bool:

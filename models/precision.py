@@ -1,5 +1,6 @@
 """Chooses the types of weights and products."""
 
+import dataclasses
 from typing import Any, Literal, TypeVar
 
 import jax
@@ -7,6 +8,7 @@ from flax import nnx
 
 from configs.errors import UserError
 from configs.spec import spec
+from layouts.low_rank import Adapted
 from layouts.quantized import Rounded, RoundedInProducts, Rounding, quantize
 from models.api import Model, Params
 
@@ -67,7 +69,10 @@ class Precision:
             reads = weight.get_metadata()["info"].reads
             if not reads or is_rounded(array) or name_of(path).endswith(KEPT):
                 return weight
-            return weight.replace(RoundedInProducts(array, rounding))
+            rounded: Any = RoundedInProducts(getattr(array, "base", array), rounding)
+            if isinstance(array, Adapted):
+                rounded = dataclasses.replace(array, base=rounded)
+            return weight.replace(rounded)
 
         return jax.tree.map_with_path(
             marked, layer, is_leaf=lambda node: isinstance(node, nnx.Param)

@@ -9,6 +9,8 @@ from configs.errors import UserError
 from configs.spec import Count, Positive, abstract_spec
 from layouts.axes import Axis
 from layouts.layout import Layout
+from layouts.low_rank import RANK
+from models.adapters.lora import Lora
 from models.attention.flash import Choice
 from models.attention.latent import Latent
 from models.attention.multi_head import MultiHead
@@ -85,6 +87,9 @@ class TransformerSpec(Sizes):
     remat_offloads: tuple[OffloadedValue, ...] = ()
     """What remat = "full" saves in the memory of the host, on TPUs and GPUs: these products, and
     the input of each layer, which it saves otherwise in the memory of the device."""
+    adapter: Lora | None = None
+    """Trains adapters, @Lora(), in place of the weights, which are those of Run.start_from. None:
+    trains all weights."""
     loss_chunks: Count = 1
     """Slices along the row in which logits are computed, so that they never all exist at once."""
 
@@ -177,7 +182,8 @@ class TransformerSpec(Sizes):
 
     @property
     def declared_axes(self) -> tuple[Axis, ...]:
-        return tuple(dict.fromkeys(axis for part in self.parts for axis in part.axes))
+        axes = dict.fromkeys(axis for part in self.parts for axis in part.axes)
+        return (*axes, *((RANK,) if self.adapter is not None else ()))
 
     @property
     def max_length(self) -> int | None:

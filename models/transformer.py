@@ -345,6 +345,7 @@ class TransformerModel(NetworkModel[Network]):
     def prepare(self, params: Params, *, for_one_call: bool = False) -> Params:
         if OUTPUT in params:
             return params
+        params = self.merged(params)
         # On CPUs a scan copies the weights and the cache of each layer at each step.
         scan = self.spec.scan and (for_one_call or platform() != "cpu")
         layout, decoder = step_layout(self.layout), params["decoder"]

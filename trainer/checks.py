@@ -271,11 +271,17 @@ def check_vocabs(run: Run, vocabs: Vocabs) -> None:
 def step_flops(run: Run) -> float:
     """Counts the model FLOPs of one update: the products of forward and backward pass.
 
-    The backward pass costs twice the forward pass.  Of experts only those that a token chooses are
-    counted, of causal attention half, and nothing that rematerialization repeats.
+    The backward pass costs twice the forward pass, products with frozen weights once.  Of experts
+    only those that a token chooses are counted, of causal attention half, and nothing that
+    rematerialization repeats.
     """
-    active = dataclasses.replace(run, model=run.model.active)
-    return 3.0 * record_loss(active).flops * run.microbatches - masked_step_flops(run)
+    recorded = record_loss(dataclasses.replace(run, model=run.model.active))
+    trains, flops = run.model.model(Layout()).trains, 3.0 * recorded.flops
+    frozen = {each.axes.removeprefix("N") for each in recorded.weights if not trains(each.path)}
+    for product in recorded.products:
+        left, right = product.equation.partition("->")[0].split(",")
+        flops -= product.flops if frozen & {left, right} else 0
+    return flops * run.microbatches - masked_step_flops(run)
 
 
 def masked_step_flops(run: Run) -> float:

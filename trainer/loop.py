@@ -93,7 +93,7 @@ def train(job: TrainJob, observers: Sequence[Observer] = ()) -> Outcome:
                         metric, stopped = validate(job, step, state, watch, interrupts)
                 with timer.spending("checkpoints"):
                     watch.notify(Observer.before_save, step)
-                    checkpoints.save(step, padding.unpad(state), metric)
+                    checkpoints.save(step, padding.unpad(padding.step_spec.saved(state)), metric)
                 timer.restart()
 
         interrupts.last_save()
@@ -107,16 +107,17 @@ def restore_or_init(
     padding: StatePadding, checkpoints: Checkpoints, start_from: str | None
 ) -> tuple[State, int]:
     """Returns the newest readable checkpoint, sharded over this mesh, or a new state."""
+    step_spec, step = padding.step_spec, 0
     if checkpoints.latest is None:
-        state = init_state(padding.step_spec, padding.mesh)
-        if start_from is not None:
-            model = padding.step_spec.without_padding().model
-            fresh = padding.unpad(state)["params"]
-            params = warm_started(fresh, start_from, model, padding.mesh)
-            state |= padding.pad({"params": params})
-        return state, 0
-    state, step = checkpoints.restore(padding.unpadded)
-    logger.info("Continuing from step %d.", step)
+        state = step_spec.saved(padding.unpad(init_state(step_spec, padding.mesh)))
+        if start_from is not None and "base" not in state:
+            model = step_spec.without_padding().model
+            state["params"], _ = warm_started(state["params"], start_from, model, padding.mesh)
+    else:
+        state, step = checkpoints.restore(step_spec.saved(padding.unpadded))
+        logger.info("Continuing from step %d.", step)
+    if "base" in state:
+        padding.add_base(state, start_from)
     return padding.pad(state), step
 
 

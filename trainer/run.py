@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import Literal
+from typing import Any, Literal
 
 from configs.errors import UserError
 from configs.spec import Count, CountOrZero, Fraction, NotNegative, Positive, Seed, spec
@@ -47,6 +47,7 @@ class Run:
     """Seed of the initial weights, of dropout and of the order of rows."""
     start_from: str | None = None
     """Model directory of another run; this one starts from its latest weights and its vocabularies.
+    Adapters need it for as long as they are used.
     If this model has experts and that one has none, each expert starts as a copy of the dense
     layer."""
     skip_spikes: Positive | None = None
@@ -93,6 +94,11 @@ class Run:
         object.__setattr__(self, "model", model)  # the spec is frozen
         for option in self.compiler_options:
             CompilerOption.parse(option)
+        if self.model.adapter is not None and self.start_from is None:
+            raise UserError(
+                f"{type(self.model).__name__}.adapter: adapters are added to the weights of "
+                "another run.  Set Run.start_from to its model directory."
+            )
         if self.best_by == "bleu" and not self.bleu_sentences:
             raise UserError('Run.best_by = "bleu": set Run.bleu_sentences, such as to 200.')
         if self.bleu_sentences and not self.task.has_source:
@@ -110,6 +116,13 @@ class Run:
                 f"Run.batch_sequences = {self.batch_sequences} does not divide into "
                 f"Run.microbatches = {self.microbatches}.  Legal: a multiple of it."
             )
+
+    @property
+    def merged(self) -> "Run":
+        """Returns the run of the model whose weights have their adapters added to them."""
+        model: Any = self.model
+        model = model if model.adapter is None else dataclasses.replace(model, adapter=None)
+        return dataclasses.replace(self, model=model)
 
     def at_interval(self, step: int, interval: int | None) -> bool:
         """Returns True at multiples of `interval` and at the last step."""

@@ -25,7 +25,7 @@ from trainer.run import Run
 logger = logging.getLogger(__name__)
 
 Array = jax.Array
-State = dict[str, Any]  # params, opt_state, step: everything that is saved
+State = dict[str, Any]  # params, opt_state, step; of adapters also base: what they are added to
 Metrics = dict[str, Any]  # numbers; with experts also their loads
 Total = tuple[Params, LossSums]
 
@@ -44,6 +44,7 @@ class TrainStepSpec:
 
     def transform(self) -> optax.GradientTransformation:
         weights, layout = self.model.weights(), self.model.layout
+        weights = {path: info for path, info in weights.items() if self.model.trains(path)}
         transform = self.optimizer.transform(self.steps, weights, layout)
         return transform if self.skip_spikes is None else skip_spikes(transform, self.skip_spikes)
 
@@ -58,20 +59,29 @@ class TrainStepSpec:
     def initial_state(self) -> State:
         """Returns a new state, whose opt_state is not sharded yet."""
         params = self.model.init(jax.random.key(self.seed))
-        return {
-            "params": params,
-            "opt_state": self.transform().init(params),
-            "step": jnp.zeros((), jnp.int32),
-        }
+        trained, zero = self.trained(params), jnp.zeros((), jnp.int32)
+        state = {"params": params, "opt_state": self.transform().init(trained), "step": zero}
+        if len(trained) == len(params):
+            return state
+        return state | {"base": {"step": zero, "checksum": zero.astype(jnp.uint32)}}
+
+    def trained(self, params: Params) -> Params:
+        """Returns those weights that training changes."""
+        return {name: tree for name, tree in params.items() if self.model.trains(name)}
+
+    def saved(self, state: State) -> State:
+        """Returns the part of a state that checkpoints have."""
+        return state | {"params": self.trained(state["params"])}
 
     @jax.named_scope("optimizer")
     def update(self, state: State, gradients: Params, loads: Any = ()) -> State:
         """Returns the state after one update by these gradients, and by the loads of experts."""
-        updates, opt_state = self.transform().update(gradients, state["opt_state"], state["params"])
-        params = optax.apply_updates(state["params"], updates)
-        if loads:
+        trained = self.trained(state["params"])
+        updates, opt_state = self.transform().update(gradients, state["opt_state"], trained)
+        params = state["params"] | optax.apply_updates(trained, updates)
+        if loads and "base" not in state:
             params = self.model.update_routers(params, loads)
-        return {"params": params, "opt_state": opt_state, "step": state["step"] + 1}
+        return state | {"params": params, "opt_state": opt_state, "step": state["step"] + 1}
 
 
 def train_step_spec(run: Run, layout: Layout) -> TrainStepSpec:
@@ -95,7 +105,7 @@ def abstract_state(step_spec: TrainStepSpec, mesh: Mesh | AbstractMesh) -> State
 
     def after_one_update() -> State:
         state = step_spec.initial_state()
-        return step_spec.update(state, state["params"])
+        return step_spec.update(state, step_spec.trained(state["params"]))
 
     return abstract(after_one_update, mesh)
 
@@ -138,9 +148,8 @@ def train_step(step_spec: TrainStepSpec, state: State, batch: Batch) -> tuple[St
     """Updates the state once.  Several microbatches are a leading axis of the batch's arrays."""
     key = jax.random.fold_in(jax.random.key(step_spec.seed), state["step"])
     gradients, sums = add_microbatches(step_spec, state["params"], batch, key)
-    gradients = jax.tree.map(
-        lambda g, p: (g / sums.tokens).astype(p.dtype), gradients, state["params"]
-    )
+    trained = step_spec.trained(state["params"])
+    gradients = jax.tree.map(lambda g, p: (g / sums.tokens).astype(p.dtype), gradients, trained)
     metrics = {
         "loss": sums.loss / sums.tokens,
         "objective": sums.total_objective(source_token_weight(batch)) / sums.tokens,
@@ -160,14 +169,16 @@ def train_step(step_spec: TrainStepSpec, state: State, batch: Batch) -> tuple[St
 def add_microbatches(
     step_spec: TrainStepSpec, params: Params, batch: Batch, key: Array
 ) -> tuple[Params, LossSums]:
-    """Adds up gradients and sums over microbatches; memory does not grow with their number.
+    """Adds up gradients of the weights that are trained, and sums, over microbatches; memory does
+    not grow with their number.
 
     Several microbatches are added up in JAX's float type, whatever the types of weights.
     """
     source_weight = source_token_weight(batch)
+    weights, params = params, step_spec.trained(params)
 
     def objective(params: Params, batch: Batch, key: Array) -> tuple[Array, LossSums]:
-        sums = step_spec.model.loss(params, batch, step_spec.criterion, key)
+        sums = step_spec.model.loss(weights | params, batch, step_spec.criterion, key)
         return sums.total_objective(source_weight), sums
 
     gradient = jax.grad(objective, has_aux=True)

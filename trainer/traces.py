@@ -75,7 +75,7 @@ def trace_generate(
     run: Run, layout: Layout, mesh: Mesh | AbstractMesh, shape: DecodeShape
 ) -> tuple[Any, tuple[Any, ...]]:
     """Traces the decoding of one batch; returns that and the arguments of `generate`."""
-    model = run.model.model(layout)
+    model = run.merged.model.model(layout)
     tokens = (shape.source_tokens, shape.prompt_tokens, shape.suffix_tokens)
     inputs = abstract_inputs(layout, mesh, shape.rows, *tokens)
     search, new_tokens = shape.search, padded(shape.new_tokens)

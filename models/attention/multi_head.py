@@ -11,6 +11,7 @@ from configs.errors import UserError
 from configs.spec import Count, Fraction, Positive, abstract_spec, spec
 from layouts.einsum import platform
 from layouts.layout import Layout
+from layouts.low_rank import merged
 from models.api import Cache
 from models.attention.bias import Bias
 from models.attention.context import AttentionContext
@@ -217,7 +218,9 @@ class MultiHeadAttention(nnx.Module):
     def project_combined(self, x_BLD: Array) -> tuple[Array, Array, Array]:
         """Computes the three projections as one product over Q + 2 columns of heads."""
         reshard, queries = self.layout.reshard, self.sizes.queries
-        parts = (self.wq_DJQK[...], self.wk_DJK[:, :, None], self.wv_DJK[:, :, None])
+        names = ("wq_DJQK", "wk_DJK", "wv_DJK")
+        w_DJQK, k_DJK, v_DJK = (merged(getattr(self, name)[...]) for name in names)
+        parts = (w_DJQK, k_DJK[:, :, None], v_DJK[:, :, None])
         whole = [reshard(part, "DJqK", stored=True) for part in parts]
         w_DJqK = jax.tree.map(lambda *arrays: jnp.concatenate(arrays, axis=2), *whole)
         qkv_BLJqK = self.layout.einsum("BLD,DJqK->BLJqK", x_BLD, w_DJqK)

@@ -21,6 +21,9 @@ class Bigram:
     layout: Layout
     runs_stages = False
 
+    def trains(self, path: str) -> bool:
+        return True
+
     def init(self, key: jax.Array) -> Params:
         def weight() -> jax.Array:
             return self.layout.random(

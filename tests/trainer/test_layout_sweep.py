@@ -15,6 +15,7 @@ import pytest
 from configs.load import load
 from layouts.layout import Layout
 from layouts.mesh import make_mesh
+from models.adapters.lora import Lora
 from models.api import Batch, Params
 from models.attention.latent import Latent
 from models.attention.multi_head import MultiHead
@@ -311,6 +312,28 @@ def test_translation_models_are_equal_too(name: str) -> None:
     )
     computed, expected = trained(ADAFACTOR, LAYOUTS[name], spec), trained(ADAFACTOR, WHOLE, spec)
     assert_equal_to_round_off(computed, expected)
+
+
+ADAPTED = {
+    "pipeline": LAYOUTS["pipeline"],
+    "fsdp": LAYOUTS["fsdp"],
+    "two_dimensional": LAYOUTS["two_dimensional"],
+    "split rank": Layout(
+        mesh="data:2,model:4", rules="batch:data;adapter_rank:model;heads:model;d_ff:model?"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ADAPTED)
+def test_adapters_are_equal_too(name: str) -> None:
+    """Of all weights, the embedding among them; the weights themselves keep every bit."""
+    adapter, layout = Lora(rank=4, targets=("w*", "embed"), store="float64"), ADAPTED[name]
+    spec = dataclasses.replace(STAGED, adapter=adapter, feed_forward=Mlp(gated=True))
+    computed, expected = trained(ADAMW, layout, spec), trained(ADAMW, WHOLE, spec)
+    assert_equal_to_round_off(computed, expected)
+    if name == "split rank":
+        a_DZ = computed.shards["params/adapter/decoder/layers_N/attention/wq/a_DZ"]
+        assert a_DZ == ((2, 16, 4), (2, 16, 1))
 
 
 def small(model: Transformer) -> Transformer:

@@ -15,6 +15,7 @@ from jax.sharding import NamedSharding
 
 from layouts.layout import Layout
 from layouts.mesh import make_mesh
+from models.adapters.lora import Lora
 from models.attention.multi_head import MultiHead
 from models.decoding.generate import DecodeInputs, generate
 from models.decoding.sampling import Sampling
@@ -103,7 +104,24 @@ HIDDEN = Case(
     Layout(mesh="data:2,model:4", rules="batch:data;experts:data+;d_ff:model+"),
     {14: 16, 10: 12, 7: 8, 5: 6},
 )  # fmt: skip
-CASES = {"experts": EXPERTS, "dense": DENSE, "stored": STORED, "hidden": HIDDEN}
+
+
+def adapted(case: Case) -> Case:
+    """The same, where two microbatches train adapters."""
+    adapter = Lora(rank=5, targets=("*",), store="float64")
+    assert isinstance(case.program.model, TransformerModel)
+    spec = dataclasses.replace(case.program.model.spec, adapter=adapter)
+    program = dataclasses.replace(
+        case.program, model=TransformerModel(spec, WHOLE), optimizer=DENSE.program.optimizer,
+        microbatches=2,
+    )  # fmt: skip
+    return case._replace(program=program)
+
+
+CASES = {
+    "experts": EXPERTS, "dense": DENSE, "stored": STORED, "hidden": HIDDEN,
+    "adapters of experts": adapted(EXPERTS), "adapters, dropless": adapted(HIDDEN),
+}  # fmt: skip
 
 
 class Trained(NamedTuple):

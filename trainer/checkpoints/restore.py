@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import jax
+import numpy as np
 from jax.sharding import Mesh
 
 from configs.errors import UserError
@@ -19,6 +20,7 @@ from layouts.padding import resized
 from models.api import Model, Params
 from models.precision import StoredWeights, quantize_weights
 from trainer.checkpoints.manager import Checkpoints
+from trainer.checkpoints.warm_start import checksum, warm_started
 from trainer.model_dir import ModelDir
 from trainer.multihost import connect
 from trainer.run import Run
@@ -55,11 +57,32 @@ class StatePadding:
     def pad(self, state: State) -> State:
         return self._like(self.padded, state)
 
+    def add_base(self, state: State, folder: str | None) -> None:
+        """Adds to an unpadded state, which has only adapters, the weights of the run in a folder.
+
+        A state that was saved knows their step and checksum, which is 0 in a new one.
+        """
+        assert folder is not None  # as a run checks
+        model, known = self.step_spec.without_padding().model, jax.device_get(state["base"])
+        params = self.unpadded["params"].items()
+        abstract = {name: tree for name, tree in params if not model.trains(name)}
+        step = int(known["step"]) if known["checksum"] else None
+        frozen, step = warm_started(abstract, folder, model, self.mesh, step)
+        base = {"step": np.int32(step), "checksum": jax.device_get(checksum(frozen))}
+        if known["checksum"] not in (0, base["checksum"]):
+            raise UserError(
+                f"Run.start_from = {folder!r}, step {step}: not the weights that the adapters were "
+                "trained with.  Copy those back, or set Run.start_from to their folder."
+            )
+        state["base"] = jax.device_put(base, self.padded["step"].sharding)
+        state["params"] = frozen | state["params"]
+
     def _like(self, abstract: State, state: State) -> State:
         if self.step_spec.without_padding() is self.step_spec:
             return state
         leaves, structure = jax.tree.flatten(state)
-        targets = jax.tree.leaves({name: abstract[name] for name in state})
+        params = {name: abstract["params"][name] for name in state.get("params", ())}
+        targets = jax.tree.leaves({name: ({**abstract, "params": params})[name] for name in state})
         differ = [i for i, leaf in enumerate(targets) if leaf.shape != leaves[i].shape]
         forms = tuple((targets[i].shape, targets[i].sharding.spec) for i in differ)
         with jax.set_mesh(self.mesh):
@@ -151,7 +174,8 @@ class ModelRestorer(contextlib.AbstractContextManager["ModelRestorer"]):
 
     def restore(self, step: int | None, average: int | None = None) -> TrainedModel:
         """Restores the weights of one step, or the mean of the last few checkpoints up to it."""
-        abstract = self.padding.unpadded["params"]  # traced once, for all checkpoints
+        saved = self.padding.step_spec.saved(self.padding.unpadded)  # traced once, for all
+        abstract, model, run = saved["params"], self.padding.step_spec.model, self.run.merged
         with jax.set_mesh(self.mesh):
             if average is not None:
                 steps = averaged_steps(self.checkpoints, step, average)
@@ -160,11 +184,16 @@ class ModelRestorer(contextlib.AbstractContextManager["ModelRestorer"]):
             else:
                 state, step = self.checkpoints.restore({"params": abstract}, step)
                 params, steps = state["params"], [step]
-        params, model = self.padding.pad({"params": params})["params"], self.padding.step_spec.model
+            if "base" in saved:
+                state = self.checkpoints.restore({"base": saved["base"]}, step)[0] | {"params": {}}
+                self.padding.add_base(state, run.start_from)
+                merge = jax.jit(lambda base, new: model.merged(base | new), donate_argnums=0)
+                params, model = merge(state["params"], params), run.model.model(model.layout)
+        params = self.padding.pad({"params": params})["params"]
         if self.weights == "int8":
             with jax.set_mesh(self.mesh):
                 params = jax.jit(quantize_weights, static_argnums=0)(model, params)
-        return TrainedModel(model, params, self.run, self.vocabs, self.mesh, step, steps)
+        return TrainedModel(model, params, run, self.vocabs, self.mesh, step, steps)
 
     def __exit__(self, *error: object) -> None:
         self.checkpoints.__exit__(None, None, None)

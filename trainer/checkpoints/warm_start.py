@@ -17,6 +17,7 @@ from configs.paths import path_of
 from layouts.axes import axes_of_path
 from layouts.layout import Layout
 from layouts.padding import with_axes
+from models.adapters.lora import ADAPTER
 from models.api import Model, Params
 from trainer.checkpoints.manager import Checkpoints, Saved
 
@@ -42,21 +43,33 @@ class WeightSource(NamedTuple):
         return (layers * self.stride, *rest)
 
 
-def warm_started(params: Params, folder: str, model: Model, mesh: Mesh) -> Params:
-    """Returns the weights of the newest checkpoint of another run in place of these.
+@jax.jit
+def checksum(weights: Params) -> Array:
+    """Returns a number that depends on the bits of all weights, and on no layout."""
+    total = jnp.zeros((), jnp.uint32)
+    for weight in jax.tree.leaves(weights):
+        bits = jax.lax.bitcast_convert_type(weight, f"uint{8 * weight.dtype.itemsize}")
+        total = total * jnp.uint32(31) + jnp.sum(bits.astype(jnp.uint32), dtype=jnp.uint32)
+    return total
 
-    Routers and shared experts that the other run does not have stay as they are.
+
+def warm_started(
+    params: Params, folder: str, model: Model, mesh: Mesh, step: int | None = None
+) -> tuple[Params, int]:
+    """Returns the weights of a checkpoint of another run in place of these, and its step.
+
+    It is the newest unless a step is given.  Routers and shared experts that the other run does not
+    have stay as they are.
     """
     new = traverse_util.flatten_dict(params, sep="/")
 
     def layout_of(path: str) -> Layout:
         """Returns the layout that reads the letters of a weight as the axes of its part."""
         named = set(zip(axes_of_path(path), model.weights()[path].axes, strict=True))
-        declared = [axis for axis in model.spec.declared_axes if (axis.letter, axis.name) in named]
-        return with_axes(model.layout, *declared)
+        return with_axes(model.layout, *(x for x in model.spec.declared_axes if x[:2] in named))
 
     with Checkpoints(path_of(folder)) as checkpoints:
-        step = checkpoints.latest
+        step = checkpoints.latest if step is None else step
         if step is None:
             raise UserError(
                 f"Run.start_from = {folder!r}: no checkpoint there.  Legal: the model directory of "
@@ -67,7 +80,10 @@ def warm_started(params: Params, folder: str, model: Model, mesh: Mesh) -> Param
             for path, array in checkpoints.describe(step).items()
             if path.startswith("params/")
         }
-        sources = weight_sources(new, saved, f"Run.start_from = {folder!r}, step {step}")
+        title = f"Run.start_from = {folder!r}, step {step}"
+        if ADAPTER in {path.partition("/")[0] for path in saved}:
+            raise UserError(f"{title}: adapters.  Legal: the run that they start from.")
+        sources = weight_sources(new, saved, title)
         layouts = {path: layout_of(path) for path in new}
         places = {source.path: layouts[path] for path, source in sources.items()}
         shardings = {
@@ -83,19 +99,19 @@ def warm_started(params: Params, folder: str, model: Model, mesh: Mesh) -> Param
         abstract = traverse_util.unflatten_dict(in_float32, sep="/")
         restored = traverse_util.flatten_dict(checkpoints.restore_params(abstract, step), sep="/")
 
-    def replace(restored: dict[str, Array], new: dict[str, Array]) -> dict[str, Array]:
-        return new | {
+    def replace(restored: dict[str, Array]) -> dict[str, Array]:
+        return {
             path: converted(layouts[path], restored[source.path], source, new[path], path)
             for path, source in sources.items()
         }
 
     with jax.set_mesh(mesh):
-        weights = jax.jit(replace)(restored, new)
+        weights = new | jax.jit(replace)(restored)
     kept = sorted(new.keys() - sources.keys())
     logger.info(
         "Weights of %s, step %d%s.", folder, step, f"; new: {', '.join(kept)}" if kept else ""
     )
-    return traverse_util.unflatten_dict(weights, sep="/")
+    return traverse_util.unflatten_dict(weights, sep="/"), step
 
 
 def weight_sources(
@@ -110,7 +126,7 @@ def weight_sources(
     for path, weight in new.items():
         source = _source(path, blocks, saved)
         if source.path not in saved:
-            if not NEW_WITH_EXPERTS.search(path):
+            if isinstance(weight, jax.ShapeDtypeStruct) or not NEW_WITH_EXPERTS.search(path):
                 problems.append(f"{path}: there is no {source.path}.")
         elif saved[source.path].shape != source.shape(weight.shape):
             problems.append(

@@ -46,7 +46,7 @@ from trainer.planning.counts import (
     time_on_slice,
 )
 from trainer.run import Run
-from trainer.step import State, with_deferred_sums
+from trainer.step import State, train_step_spec, with_deferred_sums
 from trainer.traces import trace_train_step
 
 
@@ -72,6 +72,11 @@ class TracedStep(TracedFunction):
         }
 
     @property
+    def trained(self) -> Any:
+        """Returns the parameters that have a gradient."""
+        return train_step_spec(self.run, self.layout).trained(self.state["params"])
+
+    @property
     def adds_microbatches(self) -> bool:
         """Returns whether gradients of microbatches are added up; stages have one for all."""
         with use_mesh(self.mesh):
@@ -83,7 +88,7 @@ class TracedStep(TracedFunction):
 
         Those that are added up over microbatches have JAX's float type.
         """
-        params = self.state["params"]
+        params = self.trained
         if self.adds_microbatches:
             params = jax.tree.map(lambda x: x.update(dtype=jnp.result_type(float)), params)
         return shard_bytes(params)
@@ -100,9 +105,7 @@ class TracedStep(TracedFunction):
         if not self.adds_microbatches or shards == 1:
             return None
         with use_mesh(self.mesh):
-            deferred = jax.eval_shape(
-                functools.partial(with_deferred_sums, model), self.state["params"]
-            )
+            deferred = jax.eval_shape(functools.partial(with_deferred_sums, model), self.trained)
         weights = jax.tree.leaves(deferred)
         once = sum(weight.size for weight in weights if weight.sharding.spec.reduced)
         return {"step": once, "microbatch": sum(weight.size for weight in weights) - once}

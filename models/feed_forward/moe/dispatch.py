@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from layouts.layout import Layout
-from layouts.quantized import Quantized, Rounded
+from layouts.quantized import Operand, Quantized
 from layouts.random_bytes import random_bytes_of_rows, random_bytes_of_shard, seed_of
 from layouts.reduction import reduced_over
 from layouts.shards import gather_shard, is_gatherable, mesh_axes, num_shards, shard_index, spec_of
@@ -32,7 +32,7 @@ from models.feed_forward.moe.grouped_matmul import (
 from models.feed_forward.moe.routing import Router, Routing
 
 Array = jax.Array
-Weight = Array | Rounded
+Weight = Array | Operand
 Product = Callable[..., Array]  # of tokens and weights
 Draw = Callable[..., Array]  # draws `width` random bytes for each token
 

@@ -11,6 +11,7 @@ from flax import nnx
 from configs.errors import UserError
 from configs.spec import Count, spec
 from layouts.layout import Layout
+from layouts.low_rank import merged
 from layouts.padding import with_padding
 from models.feed_forward.mlp import Mlp, MlpLayer
 from models.feed_forward.moe.dispatch import WITH_CAPACITY, Experts, in_blocks
@@ -159,6 +160,8 @@ class MoeLayer(nnx.Module):
             routing = router.route(layout, gates_Gse, segments_Gs, capacity, route_key, bias_e)
         names = ("wi_EDF", "wg_EDF", "wo_EFD") if self.spec.expert.gated else ("wi_EDF", "wo_EFD")
         weights = {name: getattr(self, name)[...] for name in names}
+        if capacity is None:  # products in blocks read ordinary arrays
+            weights = {name: merged(weight) for name, weight in weights.items()}
         experts = Experts(
             layout, self.spec.expert, self.spec.experts, weights, self.rate, dropout_key
         )

@@ -66,9 +66,9 @@ def changes_since(
 
 def note_no_export(run: Run) -> None:
     """Notes before training that other libraries will not read this decoder."""
-    if not isinstance(run.model, Transformer) or run.model.has_encoder:
+    if not isinstance(model := run.merged.model, Transformer) or model.has_encoder:
         return
-    kind, problems = closest_family(run.model)
+    kind, problems = closest_family(model)
     if problems:
         names = ", ".join(problem.split(" = ")[0] for problem in problems)
         print_note(

@@ -45,7 +45,7 @@ def started(spec: Transformer, layout: Layout, folder: Path) -> Params:
     mesh = make_mesh(layout)
     with jax.set_mesh(mesh):
         params = jax.jit(spec.model(layout).init)(jax.random.key(2))
-    return warm_started(params, str(folder), spec.model(layout), mesh)
+    return warm_started(params, str(folder), spec.model(layout), mesh)[0]
 
 
 def loss(spec: Transformer, layout: Layout, params: Params) -> float:

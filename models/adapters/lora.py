@@ -1,0 +1,96 @@
+"""Trains small adapters of weights in place of the weights (LoRA, Hu et al. 2021)."""
+
+import fnmatch
+from collections.abc import Iterable, Mapping
+
+import jax
+from flax import nnx, traverse_util
+
+from configs.errors import UserError, did_you_mean
+from configs.spec import Count, Positive, spec
+from layouts.axes import Axis, axes_of_path, letters_of
+from layouts.layout import Layout
+from layouts.low_rank import RANK, Adapted, factor_axes
+from layouts.padding import with_axes
+from models.api import Params, WeightInfo
+from models.initializers import Weights
+from models.precision import FloatType
+
+Infos = Mapping[str, WeightInfo]
+Factors = tuple[str, Infos]  # kinds, as `factor_axes` has them, and the two matrices by path
+ADAPTER = "adapter"
+"""Where adapters are among the weights of a model."""
+
+
+@spec
+class Lora:
+    """Adds to each chosen weight W the product of two thin matrices, W + alpha / rank * A B.
+
+    Only A and B are trained and saved; all other weights stay those of Run.start_from.  A begins
+    with random numbers and B with zeros.
+    """
+
+    rank: Count = 8
+    """Columns of A and rows of B."""
+    alpha: Positive = 16.0
+    """Scale of the product, times the rank."""
+    targets: tuple[str, ...] = ("w*",)
+    """Names of weights, without their axes: "wq", "attention/wq", "mlp/w*".  A name may begin at
+    any part of a path, and "*" stands for anything.  Legal are weights of products."""
+    store: FloatType = "float32"
+    """Type of the stored matrices."""
+
+    def factors(self, base: Infos) -> dict[str, Factors]:
+        """Describes the adapters of weights, by the path of the weight."""
+        names = {p: p.removesuffix(f"_{letters_of(p)}") for p, info in base.items() if info.reads}
+        chosen: dict[str, Factors] = {}
+        for target in self.targets:
+            paths = [p for p in names if fnmatch.fnmatchcase(f"/{names[p]}", f"*/{target}")]
+            if not paths:
+                legal = sorted({"/".join(name.split("/")[-2:]) for name in names.values()})
+                hint = did_you_mean(target, {name.rpartition("/")[2] for name in legal})
+                raise UserError(
+                    f"Lora.targets = {self.targets}: no weight has the name {target!r}.{hint}  "
+                    f"Legal: {', '.join(legal)}."
+                )
+            chosen |= {path: self._factors(path, names[path], base[path]) for path in paths}
+        return chosen
+
+    def _factors(self, path: str, name: str, info: WeightInfo) -> Factors:
+        letters, matrices = axes_of_path(path), dict[str, WeightInfo]()
+        outer = letters.removesuffix(letters_of(path))
+        kinds = "".join("i" if axis in info.reads else "o" for axis in info.axes[info.stacked :])
+        kinds = kinds.rjust(len(letters), "s")
+        sizes = {**dict(zip(letters, info.shape, strict=True)), RANK.letter: self.rank}
+        names = {**dict(zip(letters, info.axes, strict=True)), RANK.letter: RANK.name}
+        reads = info.reads, (RANK.name,)
+        for matrix, axes, read in zip("ab", factor_axes(letters, kinds), reads, strict=True):
+            shape, named = tuple(sizes[x] for x in axes), tuple(names[x] for x in axes)
+            path = f"{ADAPTER}/{name}/{matrix}_{axes.removeprefix(outer)}"
+            matrices[path] = WeightInfo(shape, named, read)
+        return kinds[len(outer) :], matrices
+
+    def infos(self, base: Infos) -> dict[str, WeightInfo]:
+        """Describes the matrices of all adapters, by path."""
+        return {p: info for _, of in self.factors(base).values() for p, info in of.items()}
+
+    def init(self, layout: Layout, base: Infos, declared: Iterable[Axis], key: jax.Array) -> Params:
+        """Draws new adapters, placed as the layout says; their products are zero."""
+        flat, rngs = {}, nnx.Rngs(params=key)
+        for path, info in self.infos(base).items():
+            axes = axes_of_path(path)
+            named = set(zip(axes, info.axes, strict=True))
+            placed = with_axes(layout, *(axis for axis in declared if axis[:2] in named))
+            new = Weights(placed, dict(zip(axes, info.shape, strict=True)), rngs, self.store)
+            read = "".join(axes[info.axes.index(name)] for name in info.reads)
+            weight = new.zeros(axes) if read == RANK.letter else new.normal(axes, fan_in=read)
+            flat[path] = weight.get_value()
+        return traverse_util.unflatten_dict(flat, sep="/")
+
+    def applied(self, params: Params, base: Infos) -> Params:
+        """Returns the weights, each chosen one with its adapter."""
+        flat = traverse_util.flatten_dict(params, sep="/")
+        for path, (kinds, matrices) in self.factors(base).items():
+            a, b = map(flat.pop, matrices)
+            flat[path] = Adapted(flat[path], a, b, self.alpha / self.rank, kinds)
+        return traverse_util.unflatten_dict(flat, sep="/")
