@@ -18,7 +18,8 @@ class ImportHfFlags:
     EXAMPLES = ("meshloom import hf --input=Llama-3.2-1B --model_dir=runs/llama",)
     input: Annotated[Path, Flag(metavar="DIR")]
     """Directory with config.json, model.safetensors (one file or several) and the tokenizer
-    (tokenizer.json, of a T5 spiece.model), as Hugging Face writes them."""
+    (tokenizer.json, of a T5 spiece.model), as Hugging Face writes them; of adapters,
+    adapter_config.json and adapter_model.safetensors."""
     model_dir: ModelDir
     settings: SettingsFlags = field(default_factory=SettingsFlags)
 
@@ -34,6 +35,15 @@ class ImportT5Flags(ImportHfFlags):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ImportPeftFlags(ImportHfFlags):
+    """Makes a model directory of adapters that PEFT has trained (LoRA)."""
+
+    EXAMPLES = ("meshloom import peft --input=lora --start_from=runs/llama --model_dir=runs/lora",)
+    start_from: Annotated[Path, Flag(metavar="DIR")]
+    """Model directory of the model that the adapters are of."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class ExportHfFlags:
     """Writes a decoder as Hugging Face reads it."""
 
@@ -41,6 +51,13 @@ class ExportHfFlags:
     output: Annotated[Path, Flag(metavar="DIR")]
     """New directory for Hugging Face to read."""
     model: StoredModelFlags
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportPeftFlags(ExportHfFlags):
+    """Writes the adapters of a run as PEFT reads them."""
+
+    EXAMPLES = ("meshloom export peft --model_dir=runs/lora --output=exported",)
 
 
 @dataclass(frozen=True, kw_only=True)

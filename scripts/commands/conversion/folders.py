@@ -9,6 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 import numpy as np
+from flax import traverse_util
 
 from configs.errors import UserError, brief
 from configs.load import Config, load
@@ -23,10 +24,10 @@ from scripts.commands.conversion.flags import ExportHfFlags
 from scripts.commands.shared_flags import SettingsFlags
 from scripts.commands.trained import single_checkpoint
 from scripts.terminal import print_note
-from trainer.checkpoints.huggingface.folder import SETTINGS, tensor_writer
+from trainer.checkpoints.huggingface.folder import SETTINGS, TENSORS, tensor_writer
 from trainer.checkpoints.huggingface.weights import ConvertedWeight, TensorInfo
 from trainer.checkpoints.manager import Checkpoints
-from trainer.checkpoints.restore import averaged_steps
+from trainer.checkpoints.restore import ModelRestorer, averaged_steps
 from trainer.model_dir import HUGGINGFACE, ModelDir
 from trainer.resume.history import CHECKPOINTS, FILE
 from trainer.run import Run
@@ -102,10 +103,13 @@ def export_weights(
     dtype: FloatType,
     files: Mapping[str, bytes],
     factors: Mapping[str, float] = MappingProxyType({}),
+    name: str = TENSORS,
+    merged: Run | None = None,
 ) -> None:
     """Writes the weights of a run, one after another, and then files, the settings last.
 
-    `factors` has what some weights are multiplied by, by path.
+    `factors` has what some weights are multiplied by, by path.  `merged` is the run where the
+    weights have adapters.
     """
     by_path = {f"params/{weight.path}": weight for weight in weights}
     shapes = {path: weight.shape for path, weight in by_path.items()}
@@ -114,8 +118,14 @@ def export_weights(
         steps = exported_steps(checkpoints, flags.model.checkpoint, flags.model.average)
         try:
             output.mkdir(parents=True, exist_ok=True)
-            with tensor_writer(output, infos, MAX_FILE_BYTES) as write:
-                by_step = (checkpoints.arrays(step, shapes) for step in steps)
+            with tensor_writer(output, infos, MAX_FILE_BYTES, name) as write:
+                by_step = [checkpoints.arrays(step, shapes) for step in steps]
+                if merged is not None:
+                    layout = Layout(mesh="data:1", rules="")
+                    with ModelRestorer(flags.model.model_dir, merged, layout) as models:
+                        params = models.restore(steps[-1], flags.model.average).params
+                    flat = traverse_util.flatten_dict({"params": params}, sep="/")
+                    by_step = [((path, np.asarray(flat[path])) for path in shapes)]
                 for arrays in zip(*by_step, strict=True):
                     path, array = arrays[0]
                     if len(arrays) > 1:

@@ -1,4 +1,4 @@
-"""Imports and exports decoders: Hugging Face's folders, and model directories.
+"""Imports and exports decoders and their adapters: Hugging Face's folders, and model directories.
 
 Weights go from file to file, a layer of one weight at a time.
 """
@@ -29,19 +29,27 @@ from data.vocab import Tokenizer, Vocab, make, read_model
 from data.vocabs import TARGET_FILE, Vocabs
 from models.transformer import Transformer
 from scripts.commands.conversion import folders
-from scripts.commands.conversion.flags import ExportHfFlags, ImportHfFlags
+from scripts.commands.conversion.flags import (
+    ExportHfFlags,
+    ExportPeftFlags,
+    ImportHfFlags,
+    ImportPeftFlags,
+)
 from scripts.commands.conversion.folders import config_of, note_import, task_name
+from scripts.commands.conversion.t5 import save_weights
 from scripts.devices import start_devices
 from scripts.terminal import print_note
-from trainer.checkpoints.huggingface import decoder
+from trainer.checkpoints.huggingface import decoder, peft
 from trainer.checkpoints.huggingface.families import EMBEDDING, FAMILIES, SOFTMAX, Settings
 from trainer.checkpoints.huggingface.folder import (
     INDEX,
     SETTINGS,
     TENSORS,
     StoredTensor,
+    existing,
     read_json,
     stored_tensors,
+    tensors_of_file,
 )
 from trainer.checkpoints.huggingface.tokenizer import SENTENCE_PIECE, tokenizer_files
 from trainer.checkpoints.huggingface.weights import ConvertedWeight, check_tensors, common_type
@@ -202,17 +210,74 @@ def export_hf(flags: ExportHfFlags) -> None:
     config = ModelDir(model_dir).load(flags.model.gin_file, flags.model.gin_param)
     run = config.make(Run)
     vocab = ModelDir(model_dir).vocabs(run.task).target
-    kept, original = model_dir / HUGGINGFACE, None
+    kept = model_dir / HUGGINGFACE
     files = {name: (kept / name).read_bytes() for name in FILES if (kept / name).is_file()}
-    if SETTINGS in files:
-        original = json_reader.read_json(files[SETTINGS], Settings, SETTINGS)
-    settings = decoder.exported_settings(run.model, original)
+    model, settings, original = exported_model(model_dir, run)
     if original is None:
         files, ids = tokenizer_files(vocab)
         settings |= {**ids, "max_position_embeddings": run.task.length}
     if settings != original:
         files[SETTINGS] = folders.json_bytes(settings)
-    assert isinstance(run.model, Transformer)
-    weights = list(decoder.weights_of(run.model, FAMILIES[settings["model_type"]]))
-    factors = decoder.factors(run.model, settings)
-    folders.export_weights(flags, output, weights, run.model.precision.store, files, factors)
+    weights = list(decoder.weights_of(model, FAMILIES[settings["model_type"]]))
+    factors, store = decoder.factors(model, settings), model.precision.store
+    merged = None if run.model.adapter is None else run
+    folders.export_weights(flags, output, weights, store, files, factors, merged=merged)
+
+
+def exported_model(model_dir: Path, run: Run) -> tuple[Transformer, Settings, Settings | None]:
+    """Returns a model without adapters, its config.json, and the one that an import kept."""
+    kept, model, original = model_dir / HUGGINGFACE / SETTINGS, run.merged.model, None
+    if kept.is_file():
+        original = json_reader.read_json(kept.read_bytes(), Settings, SETTINGS)
+    settings = decoder.exported_settings(model, original)
+    assert isinstance(model, Transformer)
+    return model, settings, original
+
+
+def import_peft(flags: ImportPeftFlags) -> None:
+    """Makes a model directory of adapters, which starts from the one of their model."""
+    start_devices()
+    folder, model_dir = local_path(flags.input, "--input"), flags.model_dir
+    folders.check_new_run(model_dir)
+    file, settings = existing(folder, peft.TENSORS), read_json(folder, peft.SETTINGS)
+    peft.check_settings(settings, folder / peft.SETTINGS)
+    base = ModelDir(flags.start_from).load().make(Run)
+    model, of_model, _ = exported_model(flags.start_from, base)
+    tensors = {tensor.name: tensor for tensor in tensors_of_file(file)}
+    infos = {name: tensor.info for name, tensor in tensors.items()}
+    family, start_from = FAMILIES[of_model["model_type"]], str(absolute(flags.start_from))
+    adapter = peft.adapter_of(model, family, settings, infos)
+    weights = peft.weights_of(model, adapter, family)
+    check_tensors(weights, infos, file, f"LoRA of {flags.start_from}")
+    model = dataclasses.replace(model, adapter=adapter)
+    base = dataclasses.replace(base, model=model, start_from=start_from)
+    config = config_of(base, flags.settings)
+    run, flat = config.make(Run), {}
+    decoder.check_same(model, run.model)
+    for weight in weights:
+        array = weight.from_tensors_by_name({name: tensors[name].read() for name in weight.names})
+        flat[weight.path] = array.astype(adapter.store)
+    save_weights(model_dir, run, traverse_util.unflatten_dict(flat, sep="/"))
+    ModelDir(model_dir).keep_imported(start_from)
+    (model_dir / HUGGINGFACE).mkdir(exist_ok=True)
+    atomic_write(model_dir / HUGGINGFACE / peft.SETTINGS, (folder / peft.SETTINGS).read_bytes())
+    ModelDir(model_dir).save(config, run, ModelDir(flags.start_from).vocabs(base.task))
+    note_import(model_dir, (), (), sum(array.size for array in flat.values()))
+
+
+def export_peft(flags: ExportPeftFlags) -> None:
+    """Writes the adapters of a run as PEFT reads them."""
+    start_devices()
+    output, model_dir = local_path(flags.output, "--output"), flags.model.model_dir
+    folders.check_new_folder(output, (peft.SETTINGS, peft.TENSORS))
+    run = ModelDir(model_dir).load(flags.model.gin_file, flags.model.gin_param).make(Run)
+    adapter, (model, settings, _) = run.model.adapter, exported_model(model_dir, run)
+    if adapter is None:
+        raise UserError(f"{model_dir}: no adapters there.  `meshloom export hf` writes the model.")
+    weights = peft.weights_of(model, adapter, FAMILIES[settings["model_type"]])
+    kept = model_dir / HUGGINGFACE / peft.SETTINGS
+    made = folders.json_bytes(peft.settings_of(adapter, weights))
+    files = {peft.SETTINGS: kept.read_bytes() if kept.is_file() else made}
+    stems = {f"/{p.rpartition('_')[0]}/b_": f for p, f in decoder.factors(model, settings).items()}
+    scales = {w.path: f for w in weights for stem, f in stems.items() if stem in w.path}
+    folders.export_weights(flags, output, weights, adapter.store, files, scales, peft.TENSORS)

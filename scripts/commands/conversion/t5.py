@@ -31,6 +31,7 @@ from trainer.checkpoints.huggingface.folder import (
     stored_tensors,
 )
 from trainer.checkpoints.manager import Checkpoints
+from trainer.checkpoints.restore import StatePadding
 from trainer.checks import check_sides, check_vocabs
 from trainer.model_dir import ModelDir
 from trainer.optimizers.adafactor import Adafactor
@@ -123,7 +124,7 @@ def save_weights(model_dir: Path, run: Run, params: Mapping[str, np.ndarray]) ->
     """Saves weights and a new opt_state as the checkpoint of step 0."""
     layout = Layout(mesh="data:1", rules="")
     mesh, step_spec = make_mesh(layout), train_step_spec(run, layout)
-    abstract = abstract_state(step_spec, mesh)
+    abstract = step_spec.saved(abstract_state(step_spec, mesh))
 
     def put(x: np.ndarray | jax.Array, like: jax.ShapeDtypeStruct) -> jax.Array:
         assert x.shape == like.shape and x.dtype == like.dtype, (x.shape, like)
@@ -133,5 +134,9 @@ def save_weights(model_dir: Path, run: Run, params: Mapping[str, np.ndarray]) ->
         weights: Params = jax.tree.map(put, params, abstract["params"])
         opt_state = jax.jit(step_spec.transform().init)(weights)
         opt_state = jax.tree.map(put, opt_state, abstract["opt_state"])
-        step = put(np.zeros((), np.int32), abstract["step"])
-        checkpoints.save(0, {"params": weights, "opt_state": opt_state, "step": step})
+        others = {name: abstract[name] for name in abstract.keys() - {"params", "opt_state"}}
+        state = jax.tree.map(lambda like: put(np.zeros((), like.dtype), like), others)
+        state |= {"params": weights, "opt_state": opt_state}
+        if "base" in state:
+            StatePadding(step_spec, mesh).add_base(state, run.start_from)
+        checkpoints.save(0, step_spec.saved(state))

@@ -161,12 +161,12 @@ class TensorWriter:
 
 @contextlib.contextmanager
 def tensor_writer(
-    folder: Path, tensors: Mapping[str, TensorInfo], max_bytes: int
+    folder: Path, tensors: Mapping[str, TensorInfo], max_bytes: int, name: str = TENSORS
 ) -> Iterator[Callable[[str, np.ndarray], None]]:
     """Gives what writes a tensor, in any order; the files appear once all are written."""
     parts = parts_of(tensors, max_bytes)
     files = {
-        (f"model-{i:05}-of-{len(parts):05}.safetensors" if len(parts) > 1 else TENSORS): part
+        (f"model-{i:05}-of-{len(parts):05}.safetensors" if len(parts) > 1 else name): part
         for i, part in enumerate(parts, 1)
     }
     with contextlib.ExitStack() as stack:

@@ -1,0 +1,75 @@
+"""Converts adapters between the files of PEFT and those here."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from configs.errors import UserError, listed
+from layouts.layout import Layout
+from layouts.low_rank import RANK
+from models.adapters.lora import Lora
+from models.transformer import Transformer
+from trainer.checkpoints.huggingface import decoder
+from trainer.checkpoints.huggingface.families import Family, Settings
+from trainer.checkpoints.huggingface.weights import ConvertedWeight, TensorInfo, common_type
+
+SETTINGS, TENSORS = "adapter_config.json", "adapter_model.safetensors"
+LEGAL = {"peft_type": "LORA", "bias": "none", "init_lora_weights": True}
+FREE = (
+    "alpha", "auto_mapping", "base_model_name_or_path", "exclude_modules", "inference_mode",
+    "lora_alpha", "lora_dropout", "megatron_core", "peft_version", "qalora_group_size", "r",
+    "revision", "target_modules", "task_type",
+)  # fmt: skip
+"""Settings that the tensors show, or that change no logit; all others must be empty."""
+
+
+def check_settings(settings: Settings, source: object) -> None:
+    """Refuses adapters of another kind."""
+    problems = [
+        f"{name} = {value!r}: legal: {LEGAL.get(name)!r}."
+        for name, value in settings.items()
+        if name not in FREE and value and value != LEGAL.get(name)
+    ]
+    if problems:
+        raise UserError(listed(str(source), problems))
+
+
+def adapter_of(
+    model: Transformer, family: Family, settings: Settings, tensors: Mapping[str, TensorInfo]
+) -> Lora:
+    """Returns the adapters that have tensors."""
+    every = Lora(rank=settings["r"], alpha=settings["lora_alpha"], targets=("layers_N/*",))
+    if not model.tied:
+        every = replace(every, targets=(*every.targets, "softmax"))
+    paths = [w.path for w in weights_of(model, every, family) if w.names[0] in tensors]
+    names = dict.fromkeys("/".join(path.split("/")[1:-1][-2:]) for path in paths)
+    store = common_type(info.dtype for info in tensors.values())
+    return replace(every, targets=tuple(names), store=store)
+
+
+def settings_of(adapter: Lora, weights: Sequence[ConvertedWeight]) -> Settings:
+    """Makes the settings of adapters."""
+    return {
+        "peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": None,
+        "r": adapter.rank, "lora_alpha": adapter.alpha, "lora_dropout": 0.0, "bias": "none",
+        "target_modules": sorted({weight.names[0].split(".")[-3] for weight in weights}),
+        "fan_in_fan_out": False, "inference_mode": True,
+    }  # fmt: skip
+
+
+def weights_of(model: Transformer, adapter: Lora, family: Family) -> list[ConvertedWeight]:
+    """Returns the matrices of the adapters of a model, which has none in its own settings."""
+    factors, converted = adapter.factors(model.model(Layout()).weights()), []
+    if "embed_VD" in factors:
+        raise UserError(
+            f"Lora.targets = {adapter.targets}: PEFT's adapters are of linear layers, not of the "
+            "embedding.  `meshloom export hf` writes the merged model."
+        )
+    by_path = {weight.path: weight for weight in decoder.weights_of(model, family)}
+    for weight, (_, matrices) in ((by_path[path], of) for path, of in factors.items()):
+        (outputs, inputs), sizes = weight.axes.split(), {**weight.sizes, RANK.letter: adapter.rank}
+        kinds = ("lora_A", f"{RANK.letter} {inputs}"), ("lora_B", f"{outputs} {RANK.letter}")
+        stems = [f"base_model.model.{name.removesuffix('.weight')}" for name in weight.names]
+        for path, (kind, axes) in zip(matrices, kinds, strict=True):
+            names = tuple(f"{stem}.{kind}.weight" for stem in stems)
+            converted.append(ConvertedWeight(path, names, axes, sizes))
+    return converted
