@@ -23,7 +23,7 @@ from data.packing.rows import Rows
 from data.pipeline import BeamPipeline
 from data.sources.text import SPLITS
 from data.storage import folders, locks, lookup, remote
-from data.storage.arrays import CheckedArray, checksums_path
+from data.storage.arrays import CheckedArray
 from data.task import Task
 from data.vocab import Vocab
 from data.vocabs import Vocabs
@@ -44,8 +44,8 @@ class Prepared:
     splits: dict[str, Rows]
     manifest: dict[str, Any]
     folder: Path
-    rows_hash: str | None = None
-    """Of the training rows; None of a cache of an older version, without checksums."""
+    rows_hash: str
+    """Of the training rows."""
 
     @property
     def vocabs(self) -> Vocabs:
@@ -222,7 +222,7 @@ class TaskCaches:
             }
             splits[name] = task.cached_rows(name, entry, arrays, vocabs)
         sums = [path.read_bytes() for path in sorted(folder.glob("train.*.crc32.npy"))]
-        rows_hash = hashlib.sha256(b"".join(sums)).hexdigest()[:16] if sums else None
+        rows_hash = hashlib.sha256(b"".join(sums)).hexdigest()[:16]
         return Prepared(vocabs.target, vocabs.source, splits, stored, match.folder, rows_hash)
 
     def _is_of_the_run(self, stored: dict[str, Any]) -> bool:
@@ -272,14 +272,8 @@ def foreign_name(folder: Path) -> str | None:
     return next((n for n in names if not any(fnmatch.fnmatch(n, p) for p in _FILES)), None)
 
 
-def check_rows(folder: Path) -> bool:
-    """Reads every row of a cache and raises where one is damaged.
-
-    Returns False where an older version wrote rows without checksums.
-    """
+def check_rows(folder: Path) -> None:
+    """Reads every row of a cache and raises where one is damaged."""
     folder = folders.fetch(folder, last=manifest.NAME)
-    sums = set(folder.glob("*.crc32.npy"))
-    paths = sorted(set(folder.glob("*.npy")) - sums)
-    for path in paths:
+    for path in sorted(set(folder.glob("*.npy")) - set(folder.glob("*.crc32.npy"))):
         CheckedArray(path, manifest.rebuild_hint()).verify_all()
-    return all(checksums_path(path) in sums for path in paths)

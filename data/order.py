@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from data.mixture import TABLE_ROWS, shuffled
+from data.mixture import shuffled
 from data.packing.rows import NO_ROW, Rows
 
 Batch = dict[str, np.ndarray]
@@ -29,12 +29,6 @@ def row_ids(seed: int, step: int, batch_sequences: int, rows: int) -> np.ndarray
     each epoch's own permutation of all rows, so no row is lost where a batch spans two epochs.
     """
     return shuffled(seed, _places(step, batch_sequences), rows)
-
-
-def has_order_of(version: int, rows: Rows) -> bool:
-    """Returns whether an earlier version has the same order of these rows."""
-    largest = max([len(part.rows) for part in rows.parts], default=0) if rows.mix else len(rows)
-    return version == VERSION or largest <= TABLE_ROWS
 
 
 def rows_of_step(rows: Rows, seed: int, step: int, batch_sequences: int) -> np.ndarray:

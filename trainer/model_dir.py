@@ -26,7 +26,6 @@ from configs.paths import path_of
 from configs.write import diff, dump
 from data import order
 from data.cache import Prepared
-from data.mixture import TABLE_ROWS
 from data.storage import lookup
 from data.storage.files import atomic_write
 from data.task import Task
@@ -123,13 +122,11 @@ class ModelDir:
                     f"{then}, now {now}).  Give the --data_dir of that training, or choose another "
                     "--model_dir."
                 )
-        version = order.VERSION if record is None else record.order
-        if not order.has_order_of(version, prepared.splits["train"]):
+        if record is not None and record.order != order.VERSION:
             raise UserError(
-                f"{self.model_dir} was trained on the rows in the order of an earlier version "
-                f"(order {version}, now {order.VERSION}), which is another one for more than "
-                f"{TABLE_ROWS:,} rows.  Continue with that version of Meshloom, or give "
-                "another --model_dir and the Run.start_from of this one."
+                f"{self.model_dir} was trained on the rows in another order (version "
+                f"{record.order}, now {order.VERSION}).  Continue with that version of Meshloom, "
+                "or give another --model_dir and the Run.start_from of this one."
             )
 
     @property

@@ -63,7 +63,7 @@ def prepare(
     check_same(
         {f"{name} of {task.name}": prepared.manifest[name] for name in
          ("content_hash", *prepared.vocabs.hashes())}
-        | {f"rows of {task.name}": prepared.rows_hash or "of an older version"},
+        | {f"rows of {task.name}": prepared.rows_hash},
         "Give all the same text, or copy the data of process 0: the folder "
         f"{prepared.folder.name} of its --data_dir.",
     )  # fmt: skip

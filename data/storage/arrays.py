@@ -80,17 +80,16 @@ class CheckedArray:
     """Reads rows of a .npy file; each chunk is compared with its checksum when first read."""
 
     def __init__(self, path: Path, remedy: str):
-        """Opens a file that `GrowingArray` wrote; those of older versions have no checksums."""
+        """Opens a file that `GrowingArray` wrote."""
         self._path, self._remedy, self._reading = path, remedy, SharedLock(path.parent)
         self._rows = self._load(path, dimensions=2, mmap_mode="r")
         self.shape, self.dtype, self.size = self._rows.shape, self._rows.dtype, self._rows.size
         self._rows_per_chunk = _rows_per_chunk(self.shape[1], self.dtype)
-        sums_path = checksums_path(path)
-        self._sums = self._load(sums_path, dimensions=1) if sums_path.exists() else None
+        self._sums = self._load(checksums_path(path), dimensions=1)
         chunks = -(-len(self) // self._rows_per_chunk)
-        if self._sums is not None and len(self._sums) != chunks:
+        if len(self._sums) != chunks:
             raise UserError(f"{path}: its number of rows is damaged.  {remedy}")
-        self._is_verified = np.full(chunks, self._sums is None)
+        self._is_verified = np.zeros(chunks, bool)
 
     def _load(self, path: Path, dimensions: int, mmap_mode: Literal["r"] | None = None) -> Any:
         """Opens a .npy file of integers, as this module writes them.
@@ -103,6 +102,8 @@ class CheckedArray:
             if is_whole and array.ndim == dimensions and 0 not in array.shape[1:]:
                 return array
             error = None
+        except FileNotFoundError:
+            raise UserError(f"{path}: is missing.  {self._remedy}") from None
         except OSError:
             raise
         except Exception as problem:
@@ -129,7 +130,6 @@ class CheckedArray:
         for chunk in chunks[~self._is_verified[chunks]]:
             start = int(chunk) * self._rows_per_chunk
             rows = self._rows[start : start + self._rows_per_chunk]
-            assert self._sums is not None
             if zlib.crc32(rows.data) != self._sums[chunk]:
                 raise UserError(
                     f"{self._path}: rows {start:,} to {start + len(rows) - 1:,} are damaged.  "

@@ -315,7 +315,8 @@ def test_a_changed_digit_of_the_manifest_is_noticed(text, data_dir):
             prepare(task_of(text), data_dir)
 
 
-def test_a_cache_of_an_older_version_is_read(text, data_dir):
+def test_a_cache_without_checksums_is_built_again(text, data_dir):
+    """As the first versions left it."""
     before = decoded(prepare(task_of(text), data_dir), "train")
     file = data_dir / "mine" / "manifest.json"
     stored = json.loads(file.read_text())
@@ -324,7 +325,9 @@ def test_a_cache_of_an_older_version_is_read(text, data_dir):
         del stored["file_bytes"][path.name]
         path.unlink()
     file.write_text(json.dumps(stored))
-    assert decoded(prepare(task_of(text), data_dir), "train") == before
+    with pytest.raises(UserError, match=r"crc32\.npy: is missing.*meshloom prepare --rebuild"):
+        prepare(task_of(text), data_dir)
+    assert decoded(prepare(task_of(text), data_dir, rebuild=True), "train") == before
 
 
 @pytest.mark.parametrize("name", FILES)

@@ -4,7 +4,7 @@ import dataclasses
 import logging
 import math
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import jax
@@ -18,7 +18,6 @@ from layouts.device_order import orders
 from layouts.hlo.compilation import compile_program
 from layouts.layout import Layout
 from layouts.lint.report import table
-from layouts.lint.warnings import executed_flops
 from layouts.mesh import batch_shards, make_mesh, mesh_sizes
 from trainer.checks import find_untraceable, record_loss
 from trainer.feed import BatchSharding
@@ -104,8 +103,7 @@ def rank_layouts(
 ) -> list[RankedLayout]:
     """Ranks candidates and layouts of the run's files by their traces, the fastest that fits first.
 
-    Skips candidates whose products already take longer than a whole step that fits.  Tries a third
-    mesh axis with the best one.
+    Tries a third mesh axis with the best one.
     """
     record, devices = record_loss(run), hardware.devices
     layouts = legal_layouts(run, devices, {*configured, *candidates(record, devices)})
@@ -114,51 +112,21 @@ def rank_layouts(
             f"no layout splits this model and batch over {devices} devices.  Choose other devices, "
             "or a Run.batch_sequences with more divisors."
         )
-    layouts = drop_oversized(run, layouts, hardware)
-    ranking: list[RankedLayout] = []
-    for is_configured in True, False:  # the first ones are planned, however slow they are
-        part = [layout for layout in layouts if (layout in configured) == is_configured]
-        ranking = plan_layouts(run, part, hardware, ranking)
-    wider = legal_layouts(run, devices, with_shard_axis(record, fastest_first(ranking)[0].layout))
+    ranking = fastest_first(plan_layouts(run, drop_oversized(run, layouts, hardware), hardware))
+    wider = legal_layouts(run, devices, with_shard_axis(record, ranking[0].layout))
     wider = drop_oversized(run, wider, hardware)
-    return fastest_first(plan_layouts(run, wider, hardware, ranking))
+    return fastest_first([*ranking, *plan_layouts(run, wider, hardware)])
 
 
-def plan_layouts(
-    run: Run, layouts: list[Layout], hardware: Hardware, planned: list[RankedLayout]
-) -> list[RankedLayout]:
-    """Plans each layout by its trace, and appends it to those that are planned already."""
-    ranking = list(planned)
-    fitting_s = [ranked.step_s for ranked in ranking if ranked.plan.fits is not False]
-    for number, (least_s, layout) in enumerate(fewest_products_first(run, layouts, hardware), 1):
-        if least_s > min(fitting_s, default=math.inf):
-            skipped = len(layouts) - number + 1
-            logger.info("Skipped %d: their products alone take %.4g s or more.", skipped, least_s)
-            break
+def plan_layouts(run: Run, layouts: list[Layout], hardware: Hardware) -> Iterator[RankedLayout]:
+    """Plans each layout by its trace, on a slice with the best order of devices."""
+    for number, layout in enumerate(layouts, 1):
         if (plan := plan_if_traceable(run, layout, hardware)) is None:
             continue
         ranked = RankedLayout(layout, plan)
         ranked = with_best_order(ranked) if isinstance(hardware, Topology) else ranked
-        ranking.append(ranked)
-        fitting_s += [ranked.step_s] * (ranked.plan.fits is not False)
         logger.info("%d of %d: %s: %.4g s", number, len(layouts), ranked.name, ranked.step_s)
-    return ranking
-
-
-def fewest_products_first(
-    run: Run, layouts: list[Layout], hardware: Hardware
-) -> list[tuple[float, Layout]]:
-    """Sorts layouts by the seconds that a device needs at least for its matrix products."""
-    record, times = record_loss(run), 3 * run.microbatches  # backward costs twice as much
-
-    def least_s(layout: Layout) -> float:
-        sizes = mesh_sizes(layout.mesh, hardware.devices)
-        flops = times * executed_flops(layout, sizes, record)
-        if isinstance(hardware, HostRates):
-            return flops * hardware.devices / hardware.flops_per_s
-        return flops / hardware.chip.peak_flops
-
-    return sorted(((least_s(layout), layout) for layout in layouts), key=lambda pair: pair[0])
+        yield ranked
 
 
 def plan_if_traceable(run: Run, layout: Layout, hardware: Hardware) -> training.StepPlan | None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 from configs.errors import RunError, UserError
+from layouts.cost.interconnect import Topology
 from layouts.layout import Layout
 from layouts.mesh import batch_shards, mesh_sizes
 from models.api import ModelSpec
@@ -47,10 +48,6 @@ class Candidate(NamedTuple):
     def kind(self) -> tuple[Layout, tuple[str, ...]]:
         """Returns what decides how far a trace is from the compiled program."""
         return self.layout, self.run.compiler_options
-
-    def traced(self) -> Self:
-        """Returns the candidate without compiler options, which no trace depends on."""
-        return self._replace(run=dataclasses.replace(self.run, compiler_options=()))
 
 
 class Trial(NamedTuple):
@@ -122,7 +119,9 @@ class Tuner:
     ):
         """Measures until no candidate is predicted to be faster, or a time of `time.monotonic`."""
         self._hardware, self._measure, self._log = hardware, measure, log
-        self._deadline_s = deadline_s
+        self._deadline_s, self._memory_bytes = deadline_s, math.inf
+        if isinstance(hardware, Topology):
+            self._memory_bytes = hardware.chip.memory_bytes
         self.trials: dict[Candidate, Trial] = {}
         self.left: list[Candidate] = []
         """Those that the deadline left out, the most promising first."""
@@ -175,13 +174,13 @@ class Tuner:
         return [candidate for step_s, candidate in predicted if OPTIMISM * step_s < best_s]
 
     def _trace(self, candidate: Candidate) -> Trial:
-        traced = candidate.traced()
+        run = dataclasses.replace(candidate.run, compiler_options=())  # a trace depends on none
 
         def plan() -> Trial:
-            step = plan_if_traceable(traced.run, traced.layout, self._hardware)
+            step = plan_if_traceable(run, candidate.layout, self._hardware)
             return Trial(fits=False) if step is None else Trial.of(step)
 
-        return self._log.trial("trace", traced, plan)
+        return self._log.trial("trace", candidate._replace(run=run), plan)
 
     def _may_fit(self, candidate: Candidate) -> bool:
         if candidate in self.trials:
@@ -189,12 +188,8 @@ class Tuner:
         trace = self._trace(candidate)
         if trace.step_s is None or trace.needed_bytes is None:
             return False
-        if not (memory_bytes := memory_of(self._hardware)):
-            return True
-        return (
-            self._ratio(candidate, "needed_bytes", 1 / OVERESTIMATE) * trace.needed_bytes
-            <= memory_bytes
-        )
+        needed_bytes = self._ratio(candidate, "needed_bytes", 1 / OVERESTIMATE) * trace.needed_bytes
+        return needed_bytes <= self._memory_bytes
 
     def _ratio(self, candidate: Candidate, figure: str, least: float) -> float:
         """Returns a figure of trials over that of their traces.
@@ -209,19 +204,13 @@ class Tuner:
         return ratios.get(candidate.kind, min(ratios.values(), default=least))
 
 
-def memory_of(hardware: Hardware) -> int | None:
-    """Returns the bytes of a device; None where devices share the memory of a machine."""
-    chip = getattr(hardware, "chip", None)
-    return None if chip is None else chip.memory_bytes
-
-
 def ladders_of(
     run: Run, layouts: Sequence[Layout], options: Sequence[tuple[str, ...]], hardware: Hardware
 ) -> Iterator[list[Candidate]]:
     """Yields ladders of candidates for each layout, recomputation and set of compiler options."""
     models: Sequence[ModelSpec] = [run.model]
     if isinstance(run.model, Transformer):
-        models = recomputations(run.model, offload=memory_of(hardware) is not None)
+        models = recomputations(run.model, offload=isinstance(hardware, Topology))
     for layout in layouts:
         shards = batch_shards(layout, mesh_sizes(layout.mesh, hardware.devices))
         counts = sorted({run.microbatches, *MICROBATCHES})

@@ -17,8 +17,6 @@ from trainer.model_dir import ModelDir
 from trainer.processes.training_lock import holder_of
 from trainer.resume.history import last_saved
 
-NO_CHECKSUMS = "an older version wrote the rows, without checksums"
-
 
 def task_cache(
     config: Config, settings: SavedSettingsFlags, data_dir: Path, reads_rows: bool
@@ -43,7 +41,8 @@ def task_cache(
             caches = TaskCaches(task, data_dir, vocabs.target, vocabs.source, run.content_hash)
             prepared = caches.open_if_built()
         prepared = prepared or TaskCaches(task, data_dir).open_if_built()
-        have_checksums = prepared is None or not reads_rows or check_rows(prepared.folder)
+        if prepared is not None and reads_rows:
+            check_rows(prepared.folder)
     except ValueError as error:
         yield failure(name, error)._replace(fix=f"{command} --rebuild")
         return
@@ -51,9 +50,7 @@ def task_cache(
         text = f"not in {data_dir} yet: training prepares it first"
         yield Finding(name, "warning", text, command)
         return
-    if not have_checksums:
-        yield Finding(name, "warning", NO_CHECKSUMS, f"{command} --rebuild")
-    read = ", all rows read" if reads_rows and have_checksums else ""
+    read = ", all rows read" if reads_rows else ""
     text = f"content hash {prepared.manifest['content_hash'][:16]}{read}"
     yield Finding(name, "ok", text, "Copy one host's cache to the others, or correct their text: "
                   f"{command} --rebuild", is_common=True)  # fmt: skip
@@ -72,12 +69,11 @@ def every_cache(data_dir: Path, reads_rows: bool) -> Iterator[Finding]:
         name = f"data of {folder.name}"
         try:
             content_hash = manifest.read(folder)["content_hash"]
-            have_checksums = not reads_rows or check_rows(folder)
+            if reads_rows:
+                check_rows(folder)
         except ValueError as error:
             yield failure(name, error)
         else:
-            if not have_checksums:
-                yield Finding(name, "warning", NO_CHECKSUMS, manifest.rebuild_hint())
             yield Finding(name, "ok", f"content hash {content_hash[:16]}")
     if not folders:
         yield Finding("data", "ok", f"nothing is prepared in {data_dir}")

@@ -48,7 +48,7 @@ def trace(candidate: Candidate) -> Trial:
 
 
 def traced(candidate: Candidate) -> Trial:
-    return trace(candidate.traced())
+    return trace(candidate._replace(run=dataclasses.replace(candidate.run, compiler_options=())))
 
 
 def compiled(memory_bytes: float) -> Measure:
