@@ -146,8 +146,10 @@ def measure_on(topology: Topology | None) -> Callable[[Candidate], Trial]:
 
 
 def named_options(run: Run, topology: Topology | None) -> dict[Options, str]:
-    """Names the compiler options of a run, those that are shipped for the chips, and none."""
-    named: dict[Options, str] = {run.compiler_options: "the run's"}
+    """Names the compiler options of a run, if any, those shipped for the chips, and none, last."""
+    named: dict[Options, str] = {}
+    if run.compiler_options:
+        named[run.compiler_options] = "the run's"
     if topology is not None:
         kind = "gpu" if topology.is_gpu else topology.kind
         for file in sorted((CHECKOUT / "configs" / "compilers").glob(f"{kind}*.gin")):
