@@ -109,6 +109,7 @@ class ConvNetwork(nnx.Module):
         self.scale_D = weights.ones("D")
         self.softmax_VD = weights.normal("VD", fan_in="D")
 
+    @jax.named_scope("convolutions")
     def __call__(self, layout: Layout, images_BYXZ: Array) -> Array:
         """Returns the mean over the places of an image, as a text of one token."""
         to_compute = self.spec.precision.to_compute

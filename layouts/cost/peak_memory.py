@@ -1,7 +1,7 @@
 """Estimates the peak memory of a traced function on one device, fused as compilers fuse it."""
 
 import collections
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from jax.extend.core import Jaxpr, Literal, jaxprs_in_params
@@ -38,12 +38,12 @@ class _Memory:
         self._sources: dict[Any, frozenset[Any]] = {}
         for eqn in jaxpr.eqns:  # in order, so that those of operands are known
             for v in eqn.outvars:
-                self._sources[v] = frozenset({v}) if self._stored[v] else self._read_by([eqn])
+                self._sources[v] = frozenset({v}) if self._stored[v] else self._read_by(eqn)
 
     def peak(self) -> int:
         """Computes the peak: the most that lives at once."""
         eqns = self._jaxpr.eqns
-        last_use = {v: i for i, eqn in enumerate(eqns) for v in self._read_by([eqn])}
+        last_use = {v: i for i, eqn in enumerate(eqns) for v in self._read_by(eqn)}
         freed = collections.Counter[int]()
         for v, i in last_use.items():
             freed[i] += self._bytes(v)
@@ -66,9 +66,9 @@ class _Memory:
             return True
         return any(not is_fusing(user) for user in self._flow.users.get(v, ()))
 
-    def _read_by(self, eqns: Iterable[Any]) -> frozenset[Any]:
-        """Returns the stored values from which equations compute."""
-        operands = (v for eqn in eqns for v in eqn.invars if not isinstance(v, Literal))
+    def _read_by(self, eqn: Any) -> frozenset[Any]:
+        """Returns the stored values from which an equation computes."""
+        operands = (v for v in eqn.invars if not isinstance(v, Literal))
         return frozenset().union(*(self._sources.get(v, frozenset()) for v in operands))
 
     def _bytes(self, v: Any) -> int:

@@ -48,7 +48,6 @@ class RmsNormLayer(nnx.Module):
         self.layout = layout
         self.scale_D = spec.scale(weights, "D")
 
-    @jax.named_scope("norm")
     def __call__(self, x_BLD: Array) -> Array:
         y_BLD = self.spec.normed(self.layout, x_BLD, self.scale_D[...], "BLD")
         # A TPU's compiler would compute the gradient of the norm tile by tile in a product.
@@ -64,11 +63,11 @@ class HeadRmsNorm(nnx.Module):
         self.name = f"scale_{axis}"
         setattr(self, self.name, spec.scale(weights, axis))
 
-    @jax.named_scope("head_norm")
     def __call__(self, x: Array, axes: str) -> Array:
         return self.spec.normed(self.layout, x, getattr(self, self.name)[...], axes)
 
 
+@jax.named_scope("norm")
 def normed(
     layout: Layout, x: Array, scale: Array, axes: str, epsilon: float, *, offset: bool = False
 ) -> Array:

@@ -11,7 +11,7 @@ from trainer.planning.training import StepPlan
 PART_OF_SCOPE = {
     "attention": "attention", "source_attention": "attention", "latent_attention": "attention",
     "mlp": "feed-forward", "experts": "experts", "gate": "gate", "dispatch": "dispatch",
-    "combine": "combine", "norm": "norms", "head_norm": "norms", "embed": "embedding",
+    "combine": "combine", "convolutions": "convolutions", "norm": "norms", "embed": "embedding",
     "softmax_loss": "softmax", "optimizer": "optimizer",
 }  # fmt: skip
 OTHER = "other"
@@ -55,8 +55,7 @@ def longest_other(plan: StepPlan) -> list[dict[str, Any]]:
     lines = defaultdict[tuple[str, str], float](float)
     for op in plan.work.ops:
         if not op.flops:
-            key = (part_of(op.scopes), op.source)
-            lines[key] += op_seconds(plan.topology.chip, op)
+            lines[part_of(op.scopes), op.source] += op_seconds(plan.topology.chip, op)
     return [
         {"part": part, "source": source, "seconds": seconds}
         for (part, source), seconds in sorted(lines.items(), key=lambda line: -line[1])[:MAX_LINES]

@@ -115,34 +115,23 @@ def recomputations(model: Transformer, *, offload: bool = False) -> list[Transfo
     kinds = [dataclasses.replace(plain, remat=remat) for remat in REMAT]
     kinds.append(dataclasses.replace(plain, remat_saves=PROJECTIONS))
     if offload:
-        kinds += [
-            dataclasses.replace(
-                plain, remat_saves=saved, remat_offloads=("layer_input", *offloaded)
-            )
-            for saved, offloaded in (((), ()), (PROJECTIONS, ()), ((), PROJECTIONS))
-        ]
+        inputs = dataclasses.replace(plain, remat_offloads=("layer_input",))
+        kinds += [inputs, dataclasses.replace(inputs, remat_saves=PROJECTIONS)]
+        kinds.append(dataclasses.replace(plain, remat_offloads=("layer_input", *PROJECTIONS)))
     return list(dict.fromkeys([model, *kinds]))
 
 
 def least_microbatches(run: Run, layout: Layout, topology: Topology) -> StepPlan | None:
     """Plans a run with the fewest microbatches with which it fits; None if it never does."""
 
-    def fitting(microbatches: int) -> StepPlan | None:
-        divided = dataclasses.replace(run, microbatches=microbatches)
-        plan = plan_if_traceable(divided, layout, topology)
-        return plan if plan is not None and plan.fits else None
-
     shards = batch_shards(layout, mesh_sizes(layout.mesh, topology.devices))
-    counts = [count for count in MICROBATCHES if divides(run, count, shards)]
-    if not counts:
-        return None
-    fewest, *more = counts
-    if (plan := fitting(fewest)) is not None or not more:
-        return plan
-    *between, last = more
-    if (plan := fitting(last)) is None:  # which takes the least memory
-        return None
-    return next(filter(None, map(fitting, between)), plan)
+    for count in MICROBATCHES:
+        if divides(run, count, shards):
+            divided = dataclasses.replace(run, microbatches=count)
+            plan = plan_if_traceable(divided, layout, topology)
+            if plan is not None and plan.fits:
+                return plan
+    return None
 
 
 def divides(run: Run, microbatches: int, shards: int) -> bool:

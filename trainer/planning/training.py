@@ -186,7 +186,9 @@ def estimate_step(step: TracedStep) -> StepCounts:
     peak = peak_bytes(step.traced.jaxpr.jaxpr, step.sizes)
     temporaries = max(0, peak - gradients)
     causes = {**step.argument_bytes, "gradients": gradients, TEMPORARIES: temporaries}
-    work = WorkCounts(step.cost.flops, step.cost.collectives, step.cost.ops)
+    *ops, arguments = step.cost.ops  # weights and moments, which the optimizer reads and writes
+    arguments = arguments._replace(source="weights and optimizer state", scopes="optimizer")
+    work = WorkCounts(step.cost.flops, step.cost.collectives, (*ops, arguments))
     return StepCounts(work, MemoryUse(causes, sum(causes.values())))
 
 

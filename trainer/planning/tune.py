@@ -8,7 +8,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, TypeVar
 
 from configs.errors import RunError, UserError
 from layouts.cost.interconnect import Topology
@@ -23,6 +23,7 @@ from trainer.planning.training import StepPlan
 from trainer.run import Run
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
 OPTIMISM = 0.9  # of a predicted time, so that what may be faster is tried
 
 
@@ -72,9 +73,10 @@ class TrialLog:
 
     def __init__(self, path: Path, subject: Mapping[str, Any]):
         """Opens the log of a subject; refuses that of another one."""
-        self._path, self._trials = path, dict[str, Trial]()
+        self._path, self._trials, self._values = path, dict[str, Trial](), dict[str, Any]()
         first = json.dumps({"subject": subject})
-        lines = path.read_text().splitlines() if path.exists() else []
+        text = path.read_text() if path.exists() else ""
+        lines = text.splitlines()
         if lines and lines[0] != first:
             raise UserError(
                 f"{path}: is the log of another search: its run, devices or versions differ.  "
@@ -85,9 +87,22 @@ class TrialLog:
                 entry = json.loads(line)
             except json.JSONDecodeError:  # a kill left half a line
                 continue
-            self._trials[self._key(entry["by"], entry["settings"])] = Trial(**entry["trial"])
-        with path.open("a") as file:  # whose end half a line may be
-            file.write("\n" if lines else f"{first}\n")
+            if "value" in entry:
+                self._values[entry["name"]] = entry["value"]
+            else:
+                self._trials[self._key(entry["by"], entry["settings"])] = Trial(**entry["trial"])
+        if not lines:
+            self._append(first)
+        elif not text.endswith("\n"):  # ends the half line
+            self._append("")
+
+    def once(self, name: str, compute: Callable[[], T]) -> T:
+        """Returns what the first search of this log computed: a value that JSON can hold."""
+        if name not in self._values:
+            self._values[name] = compute()
+            self._append(json.dumps({"name": name, "value": self._values[name]}))
+        value: T = self._values[name]
+        return value
 
     def trial(self, by: str, candidate: Candidate, measure: Callable[[], Trial]) -> Trial:
         """Returns what an earlier search measured, or measures it and adds it to the file."""
@@ -95,12 +110,15 @@ class TrialLog:
         if key not in self._trials:
             trial = self._trials[key] = measure()
             entry = {"by": by, "settings": candidate.settings, "trial": trial._asdict()}
-            with self._path.open("a") as file:
-                file.write(json.dumps(entry) + "\n")
+            self._append(json.dumps(entry))
         return self._trials[key]
 
     def holds(self, by: str, candidate: Candidate) -> bool:
         return self._key(by, candidate.settings) in self._trials
+
+    def _append(self, line: str) -> None:
+        with self._path.open("a") as file:
+            file.write(f"{line}\n")
 
     @staticmethod
     def _key(by: str, settings: Mapping[str, Any]) -> str:
@@ -197,7 +215,8 @@ class Tuner:
         It is that of the last trial of the same kind, or else the least of all.
         """
         ratios = {
-            tried.kind: getattr(trial, figure) / getattr(self._trace(tried), figure)
+            (tried.layout, tried.run.compiler_options): getattr(trial, figure)
+            / getattr(self._trace(tried), figure)
             for tried, trial in self.trials.items()
             if getattr(trial, figure)
         }
@@ -213,8 +232,7 @@ def ladders_of(
         models = recomputations(run.model, offload=isinstance(hardware, Topology))
     for layout in layouts:
         shards = batch_shards(layout, mesh_sizes(layout.mesh, hardware.devices))
-        counts = sorted({run.microbatches, *MICROBATCHES})
-        legal = [count for count in counts if divides(run, count, shards)]
+        counts = [n for n in sorted({run.microbatches, *MICROBATCHES}) if divides(run, n, shards)]
         for recomputed in models:
             for chosen in options:
                 yield [
@@ -224,13 +242,14 @@ def ladders_of(
                         ),
                         layout,
                     )
-                    for count in legal
+                    for count in counts
                 ]
 
 
 def describe(candidate: Candidate, trial: Trial) -> str:
     """Describes a trial in a line."""
-    result = trial.problem or (
-        "does not fit" if trial.fits is False or not trial.step_s else f"{trial.step_s:.4g} s"
+    time = f"{trial.step_s:.4g} s" if trial.step_s and trial.fits is not False else "does not fit"
+    settings = ", ".join(
+        f"{name} = {value!r}" for name, value in candidate.settings.items() if value
     )
-    return f"{result}: " + ", ".join(f"{k} = {v!r}" for k, v in candidate.settings.items() if v)
+    return f"{trial.problem or time}: {settings}"

@@ -48,15 +48,27 @@ def evaluate_harness(flags: EvaluateFlags) -> list[dict[str, Any]]:
             batch_sequences = batch_of(trained, flags.batch_sequences)
             model = HarnessModel(trained, batch_sequences, make_decoder, flags.text.tag, update)
             set_shots(tasks["tasks"].values(), harness.shots)
-            results = evaluate(
-                model, tasks, limit=harness.limit, bootstrap_iters=flags.metrics.resamples,
-                apply_chat_template=harness.apply_chat_template,
-                fewshot_as_multiturn=harness.apply_chat_template,
-            )  # fmt: skip
+            try:
+                results = evaluate(
+                    model, tasks, limit=harness.limit, bootstrap_iters=flags.metrics.resamples,
+                    apply_chat_template=harness.apply_chat_template,
+                    fewshot_as_multiturn=harness.apply_chat_template,
+                )  # fmt: skip
+            except UserError:
+                raise
+            except (LookupError, ValueError, ArithmeticError, StopIteration) as error:
+                raise UserError(
+                    f"--harness={harness.harness}: a task fails: {type(error).__name__}: "
+                    f"{brief(str(error), 400)}.  Check its data, and --shots."
+                ) from error
             line = {"step": trained.step, "averaged_steps": trained.averaged_steps}
             line |= {"settings": dataclasses.asdict(harness)}
             lines.append(line | json.loads(json.dumps(results, default=handle_non_serializable)))
     rows = [row for line in lines for row in rows_of(line)]
+    if silent := tasks["tasks"].keys() - {row[1] for row in rows}:
+        raise UserError(
+            f"--harness: {', '.join(sorted(silent))}: name metrics of the harness, such as acc."
+        )
     print_table(["step", "task", "shots", "metric", "filter", "value", "standard error"], rows)
     write_json(flags.json_file, lines if len(lines) > 1 else lines[0])
     return lines
@@ -65,8 +77,10 @@ def evaluate_harness(flags: EvaluateFlags) -> list[dict[str, Any]]:
 def load_tasks(names: str) -> dict[str, dict[str, Any]]:
     """Loads tasks, and groups of them: of names, YAML files and folders that commas separate."""
     chosen = list[str]()
-    for name in names.split(","):
+    for name in filter(None, names.split(",")):
         chosen += sorted(map(str, Path(name).expanduser().glob("[!_]*.yaml"))) or [name]
+    if not chosen:
+        raise UserError(f"--harness={names}: no task.  Give names that `lm-eval ls tasks` lists.")
     manager = TaskManager(include_defaults=not all(name.endswith(".yaml") for name in chosen))
     tasks: dict[str, dict[str, Any]] = {"tasks": {}, "groups": {}}
     for name in chosen:
@@ -80,8 +94,10 @@ def load_tasks(names: str) -> dict[str, dict[str, Any]]:
             loaded = manager.load(name)
         except Exception as error:  # the library raises no narrower one
             problem = f"{type(error).__name__}: {brief(str(error), 400)}"
-            of_files = "  A file holds one task, not a group." if is_file else ""
-            raise UserError(f"--harness={name}: cannot be loaded: {problem}.{of_files}") from None
+            raise UserError(
+                f"--harness={name}: cannot be loaded: {problem}.  A file holds one task, whose "
+                "data has examples."
+            ) from None
         for kind, by_name in tasks.items():
             by_name |= loaded[kind]
     return tasks
@@ -93,8 +109,8 @@ def set_shots(tasks: Iterable[Task], shots: int | None) -> None:
     np.random.seed(DEFAULT_OTHER_SEED)
     for task in tasks:
         task.set_fewshot_seed(DEFAULT_OTHER_SEED)
-        if (own := task.get_config("num_fewshot")) != 0:
-            task.set_config("num_fewshot", (own or 0) if shots is None else shots)
+        if (of_task := task.get_config("num_fewshot")) != 0:
+            task.set_config("num_fewshot", (of_task or 0) if shots is None else shots)
 
 
 def rows_of(line: Mapping[str, Any]) -> Iterator[list[object]]:

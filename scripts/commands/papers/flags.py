@@ -16,10 +16,7 @@ class PapersFlags:
     section again.
     """
 
-    EXAMPLES = (
-        "meshloom papers --table=gshard_table_1",
-        "meshloom papers --output=docs",
-    )
+    EXAMPLES = ("meshloom papers --table=gshard_table_1", "meshloom papers --output=docs")
     table: Annotated[str | None, Flag(metavar="NAME")] = None
     """Computes one item: a name of the list, such as gshard_table_3."""
     output: Annotated[Path | None, Flag(metavar="FOLDER")] = None

@@ -116,6 +116,5 @@ class TuneFlags:
     """How many layouts to try, the first by their traces; and the standard ones and the run's."""
     output: Annotated[str, Flag(metavar="FILE", names_output=True)] = "tuned.gin"
     """Writes the best settings to FILE, and all trials to a log of the same name in .jsonl."""
-    json_file: shared.JsonFile = None
     settings: shared.SavedSettingsFlags = field(default_factory=shared.SavedSettingsFlags)
     devices: DeviceFlags = field(default_factory=DeviceFlags)

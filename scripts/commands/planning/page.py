@@ -22,7 +22,8 @@ STYLE = (
     "td:last-child,th:last-child{text-align:left}.legend li{break-inside:avoid}"
     "td:not(:last-child){white-space:nowrap}"
 )
-COLOURS = ("#4269d0", "#efb118", "#ff725c", "#6cc5b0", "#a463f2", "#97bbf5", "#9c6b4e", "#9498a0")
+COLOURS = ("#4269d0", "#efb118", "#ff725c", "#6cc5b0", "#a463f2", "#97bbf5", "#9c6b4e", "#9498a0",
+           "#3ca951", "#ff8ab7", "#b8a72e", "#2f6f73")  # fmt: skip
 HEAD = ("fits", "bytes_per_device", "memory_bytes", "cache_bytes", "devices", "parameters",
         "batch_sequences", "source_tokens", "prompt_tokens", "new_tokens", "suffix_tokens",
         "hypotheses", "model_flops", "executed_flops", "step_time_s", "step_time_range_s",
@@ -39,7 +40,6 @@ TIMES = {
 SHORT_HOURS = 0.1  # shown in seconds
 TIMED = ("products_s", "other_s", "traffic_s")  # what adds to a step
 SHORTEST = 1e-4  # of a step: less is left out of a table
-AT_THE_PEAK = "At the peak of the matrix units, products would take the time in the fourth column."
 OVERLAPPED = "Overlapped traffic takes time only where it takes longer than the compute meanwhile."
 MAX_COLLECTIVES = 12  # in a table
 
@@ -149,7 +149,6 @@ def write_page(file: str, title: str, figures: dict[str, Any]) -> None:
             "<h2>Time of a step by part of the model</h2>",
             bar(sums, 0.0, limit=False),
             legend({part: (with_unit(s, "s"), s) for part, s in sums.items()}),
-            f"<p>{AT_THE_PEAK}",
             table(by_part),
             table(other_rows(figures)),
         ]

@@ -28,7 +28,6 @@ from trainer.planning.sweep import SweepPoint, sweep
 
 RANKED = 3  # layouts of a ranking that are swept with the run's own
 SHOWN = 20  # combinations in the terminal
-NEAR = 0.04  # of the picture: two labels would overlap there
 MARGIN = 1.1  # of the picture, for circles and labels at its edge
 WIDE = "body{max-width:80rem}"  # a row ends with its layout
 HOW = (
@@ -132,24 +131,6 @@ def remat_text(row: dict[str, Any]) -> str:
     return ", ".join([row.get("Transformer.remat", ""), *texts])
 
 
-def labels_of(
-    ends: Sequence[tuple[float, float]], widths: Sequence[float]
-) -> dict[tuple[float, float], str]:
-    """Returns the numbers of points by their coordinates; those of neighbours share a label."""
-    labels: dict[tuple[float, float], str] = {}
-    for number, end in enumerate(ends, 1):
-        near = [
-            other
-            for other in labels
-            if all(abs(a - b) < NEAR * w for a, b, w in zip(other, end, widths, strict=True))
-        ]
-        if near:
-            labels[near[0]] += f", {number}"
-        else:
-            labels[end] = f"{number}"
-    return labels
-
-
 def scatter(points: Sequence[SweepPoint], pyplot: Any) -> Any:
     """Draws chip-hours over step time: a colour for each layout, larger with more memory."""
     layouts = list(dict.fromkeys(point.layout for point in points))
@@ -172,9 +153,9 @@ def scatter(points: Sequence[SweepPoint], pyplot: Any) -> Any:
     widths = [MARGIN * max(sizes) for sizes in zip(*ends, strict=True)]
     axes.set_xlim(0, widths[0])
     axes.set_ylim(0, widths[1])
-    for end, numbers in labels_of(ends, widths).items():
+    for number, end in enumerate(ends, 1):
         axes.annotate(
-            numbers, end, (0, -16), textcoords="offset points", fontsize="small", ha="center"
+            f"{number}", end, (0, -16), textcoords="offset points", fontsize="small", ha="center"
         )
     axes.grid(alpha=0.3)
     figure.legend(title="layout", fontsize="x-small", loc="outside lower left")  # below all points

@@ -1,9 +1,10 @@
 """Runs `meshloom tune`: writes the settings under which a run's step is the fastest."""
 
+import dataclasses
 import hashlib
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -15,11 +16,12 @@ from configs.paths import local_path
 from configs.write import dump, shown
 from layouts.absent_devices import has_compiler
 from layouts.candidates import as_gin
-from layouts.cost.calibration import measure_host
+from layouts.cost.calibration import HostRates, measure_host
 from layouts.cost.collectives import size_text
 from layouts.cost.interconnect import Topology
+from layouts.layout import Layout
 from layouts.mesh import mesh_sizes
-from scripts.commands.common import open_output, settings_of, write_json
+from scripts.commands.common import open_output, settings_of
 from scripts.commands.doctor.machine import installed
 from scripts.commands.planning.flags import TuneFlags
 from scripts.commands.planning.inputs import no_compiler, parse_topology
@@ -28,13 +30,13 @@ from scripts.commands.planning.sweep import remat_text
 from scripts.terminal import print_note, print_table
 from trainer.checks import check_run
 from trainer.planning.child import in_child
-from trainer.planning.figures import SCHEMA_VERSION
 from trainer.planning.search import Hardware, StepBenchmark, one_line, rank_layouts, shortlist
 from trainer.planning.training import plan_compiled
 from trainer.planning.tune import Candidate, Trial, TrialLog, Tuner, ladders_of
 from trainer.run import Run
 
 Options = tuple[str, ...]
+LOG = ".jsonl"  # suffix
 COLUMNS = ("layout", "microbatches", "remat", "compiler options")
 BURSTS = 3  # of steps, on this machine; the fastest counts
 SHOWN = 10  # candidates in the terminal, and in the comments of the file
@@ -53,26 +55,34 @@ def tune(flags: TuneFlags) -> None:
     check_run(run)
     if topology is not None and not has_compiler(topology.chip.platform):
         raise UserError(f"`meshloom tune` compiles.  {no_compiler(topology.chip.platform)}")
-    hardware: Hardware = topology or measure_host(jax.devices())
-    log_file = local_path(flags.output, "--output").with_suffix(".jsonl")
-    log = TrialLog(log_file, subject(run, topology))
-    deadline_s = time.monotonic() + budget_s
+    output = local_path(flags.output, "--output")
+    if output.suffix == LOG:
+        raise UserError(f"--output={output}: the log has this name.  Give one that ends in .gin.")
     configured = configured_layouts(config, run, topology)
-    ranking = shortlist(rank_layouts(run, hardware, configured), configured, flags.best)
-    layouts = [ranked.layout for ranked in ranking]
+    log = TrialLog(output.with_suffix(LOG), subject(run, topology, configured, flags.best))
+    deadline_s = time.monotonic() + budget_s
+    hardware: Hardware = topology or HostRates(
+        **log.once("host", lambda: measure_host(jax.devices())._asdict())
+    )
+
+    def chosen_layouts() -> list[dict[str, Any]]:
+        ranking = shortlist(rank_layouts(run, hardware, configured), configured, flags.best)
+        return [dataclasses.asdict(ranked.layout) for ranked in ranking]
+
+    layouts = [Layout(**fields) for fields in log.once("layouts", chosen_layouts)]
     tuner = Tuner(hardware, measure_on(topology), log, deadline_s)
     option_names = named_options(run, topology)
     tuner.search(list(ladders_of(run, layouts, list(option_names), hardware)))
     if not tuner.ranking:
-        raise UserError(
-            f"none of {len(tuner.trials)} settings fits.  Choose more "
-            "devices, a smaller Run.batch_sequences, or a longer --budget."
-        )
+        remedy = "Choose more devices, or a smaller Run.batch_sequences."
+        if tuner.left:
+            remedy = f"--budget={flags.budget} ended: the same command goes on."
+        raise UserError(f"none of {len(tuner.trials)} trials fits.  {remedy}")
     report(tuner, option_names, flags)
 
 
 def report(tuner: Tuner, option_names: Mapping[Options, str], flags: TuneFlags) -> None:
-    """Prints what fits, the fastest first; writes the best settings and all trials."""
+    """Prints what fits, the fastest first; writes the best settings."""
     ranking = tuner.ranking
     rows = [[*columns(candidate, option_names), *figures_of(trial)] for candidate, trial in ranking]
     print_table([*COLUMNS, "step", "bytes per device"], rows[:SHOWN])
@@ -102,11 +112,6 @@ def report(tuner: Tuner, option_names: Mapping[Options, str], flags: TuneFlags) 
             f"--budget={flags.budget} left out {len(tuner.left)} settings that may be faster.  "
             "The same command goes on with them."
         )
-    trials = [
-        {"settings": candidate.settings, **trial._asdict()}
-        for candidate, trial in tuner.trials.items()
-    ]
-    write_json(flags.json_file, {"schema_version": SCHEMA_VERSION, "trials": trials})
 
 
 def columns(candidate: Candidate, option_names: Mapping[Options, str]) -> list[str]:
@@ -134,9 +139,8 @@ def measure_on(topology: Topology | None) -> Callable[[Candidate], Trial]:
 
     def compiled(candidate: Candidate) -> Trial:
         assert topology is not None
-        run, layout = candidate
-        sizes = mesh_sizes(layout.mesh, topology.devices)
-        return Trial.of(in_child(plan_compiled, run, layout, sizes, topology))
+        sizes = mesh_sizes(candidate.layout.mesh, topology.devices)
+        return Trial.of(in_child(plan_compiled, *candidate, sizes, topology))
 
     def timed(candidate: Candidate) -> Trial:
         benchmark = StepBenchmark(candidate.run, candidate.layout)
@@ -147,9 +151,7 @@ def measure_on(topology: Topology | None) -> Callable[[Candidate], Trial]:
 
 def named_options(run: Run, topology: Topology | None) -> dict[Options, str]:
     """Names the compiler options of a run, if any, those shipped for the chips, and none, last."""
-    named: dict[Options, str] = {}
-    if run.compiler_options:
-        named[run.compiler_options] = "the run's"
+    named: dict[Options, str] = {run.compiler_options: "the run's"} if run.compiler_options else {}
     if topology is not None:
         kind = "gpu" if topology.is_gpu else topology.kind
         for file in sorted((CHECKOUT / "configs" / "compilers").glob(f"{kind}*.gin")):
@@ -157,11 +159,14 @@ def named_options(run: Run, topology: Topology | None) -> dict[Options, str]:
     return named | {(): "none"}
 
 
-def subject(run: Run, topology: Topology | None) -> dict[str, Any]:
+def subject(
+    run: Run, topology: Topology | None, configured: Sequence[Layout], best: int
+) -> dict[str, Any]:
     """Describes what all trials of a search have in common."""
     packages = ("meshloom", "jax", "jaxlib", "libtpu", "jax-cuda13-pjrt")
     return {
         "run": hashlib.sha256(dump([run]).encode()).hexdigest(),
+        "layouts": [*map(one_line, configured), f"best {best}"],
         "devices": len(jax.devices()) if topology is None else topology.name,
         "versions": {name: installed(name) for name in packages},
     }

@@ -131,6 +131,17 @@ def test_a_program_that_the_compiler_refuses_is_no_end(tmp_path: Path) -> None:
     assert {trial.problem for trial in search.trials.values()} == {None, "no such option"}
 
 
+def test_what_a_search_begins_with_is_computed_once(tmp_path: Path) -> None:
+    """Another measurement of the machine would rank other layouts, and forget their trials."""
+    path = tmp_path / "log.jsonl"
+    for number in (7, 8):
+        assert TrialLog(path, {"run": "toy"}).once("rates", lambda number=number: [number]) == [7]
+    with path.open("a") as log:
+        log.write('{"name": "lay')  # as a kill leaves it
+    assert TrialLog(path, {"run": "toy"}).once("layouts", lambda: [1]) == [1]
+    assert TrialLog(path, {"run": "toy"}).once("layouts", lambda: [2]) == [1]
+
+
 def test_the_log_of_another_search_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
     TrialLog(path, {"run": "one"})

@@ -85,6 +85,7 @@ def test_shots_stand_before_each_question(
     [
         (["--harness=x.yaml", "--split=test", "--beam=2"], "--split, --beam: not with --harness"),
         (["--harness=none.yaml"], "--harness=none.yaml: no such task."),
+        (["--harness="], "no task.  Give names"),
         (["--shots=2", "--limit=3"], "--shots, --limit has no effect without --harness=TASK"),
         (["--questions=dev.jsonl"], "--questions is now --harness=TASK.yaml"),
     ],
@@ -93,6 +94,24 @@ def test_what_does_not_go_together_is_refused(
     run: Meshloom, trained: Place, flags: list[str], expected: str
 ) -> None:
     answer = run("evaluate", trained.model_dir, *flags)
+    assert answer.code == 2 and expected in answer.error and "Traceback" not in answer.error
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "flags", "expected"),
+    [
+        ("", "", ["--shots=50"], "a task fails: ValueError"),
+        ("metric: acc,", "metric: accc,", [], "pick: name metrics of the harness"),
+    ],
+)
+def test_a_task_that_fails_is_one_message(
+    run: Meshloom, trained: Place, tasks: Path, before: str, after: str, flags: list[str],
+    expected: str,
+) -> None:  # fmt: skip
+    file = tasks / "pick.yaml"
+    assert before in file.read_text()
+    file.write_text(file.read_text().replace(before, after))
+    answer = run("evaluate", trained.model_dir, f"--harness={file}", *flags)
     assert answer.code == 2 and expected in answer.error and "Traceback" not in answer.error
 
 

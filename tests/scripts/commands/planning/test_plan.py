@@ -335,6 +335,11 @@ def test_tuned_settings_are_a_file_that_training_takes(
     tuned = load([str(output)])
     assert tuned.value("Transformer.remat") == "full" and tuned.value("Run.microbatches") == 1
     assert tuned.make(Layout).mesh == "data:4"
+    monkeypatch.setattr(tune_command, "rank_layouts", None)  # the log has the layouts
+    text = output.read_text()
+    assert run("tune", *toy(tmp_path), *flags).code == 0 and output.read_text() == text
+    named = run("tune", *toy(tmp_path), *flags, f"--output={tmp_path / 'x.jsonl'}")
+    assert named.code == 2 and "the log has this name" in named.error
     refused = run("tune", *toy(tmp_path), *flags[:-1], "--budget=soon")
     assert refused.code == 2 and "--budget=soon: legal" in refused.error
     other = run("tune", *toy(tmp_path, "Run.batch_sequences = 32"), *flags)
