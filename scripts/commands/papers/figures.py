@@ -76,7 +76,8 @@ def collective(kind: str, topology: str, megabytes: str) -> Figures:
     mesh = {"all": target.devices}
     coords = coordinates(target, mesh, None, "all:-1")
     call = Collective(kind, ("all",), target.devices, size, 1, "")
-    return {"seconds": seconds(target, coords[neighbours(coords)], mesh, call)}
+    time_s = seconds(target, coords[neighbours(coords)], mesh, call)
+    return {"devices": target.devices, "megabytes": int(megabytes), "seconds": time_s}
 
 
 def neighbours(coords: np.ndarray) -> np.ndarray:

@@ -143,8 +143,13 @@ def test_a_plan_of_hostile_names(tmp_path: Path) -> None:
         "step_time_parts_s": {HOSTILE: 1.0, f"overlapped {HOSTILE}": 0.5},
         "collectives": [
             {"mesh_axes": [HOSTILE], "overlaps": None, "kind": HOSTILE, "source": HOSTILE,
-             "count": 1, "received_bytes": 8},
+             "count": 1, "received_bytes": 8, "model_part": HOSTILE},
         ],
+        "step_time_by_part": [
+            {"part": HOSTILE, "products_s": 1.0, "other_s": 0.5, "traffic_s": 0.0,
+             "overlapped_s": 0.0, "least_s": 0.5},
+        ],
+        "longest_other": [{"part": HOSTILE, "source": HOSTILE, "seconds": 0.5}],
         "compiled_for": HOSTILE,
         "excess_flops": HOSTILE,
         "unexpected_collectives": [HOSTILE],
@@ -152,5 +157,6 @@ def test_a_plan_of_hostile_names(tmp_path: Path) -> None:
     }  # fmt: skip
     write_page(str(tmp_path / "plan.html"), HOSTILE, figures)
     # Title and heading; in bars and legends a cause and a part twice, an overlapped part once; the
-    # platform; three cells of a collective, two sentences, two cells of the weights.
-    check(tmp_path / "plan.html", 2 + 5 + 1 + 3 + 2 + 2)
+    # platform; a part of the model in its bar, legend and table, and with a line of other compute;
+    # part and kind of collectives, and their cells; two sentences, two cells of the weights.
+    check(tmp_path / "plan.html", 2 + 5 + 1 + (3 + 2) + (2 + 3) + 2 + 2)
