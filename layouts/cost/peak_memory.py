@@ -11,7 +11,7 @@ from layouts.cost.jaxpr_cost import GROWING, MEMORY_OPS, REDUCTIONS, Counter
 
 FUSED_INTO = (*REDUCTIONS, *VIEWS)
 """Operations, besides elementwise ones, that compute their operands while they read them."""
-COPIES = ("reshard", "device_put", "dynamic_update_slice")
+COPIES = ("reshard", "device_put", "dynamic_update_slice")  # which are no elementwise operations
 IN_PLACE = ("scan", "while", "dynamic_update_slice", "scatter-add")
 """Operations, besides elementwise ones, whose results take the memory of operands."""
 
@@ -78,9 +78,9 @@ class _Memory:
         eqn = self._flow.makers[v]
         placed = self._flow.before(v) if eqn.primitive.name == "reshard" else self._flow.after(v)
         sizes = [local_bytes(v.aval, self._mesh), local_bytes(placed.aval, self._mesh)]
-        user = self._flow.users.get(v, [])
-        if len(user) == 1 and user[0].primitive.name == "convert_element_type":
-            sizes.append(local_bytes(user[0].outvars[0].aval, self._mesh))
+        users = self._flow.users.get(v, [])
+        if len(users) == 1 and users[0].primitive.name == "convert_element_type":
+            sizes.append(local_bytes(users[0].outvars[0].aval, self._mesh))
         return min(sizes)
 
     def _inner(self, eqn: Any) -> int:

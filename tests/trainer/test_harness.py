@@ -1,6 +1,6 @@
 """Answers to lm-evaluation-harness: those of its Hugging Face backend, and of one text at a time.
 
-To record anew, with lm_eval, torch and transformers: `python -m tests.trainer.test_harness`
+To record them again, with lm_eval, torch and transformers: `python -m tests.trainer.test_harness`
 """
 
 import json

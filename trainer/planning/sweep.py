@@ -1,6 +1,7 @@
 """Sweeps settings of a run that mainly change its cost; finds those that need less memory."""
 
 import dataclasses
+import functools
 import logging
 import math
 from collections.abc import Iterator, Mapping
@@ -123,15 +124,19 @@ def recomputations(model: Transformer, *, offload: bool = False) -> list[Transfo
 
 def least_microbatches(run: Run, layout: Layout, topology: Topology) -> StepPlan | None:
     """Plans a run with the fewest microbatches with which it fits; None if it never does."""
-
     shards = batch_shards(layout, mesh_sizes(layout.mesh, topology.devices))
-    for count in MICROBATCHES:
-        if divides(run, count, shards):
-            divided = dataclasses.replace(run, microbatches=count)
-            plan = plan_if_traceable(divided, layout, topology)
-            if plan is not None and plan.fits:
-                return plan
-    return None
+    counts = [count for count in MICROBATCHES if divides(run, count, shards)]
+
+    @functools.cache
+    def fitting(microbatches: int) -> StepPlan | None:
+        divided = dataclasses.replace(run, microbatches=microbatches)
+        plan = plan_if_traceable(divided, layout, topology)
+        return plan if plan is not None and plan.fits else None
+
+    # The last count takes the least memory: where the first and the last do not fit, none does.
+    if not any(fitting(count) for count in (*counts[:1], *counts[-1:])):
+        return None
+    return next(filter(None, map(fitting, counts)))
 
 
 def divides(run: Run, microbatches: int, shards: int) -> bool:

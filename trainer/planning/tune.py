@@ -55,7 +55,7 @@ class Trial(NamedTuple):
     """Holds what a candidate costs."""
 
     step_s: float | None = None
-    """Seconds of a step; None where nothing can compile it, or it does not fit."""
+    """Seconds of a step; None where the compiler fails, or where memory does not suffice."""
     needed_bytes: int | None = None
     """Bytes on a device; None where they are unknown."""
     fits: bool | None = None
@@ -69,7 +69,7 @@ class Trial(NamedTuple):
 
 
 class TrialLog:
-    """Keeps trials in a file of JSON lines, so that a search goes on where it was stopped."""
+    """Keeps trials in a file of JSON lines, so that a search resumes."""
 
     def __init__(self, path: Path, subject: Mapping[str, Any]):
         """Opens the log of a subject; refuses that of another one."""
@@ -184,10 +184,8 @@ class Tuner:
             while ladder and not self._may_fit(ladder[0]):
                 ladder.pop(0)
             if ladder and ladder[0] not in self.trials:
-                step_s = self._ratio(ladder[0], "step_s", 0.0) * (
-                    self._trace(ladder[0]).step_s or 0
-                )
-                predicted.append((step_s, ladder[0]))
+                trace_s = self._trace(ladder[0]).step_s or 0.0
+                predicted.append((self._ratio(ladder[0], "step_s", 1.0) * trace_s, ladder[0]))
         predicted.sort(key=lambda pair: pair[0])
         return [candidate for step_s, candidate in predicted if OPTIMISM * step_s < best_s]
 
@@ -215,8 +213,7 @@ class Tuner:
         It is that of the last trial of the same kind, or else the least of all.
         """
         ratios = {
-            (tried.layout, tried.run.compiler_options): getattr(trial, figure)
-            / getattr(self._trace(tried), figure)
+            tried.kind: getattr(trial, figure) / getattr(self._trace(tried), figure)
             for tried, trial in self.trials.items()
             if getattr(trial, figure)
         }

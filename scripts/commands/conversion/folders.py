@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
+import jax
 import numpy as np
 from flax import traverse_util
 
@@ -18,6 +19,8 @@ from configs.write import dump
 from data.storage.files import atomic_write
 from data.vocabs import SOURCE_FILE, TARGET_FILE
 from layouts.layout import Layout
+from layouts.mesh import make_mesh
+from models.api import Params
 from models.precision import FloatType
 from scripts.commands.common import warn_unused
 from scripts.commands.conversion.flags import ExportHfFlags
@@ -27,10 +30,11 @@ from scripts.terminal import print_note
 from trainer.checkpoints.huggingface.folder import SETTINGS, TENSORS, tensor_writer
 from trainer.checkpoints.huggingface.weights import ConvertedWeight, TensorInfo
 from trainer.checkpoints.manager import Checkpoints
-from trainer.checkpoints.restore import ModelRestorer, averaged_steps
+from trainer.checkpoints.restore import ModelRestorer, StatePadding, averaged_steps
 from trainer.model_dir import HUGGINGFACE, ModelDir
 from trainer.resume.history import CHECKPOINTS, FILE
 from trainer.run import Run
+from trainer.step import abstract_state, train_step_spec
 
 LEFT_BY_IMPORTS = (
     CHECKPOINTS, FILE, "model.gin", HUGGINGFACE, TARGET_FILE, SOURCE_FILE, ".*.tmp"
@@ -154,3 +158,25 @@ def exported_steps(checkpoints: Checkpoints, which: str, average: int | None) ->
     if step is None:
         raise UserError(f"{checkpoints.folder}: there is no whole checkpoint.")
     return [step]
+
+
+def save_weights(model_dir: Path, run: Run, params: Mapping[str, np.ndarray]) -> None:
+    """Saves weights and a new opt_state as the checkpoint of step 0."""
+    layout = Layout(mesh="data:1", rules="")
+    mesh, step_spec = make_mesh(layout), train_step_spec(run, layout)
+    abstract = step_spec.saved(abstract_state(step_spec, mesh))
+
+    def put(x: np.ndarray | jax.Array, like: jax.ShapeDtypeStruct) -> jax.Array:
+        assert x.shape == like.shape and x.dtype == like.dtype, (x.shape, like)
+        return jax.device_put(x, like.sharding)
+
+    with jax.set_mesh(mesh), Checkpoints(model_dir) as checkpoints:
+        weights: Params = jax.tree.map(put, params, abstract["params"])
+        opt_state = jax.jit(step_spec.transform().init)(weights)
+        opt_state = jax.tree.map(put, opt_state, abstract["opt_state"])
+        others = {name: abstract[name] for name in abstract.keys() - {"params", "opt_state"}}
+        state = jax.tree.map(lambda like: put(np.zeros((), like.dtype), like), others)
+        state |= {"params": weights, "opt_state": opt_state}
+        if "base" in state:
+            StatePadding(step_spec, mesh).add_base(state, run.start_from)
+        checkpoints.save(0, step_spec.saved(state))

@@ -36,7 +36,6 @@ from scripts.commands.conversion.flags import (
     ImportPeftFlags,
 )
 from scripts.commands.conversion.folders import config_of, note_import, task_name
-from scripts.commands.conversion.t5 import save_weights
 from scripts.devices import start_devices
 from scripts.terminal import print_note
 from trainer.checkpoints.huggingface import decoder, peft
@@ -257,7 +256,7 @@ def import_peft(flags: ImportPeftFlags) -> None:
     for weight in weights:
         array = weight.from_tensors_by_name({name: tensors[name].read() for name in weight.names})
         flat[weight.path] = array.astype(adapter.store)
-    save_weights(model_dir, run, traverse_util.unflatten_dict(flat, sep="/"))
+    folders.save_weights(model_dir, run, traverse_util.unflatten_dict(flat, sep="/"))
     ModelDir(model_dir).keep_imported(start_from)
     (model_dir / HUGGINGFACE).mkdir(exist_ok=True)
     atomic_write(model_dir / HUGGINGFACE / peft.SETTINGS, (folder / peft.SETTINGS).read_bytes())

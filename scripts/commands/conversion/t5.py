@@ -1,10 +1,6 @@
 """Imports and exports T5: Hugging Face's folders, and model directories."""
 
-from collections.abc import Mapping
 from pathlib import Path
-
-import jax
-import numpy as np
 
 from configs.errors import UserError
 from configs.paths import absolute, local_path
@@ -13,9 +9,6 @@ from data.tasks.translation import Translation
 from data.tokenizers.sentence_piece import SentencePiece, SentencePieceVocab
 from data.vocab import EOS, PAD, Vocab, make
 from data.vocabs import TARGET_FILE, Vocabs
-from layouts.layout import Layout
-from layouts.mesh import make_mesh
-from models.api import Params
 from models.transformer import Transformer
 from scripts.commands.conversion import folders
 from scripts.commands.conversion.flags import ExportT5Flags, ImportT5Flags
@@ -30,14 +23,11 @@ from trainer.checkpoints.huggingface.folder import (
     read_json,
     stored_tensors,
 )
-from trainer.checkpoints.manager import Checkpoints
-from trainer.checkpoints.restore import StatePadding
 from trainer.checks import check_sides, check_vocabs
 from trainer.model_dir import ModelDir
 from trainer.optimizers.adafactor import Adafactor
 from trainer.optimizers.schedules import Constant
 from trainer.run import Run
-from trainer.step import abstract_state, train_step_spec
 
 VOCAB = "spiece.model"
 LENGTH = 512
@@ -69,7 +59,7 @@ def import_t5(flags: ImportT5Flags) -> None:
             "source_vocab and SentencePiece.model_file."
         )
     check_vocabs(run, vocabs)
-    save_weights(model_dir, run, convert.params_of(spec, tensors))
+    folders.save_weights(model_dir, run, convert.params_of(spec, tensors))
     ModelDir(model_dir).save(config, run, vocabs)  # last: it is what makes a run of the folder
     why = f"which repeats {convert.SHARED} or which T5 does not read"
     left_out = (f"{name}, {why}" for name in sorted(stored.keys() - tensors.keys()))
@@ -118,25 +108,3 @@ def run_of(spec: Transformer, model_dir: Path) -> Run:
         steps=1000,
         batch_sequences=16,
     )
-
-
-def save_weights(model_dir: Path, run: Run, params: Mapping[str, np.ndarray]) -> None:
-    """Saves weights and a new opt_state as the checkpoint of step 0."""
-    layout = Layout(mesh="data:1", rules="")
-    mesh, step_spec = make_mesh(layout), train_step_spec(run, layout)
-    abstract = step_spec.saved(abstract_state(step_spec, mesh))
-
-    def put(x: np.ndarray | jax.Array, like: jax.ShapeDtypeStruct) -> jax.Array:
-        assert x.shape == like.shape and x.dtype == like.dtype, (x.shape, like)
-        return jax.device_put(x, like.sharding)
-
-    with jax.set_mesh(mesh), Checkpoints(model_dir) as checkpoints:
-        weights: Params = jax.tree.map(put, params, abstract["params"])
-        opt_state = jax.jit(step_spec.transform().init)(weights)
-        opt_state = jax.tree.map(put, opt_state, abstract["opt_state"])
-        others = {name: abstract[name] for name in abstract.keys() - {"params", "opt_state"}}
-        state = jax.tree.map(lambda like: put(np.zeros((), like.dtype), like), others)
-        state |= {"params": weights, "opt_state": opt_state}
-        if "base" in state:
-            StatePadding(step_spec, mesh).add_base(state, run.start_from)
-        checkpoints.save(0, step_spec.saved(state))

@@ -101,8 +101,8 @@ class TuneFlags:
     Varies what does not change what the step computes: the layout, microbatches, what is
     recomputed, saved or kept on the host, and the compiler options of configs/compilers/.  Batch
     and precision stay.  With --topology it compiles for absent devices (needs their compiler);
-    without it, it times steps on this machine.  A log beside --output keeps all trials: the same
-    command goes on where it was stopped.
+    without it, it times steps on this machine.  A log next to --output keeps all trials, so that
+    the same command resumes.
     """
 
     EXAMPLES = (

@@ -71,10 +71,9 @@ def print_times(what: str, timing: Timing) -> None:
 
 def print_parts(figures: Mapping[str, Any]) -> None:
     """Prints what each part of the model takes of a step, and the longest other compute."""
-    rows = part_rows(figures)
-    if rows:
-        print_table([*rows[0]], [[*row.values()] for row in rows])
-        print_table([*(other := other_rows(figures))[0]], [[*row.values()] for row in other])
+    for rows in (part_rows(figures), other_rows(figures)):
+        if rows:
+            print_table([*rows[0]], [[*row.values()] for row in rows])
 
 
 def part_rows(figures: Mapping[str, Any]) -> list[dict[str, str]]:

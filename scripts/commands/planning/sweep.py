@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import html
 import math
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
@@ -28,6 +29,7 @@ from trainer.planning.sweep import SweepPoint, sweep
 
 RANKED = 3  # layouts of a ranking that are swept with the run's own
 SHOWN = 20  # combinations in the terminal
+NEAR = 0.04  # of the picture: two labels would overlap there
 MARGIN = 1.1  # of the picture, for circles and labels at its edge
 WIDE = "body{max-width:80rem}"  # a row ends with its layout
 HOW = (
@@ -153,10 +155,14 @@ def scatter(points: Sequence[SweepPoint], pyplot: Any) -> Any:
     widths = [MARGIN * max(sizes) for sizes in zip(*ends, strict=True)]
     axes.set_xlim(0, widths[0])
     axes.set_ylim(0, widths[1])
+    cells = defaultdict[tuple[int, ...], list[int]](list)  # numbers of neighbours share a label
     for number, end in enumerate(ends, 1):
+        cells[tuple(round(x / w / NEAR) for x, w in zip(end, widths, strict=True))].append(number)
+    for numbers in cells.values():
         axes.annotate(
-            f"{number}", end, (0, -16), textcoords="offset points", fontsize="small", ha="center"
-        )
+            ", ".join(map(str, numbers)), ends[numbers[0] - 1], (0, -16),
+            textcoords="offset points", fontsize="small", ha="center",
+        )  # fmt: skip
     axes.grid(alpha=0.3)
     figure.legend(title="layout", fontsize="x-small", loc="outside lower left")  # below all points
     return figure

@@ -76,7 +76,7 @@ def tune(flags: TuneFlags) -> None:
     if not tuner.ranking:
         remedy = "Choose more devices, or a smaller Run.batch_sequences."
         if tuner.left:
-            remedy = f"--budget={flags.budget} ended: the same command goes on."
+            remedy = f"--budget={flags.budget} ended: the same command resumes."
         raise UserError(f"none of {len(tuner.trials)} trials fits.  {remedy}")
     report(tuner, option_names, flags)
 
@@ -92,11 +92,11 @@ def report(tuner: Tuner, option_names: Mapping[Options, str], flags: TuneFlags) 
     print(f"{counted} {trial.step_s:.4g} s per step")
     comments = [
         counted,
-        ", ".join(figures_of(trial)) + ".  Next:",
+        "{} per step, {} per device.  Next:".format(*figures_of(trial)),
         *(
             f"{(other.step_s or 0) / (trial.step_s or 1) - 1:+.1%}: "
-            + "; ".join(columns(candidate, option_names))
-            for candidate, other in others[:SHOWN]
+            + ", ".join(map(" ".join, zip(COLUMNS, columns(c, option_names), strict=True)))
+            for c, other in others[:SHOWN]
         ),
     ]
     lines = [
@@ -110,7 +110,7 @@ def report(tuner: Tuner, option_names: Mapping[Options, str], flags: TuneFlags) 
     if tuner.left:
         print_note(
             f"--budget={flags.budget} left out {len(tuner.left)} settings that may be faster.  "
-            "The same command goes on with them."
+            "The same command resumes with them."
         )
 
 
