@@ -64,23 +64,21 @@ def test_of_branches_for_platforms_the_last_counts() -> None:
     assert peak_of(by_platform, X) == 4 + 400  # the platform, and what its branch stores
 
 
-@pytest.mark.parametrize(
-    ("w", "out", "exchanged"),
-    [
-        ((None, "y"), ("x", "y"), 0),
-        (("x", "y"), ("x", "y"), 40 * 24 // 2 * 4),  # the weight, gathered over x
-    ],
-)
-def test_what_a_product_gathers_takes_memory(w, out, exchanged: int) -> None:
-    mesh = abstract_mesh({"x": 4, "y": 2})
+@pytest.mark.parametrize(("place", "gathered"), [((None, "y"), 0), (("x", "y"), 40 * 24 // 2 * 4)])
+@pytest.mark.parametrize("products", [1, 2])
+def test_what_products_gather_takes_memory(place, gathered: int, products: int) -> None:
+    """Weights are gathered over x; those of a product until the next one ends."""
+    mesh, rows = abstract_mesh({"x": 4, "y": 2}), jax.P("x", None)
+
+    def layers(x, *weights):
+        outs = [jnp.einsum("bd,df->bf", x, w, out_sharding=jax.P("x", "y")) for w in weights]
+        return [out.sum() for out in outs]
+
     with jax.sharding.use_abstract_mesh(mesh):
         arguments = [
-            jax.ShapeDtypeStruct(shape, jnp.float32, sharding=NamedSharding(mesh, jax.P(*place)))
-            for shape, place in (((64, 40), ("x", None)), ((40, 24), w))
+            jax.ShapeDtypeStruct(shape, jnp.float32, sharding=NamedSharding(mesh, spec))
+            for shape, spec in [((64, 40), rows)] + [((40, 24), jax.P(*place))] * products
         ]
-
-        def layer(x, w):
-            return jnp.einsum("bd,df->bf", x, w, out_sharding=jax.P(*out)).sum()
-
-        jaxpr = jax.jit(layer).trace(*arguments).jaxpr.jaxpr
-    assert peak_bytes(jaxpr, {"x": 4, "y": 2}) == 64 * 24 // 8 * 4 + exchanged
+        jaxpr = jax.jit(layers).trace(*arguments).jaxpr.jaxpr
+    out_bytes = 64 * 24 // 8 * 4
+    assert peak_bytes(jaxpr, {"x": 4, "y": 2}) == products * (out_bytes + gathered)
