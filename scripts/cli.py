@@ -51,7 +51,7 @@ EXPORT_WORK = {
 }
 BENCHMARKS = {
     name: (f"benchmarks.{name}:Flags", f"benchmarks.{name}:benchmark")
-    for name in ("train", "translate", "decode", "serve", "moe", "gpu")
+    for name in ("train", "translate", "decode", "generate", "serve", "moe", "gpu")
 }
 
 
