@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 from scripts.benchmarks.language_model import SHAPES, Shape, transformer
-from scripts.benchmarks.rounds import Count, JsonFlags, best_seconds, seconds, show
+from scripts.benchmarks.rounds import Count, JsonFlags, best_seconds, device_seconds, seconds, show
 from scripts.flag import Flag
 
 if TYPE_CHECKING:
@@ -23,7 +23,10 @@ BYTES = 2**28
 
 
 def inputs_of(rows: int, prompt: int, new_tokens: int) -> "DecodeInputs":
-    """Returns prompts of this length, each to be continued by exactly this many tokens."""
+    """Returns prompts of this length, each to be continued by exactly this many tokens.
+
+    The number is an argument of the program, which is compiled once for all of them.
+    """
     import jax.numpy as jnp
 
     from models.decoding.generate import DecodeInputs
@@ -55,13 +58,13 @@ def measure(
     model = transformer(shape, store="float32" if on_cpu else "bfloat16").model(layout)
     greedy = Sampling(temperature=0.0)
     array, add = jnp.zeros(BYTES // 4, jnp.float32), jax.jit(lambda array: array + 1)
-    bytes_per_s = 2 * BYTES / best_seconds(lambda: add(array).block_until_ready())
+    bytes_per_s = 2 * BYTES / device_seconds(lambda: add(array), jax.block_until_ready)
     with jax.set_mesh(make_mesh(layout)):
         params = jax.jit(model.init)(jax.random.key(0))
 
         def run(rows: int, count: int) -> None:
             inputs = inputs_of(rows, prompt, count)
-            generate(model, greedy, count, params, inputs).tokens_BWT.block_until_ready()
+            generate(model, greedy, new_tokens, params, inputs).tokens_BWT.block_until_ready()
 
         def times(rows: int) -> dict[str, float]:
             warm_s = seconds(lambda: run(rows, new_tokens))

@@ -41,6 +41,7 @@ def run(name: str, folder: Path) -> bool:
     if name == TESTS:  # losses, gradients and texts on the GPU, compared with those of the CPU
         command = [sys.executable, "-m", "pytest", "-n", "0", "tests/test_accelerator.py"]
         environment = {**environment, "MESHLOOM_TEST_PLATFORMS": "cuda,cpu"}
+        environment["XLA_FLAGS"] = "--xla_gpu_autotune_level=0"  # most of the time of a test
         return subprocess.run(command, cwd=CHECKOUT, env=environment).returncode == 0
     goal, line = PARTS[name]
     file = folder / f"{name}.json"

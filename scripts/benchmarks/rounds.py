@@ -73,6 +73,19 @@ def best_seconds(call: Callable[[], object]) -> float:
     return min(seconds(call) for _ in range(5))
 
 
+def device_seconds(start: Callable[[], Any], wait: Callable[[Any], object]) -> float:
+    """Measures what a call starts on a device.
+
+    Ten calls wait in its queue, so that the time in which the host starts one does not count.
+    """
+
+    def queue() -> None:
+        results = [start() for _ in range(10)]
+        wait(results[-1])
+
+    return best_seconds(queue) / 10
+
+
 def installed(systems: Sequence[str]) -> list[str]:
     """Returns the systems whose libraries are installed; prints how to install the others."""
     names = []

@@ -48,7 +48,7 @@ def meshloom(shape: Shape) -> tuple[Run, dict[str, object]]:
     dtype = jnp.bfloat16 if platform == "gpu" else jnp.float32
     square = jax.random.normal(jax.random.key(0), (size, size), dtype)  # ones are faster
     product = jax.jit(jnp.matmul)
-    product_s = rounds.best_seconds(lambda: product(square, square).block_until_ready())
+    product_s = rounds.device_seconds(lambda: product(square, square), jax.block_until_ready)
     about = {"jax": jax.__version__, "device": kind, "matrix_flops_per_s": 2 * size**3 / product_s}
     return lambda steps: trainer.train([batch] * steps), about
 
@@ -79,7 +79,7 @@ def torch(shape: Shape, compiled: bool) -> tuple[Run, dict[str, object]]:
     size = rounds.MATRIX[gpu]
     dtype = torch.bfloat16 if gpu else torch.float32
     square = torch.randn(size, size, device=device, dtype=dtype)
-    product_s = rounds.best_seconds(lambda: float((square @ square)[0, 0]))
+    product_s = rounds.device_seconds(lambda: square @ square, lambda result: float(result[0, 0]))
     about = {"torch": torch.__version__, "threads": torch.get_num_threads()}
     return run, {**about, "matrix_flops_per_s": 2 * size**3 / product_s}
 
