@@ -134,6 +134,11 @@ class Topology:
         return Topology.named(self.name.partition("x")[2])
 
     @property
+    def hosts(self) -> int:
+        """Returns how many hosts the chips have: nodes of GPUs, and one for four chips of a TPU."""
+        return self.count if self.is_gpu else -(-self.chips // 4)
+
+    @property
     def is_gpu(self) -> bool:
         return self.chip.platform == "gpu"
 

@@ -21,14 +21,19 @@ from trainer.planning.breakdown import longest_other, part_of, time_by_part
 from trainer.planning.counts import Compilation, ProgramPlan, excess_flops
 from trainer.planning.decoding import DecodePlan
 from trainer.planning.figures import SCHEMA_VERSION
+from trainer.planning.run_cost import ASSUMED, HOUR_S, Assumptions, run_cost
 from trainer.planning.training import StepPlan
 
 logger = logging.getLogger(__name__)
 MAX_WEIGHTS = 12  # in a list of the largest
-HOUR_S = 3600
 
 
-def as_json(plan: StepPlan, layout: Layout) -> dict[str, Any]:
+def as_json(
+    plan: StepPlan,
+    layout: Layout,
+    assumed: Assumptions = ASSUMED,
+    price: float | None = None,
+) -> dict[str, Any]:
     """Lists every figure of a training plan; None where it is not known."""
     step_s, topology = plan.step_s, plan.topology
     timing = plan.timing
@@ -59,6 +64,7 @@ def as_json(plan: StepPlan, layout: Layout) -> dict[str, Any]:
         "run_steps": plan.run.steps,
         "run_hours": hours,
         "chip_hours": None if hours is None or topology is None else hours * topology.chips,
+        "run_cost": run_cost(plan, assumed, price),
         "weights": [
             {"path": row.path, "axes": row.axes, "bytes": row.bytes,
              "bytes_per_device": row.bytes_per_device}

@@ -15,7 +15,7 @@ from layouts.mesh import batch_shards, mesh_sizes
 from models.spec import Remat, SavedProduct
 from models.transformer import Transformer
 from trainer.checks import check_run, record_loss
-from trainer.planning.report import HOUR_S
+from trainer.planning.run_cost import HOUR_S
 from trainer.planning.search import legal_layouts, plan_if_traceable
 from trainer.planning.training import StepPlan
 from trainer.run import Run

@@ -77,6 +77,12 @@ class TracedStep(TracedFunction):
         return train_step_spec(self.run, self.layout).trained(self.state["params"])
 
     @property
+    def checkpoint_bytes(self) -> int:
+        """Sums the bytes of what a checkpoint has."""
+        saved = train_step_spec(self.run, self.layout).saved(self.state)
+        return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(saved))
+
+    @property
     def adds_microbatches(self) -> bool:
         """Returns whether gradients of microbatches are added up; stages have one for all."""
         with use_mesh(self.mesh):
@@ -126,6 +132,7 @@ class StepPlan(ProgramPlan):
     """What computes the attention of each part of the model, and why it is plain."""
     gradient_sums: Mapping[str, int] | None
     """Parameters whose gradients cross devices once a step, and once a microbatch."""
+    checkpoint_bytes: int
     model_flops: float
     """FLOPs of a step on all devices that the model needs, nothing computed twice: of experts those
     that tokens choose, of causal attention half."""
@@ -244,6 +251,7 @@ def plan_step(
         schedule=pipeline_schedule(step.run, step.layout, step.sizes),
         attention=attention_choices(step.run, step.layout, step.mesh),
         gradient_sums=step.gradient_sums,
+        checkpoint_bytes=step.checkpoint_bytes,
         model_flops=step_flops(step.run),
         masked_flops=masked_step_flops(step.run),
         executed_flops=float(counts.work.flops * devices),

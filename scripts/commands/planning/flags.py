@@ -6,6 +6,7 @@ from typing import Annotated
 from scripts.commands import shared_flags as shared
 from scripts.devices import DeviceFlags
 from scripts.flag import Flag
+from trainer.planning.run_cost import ASSUMED
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +34,24 @@ class DecodePlanFlags:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RunCostFlags:
+    """Describes what the cost of a whole run assumes."""
+
+    HEADING = "Cost of the whole run, with --topology"
+
+    failures_per_chip_day: Annotated[float, Flag(metavar="N", min=0, max=1)] = (
+        ASSUMED.failures_per_chip_day
+    )
+    """Failures of a chip and day that stop the run. The range is half to four times this."""
+    restart_minutes: Annotated[float, Flag(metavar="N", min=0, max=1e4)] = ASSUMED.restart_minutes
+    """From a failure until the newest checkpoint is read."""
+    storage_gb_per_s: Annotated[float, Flag(metavar="N", above=0, max=1e4)] = (
+        ASSUMED.storage_gb_per_s
+    )
+    """Gigabytes a second between each host and the storage of checkpoints."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class PlanFlags:
     """Predicts memory, FLOPs, traffic and time of the training step of a run.
 
@@ -55,7 +74,7 @@ class PlanFlags:
     """Compares batches, microbatches, recomputation, precision and layouts that fit, by their cost.
     Needs --topology."""
     price_per_chip_hour: Annotated[float | None, Flag(metavar="P", min=0, max=1e6)] = None
-    """With --sweep: adds what a whole run costs, in --currency."""
+    """Adds what a whole run costs, in --currency."""
     currency: Annotated[str, Flag(metavar="NAME")] = "USD"
     """Currency of --price_per_chip_hour."""
     tokens: Annotated[float | None, Flag(metavar="N", above=0, max=1e18)] = None
@@ -69,6 +88,7 @@ class PlanFlags:
     decode: bool = False
     """Plans decoding instead of training."""
     settings: shared.SavedSettingsFlags = field(default_factory=shared.SavedSettingsFlags)
+    run_cost: RunCostFlags = field(default_factory=RunCostFlags)
     decoding: DecodePlanFlags = field(default_factory=DecodePlanFlags)
     devices: DeviceFlags = field(default_factory=DeviceFlags)
 

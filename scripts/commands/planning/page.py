@@ -12,7 +12,8 @@ from scripts.commands.common import open_output
 from scripts.html_page import page, table
 from scripts.terminal import print_table
 from trainer.planning.figures import FIGURES
-from trainer.planning.report import HOUR_S, by_line
+from trainer.planning.report import by_line
+from trainer.planning.run_cost import HOUR_S
 
 STYLE = (
     ".bar{display:flex;position:relative;height:2rem;margin-top:.5rem;background:#8883}"
@@ -109,6 +110,47 @@ def other_rows(figures: Mapping[str, Any]) -> list[dict[str, str]]:
     ]
 
 
+def print_run_cost(figures: Mapping[str, Any]) -> None:
+    """Prints the hours of a run, and the interval of checkpoints that costs the least."""
+    rows, sentences = run_cost_rows(figures)
+    print_table(["whole run", "hours", "share"], rows)
+    print("\n".join(sentences))
+
+
+def run_cost_rows(figures: Mapping[str, Any]) -> tuple[list[tuple[str, str, str]], list[str]]:
+    """Lists the hours of a run by what takes them, and says what they assume."""
+    cost = figures["run_cost"]
+    whole, assumed = cost["run_hours"], cost["assumptions"]
+    sentences = [
+        f"Assumes {assumed['failures_per_chip_day']:g} failures of a chip and day (the range: half "
+        f"to four times as many), {assumed['restart_minutes']:g} min for a restart, and "
+        f"{assumed['storage_gb_per_s']:g} GB/s between each host and the storage.",
+    ]
+    if whole is None:
+        return [], ["Failures come faster than the run recovers from them.", *sentences]
+    names = {"failures": f"{cost['failures']:,.1f} failures"}
+    rows = [
+        (names.get(name, name), with_unit(hours, "hours"), with_unit(hours / whole, "share"))
+        for name, hours in [*cost["hours"].items(), ("all", whole)]
+    ]
+    best, every = cost["best_checkpoint_every"], cost["checkpoint_every"]
+    saved = with_unit(whole - cost["best_hours"], "hours")
+    better = f"{best:,} would save {saved}" if cost["best_hours"] < whole else "no other is better"
+    ends = " to ".join(
+        "never ends" if end is None else with_unit(end, "hours") for end in cost["run_hours_range"]
+    )
+    price = f"; {with_unit(cost['price'], cost['currency'])}" if "price" in cost else ""
+    if "evaluations" not in cost["hours"]:
+        sentences.append("Evaluations are not counted: Run.evaluate_batches is not set.")
+    return rows, [
+        f"The whole run: {ends}; {with_unit(cost['chip_hours'], 'chip-hours')}{price}",
+        f"Checkpoints of {size_text(cost['checkpoint_bytes'])} stop training for "
+        f"{with_unit(cost['copy_s'], 's')} and are written in {with_unit(cost['write_s'], 's')}; "
+        f"Run.checkpoint_every = {every:,}: {better}",
+        *sentences,
+    ]
+
+
 def print_unexpected(figures: dict[str, Any]) -> None:
     """Prints what the compiled program does beyond the trace: FLOPs, then traffic."""
     if figures["excess_flops"] is not None:
@@ -150,6 +192,14 @@ def write_page(file: str, title: str, figures: dict[str, Any]) -> None:
             legend({part: (with_unit(s, "s"), s) for part, s in sums.items()}),
             table(by_part),
             table(other_rows(figures)),
+        ]
+    if figures.get("run_cost"):
+        spent, sentences = run_cost_rows(figures)
+        names = ("part", "hours", "share")
+        parts += [
+            "<h2>The whole run</h2>",
+            table(dict(zip(names, row, strict=True)) for row in spent),
+            *(f"<p>{html.escape(text)}" for text in sentences),
         ]
     parts += ["<h2>Collectives</h2>", *collectives(figures)]
     unexpected = [*filter(None, [figures["excess_flops"]]), *figures["unexpected_collectives"]]

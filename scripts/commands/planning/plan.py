@@ -1,5 +1,6 @@
 """Runs `meshloom plan`: predicts what a run costs, as tables, JSON and one page."""
 
+import dataclasses
 import math
 from typing import Any
 
@@ -16,6 +17,7 @@ from scripts.flag import given_flags
 from scripts.terminal import print_note, print_table
 from trainer.checks import attention_lines, check_bubble
 from trainer.planning.report import as_json, decode_as_json
+from trainer.planning.run_cost import Assumptions
 from trainer.planning.sweep import suggest_slice
 from trainer.planning.training import StepPlan
 from trainer.run import Run
@@ -41,8 +43,13 @@ def check_flags(flags: PlanFlags) -> None:
         raise UserError(f"{', '.join(given)} needs --decode.  Add it.")
     if flags.tokens is not None and flags.decode:
         raise UserError("--tokens is the length of a training.  Remove it, or --decode.")
-    if flags.price_per_chip_hour is not None and not flags.sweep:
-        raise UserError("--price_per_chip_hour needs --sweep.  Add it.")
+    if flags.price_per_chip_hour is not None and (flags.decode or flags.topology is None):
+        raise UserError(
+            "--price_per_chip_hour is for the training of a run on --topology.  Remove it, or "
+            "--decode, or add --topology."
+        )
+    if (flags.decode or flags.sweep) and (given := given_flags(flags.run_cost)):
+        raise UserError(f"{', '.join(given)} is for one plan of training.  Remove it.")
     if flags.layouts and not (flags.compare or flags.sweep):
         raise UserError(
             f"{flags.layouts[0]}: layout files need --compare or --sweep.  Give the layout of one "
@@ -69,7 +76,7 @@ def plan_run(flags: PlanFlags) -> None:
         for warning in check_bubble(inputs.run, inputs.layout, inputs.sizes):
             print_note(warning)
         plan = best_plan(inputs, flags.analytic)
-        figures = as_json(plan, inputs.layout)
+        figures = training_figures(plan, inputs.layout, flags)
         print_plan(plan, figures, title)
         if plan.memory.out_of_memory:
             print_note(
@@ -93,7 +100,9 @@ def compare(flags: PlanFlags) -> None:
             figures[name] = decode_as_json(plan_decode.plan_batch(inputs, flags))
         else:
             inputs.check(inputs.run)
-            figures[name] = as_json(best_plan(inputs, flags.analytic), inputs.layout)
+            figures[name] = training_figures(
+                best_plan(inputs, flags.analytic), inputs.layout, flags
+            )
 
     def order(name: str) -> tuple[bool, float]:
         time_s = figures[name]["output_latency_s" if flags.decode else "step_time_s"]
@@ -105,6 +114,14 @@ def compare(flags: PlanFlags) -> None:
     if not flags.decode:
         layouts.warn_of_excess(figures)
     write_json(flags.json_file, {name: figures[name] for name in names})
+
+
+def training_figures(plan: StepPlan, layout: Layout, flags: PlanFlags) -> dict[str, Any]:
+    assumed = Assumptions(**dataclasses.asdict(flags.run_cost))
+    figures = as_json(plan, layout, assumed, flags.price_per_chip_hour)
+    if flags.price_per_chip_hour is not None and figures["run_cost"] is not None:
+        figures["run_cost"]["currency"] = flags.currency
+    return figures
 
 
 def print_plan(plan: StepPlan, figures: dict[str, Any], title: str) -> None:
@@ -143,6 +160,8 @@ def print_plan(plan: StepPlan, figures: dict[str, Any], title: str) -> None:
         )
     page.print_unexpected(figures)
     print(summary(figures))
+    if figures["run_cost"] is not None:
+        page.print_run_cost(figures)
 
 
 def summary(figures: dict[str, Any]) -> str:

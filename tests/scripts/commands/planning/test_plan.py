@@ -297,7 +297,8 @@ def test_a_sweep(run: Meshloom, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     [
         (["--sweep"], "Add --topology"),
         (["--sweep", "--compare", "layouts/fsdp.gin"], "--sweep and --compare are different plans"),
-        (["--price_per_chip_hour=2"], "needs --sweep"),
+        (["--price_per_chip_hour=2", "--decode"], "Remove it, or --decode"),
+        (["--restart_minutes=2", "--sweep"], "--restart_minutes is for one plan of training"),
         (["--sweep", "--price_per_chip_hour=-1"], "-1"),
         (["--sweep", "--price_per_chip_hour=1e300"], "not in the range"),
         (["--gin_file="], "'': no such file in"),

@@ -1,0 +1,145 @@
+"""Predicts what a whole run costs: its steps, checkpoints, evaluations and failures.
+
+A device fails at any time with the same probability. The run then starts again from its newest
+complete checkpoint. Checkpoints are written while training continues, so a save stops it only until
+the state is in the hosts' memory. The best interval is Young's (1974): it balances the time of
+saves with the steps that failures repeat.
+"""
+
+import math
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:  # the command line reads the defaults below without JAX
+    from trainer.planning.training import StepPlan
+
+HOUR_S = 3600
+DAY_S = 24 * HOUR_S
+RATES = (0.5, 4.0)
+"""Ends of the range of failures, by the given rate."""
+FORWARD = 1 / 3
+"""Of the time of a step: a batch of an evaluation."""
+
+
+class Assumptions(NamedTuple):
+    """Holds what neither a compiler nor a run file knows."""
+
+    failures_per_chip_day: float = 5e-4
+    """Llama 3 (Grattafiori et al. 2024, section 3.3.4) saw 419 interruptions of 16,384 GPUs in 54
+    days, 4.7e-4; OPT-175B (Zhang et al. 2022, section 2.5) 105 of 992 in 60 days, 1.8e-3."""
+    restart_minutes: float = 10.0
+    """From a failure to the start of the restore: devices are replaced, processes start, the step
+    is compiled."""
+    storage_gb_per_s: float = 1.0
+    """Between a host and the storage of checkpoints, in each direction, 1e9 bytes a second."""
+
+
+ASSUMED = Assumptions()
+
+
+class Saving(NamedTuple):
+    """Holds the seconds that checkpoints take."""
+
+    copy_s: float
+    """From devices to hosts, while training waits."""
+    write_s: float
+    """From hosts to the storage, while training continues."""
+    restore_s: float
+
+
+def saving_of(plan: "StepPlan", assumed: Assumptions) -> Saving:
+    """Predicts how long a checkpoint takes; the hosts share what is written."""
+    topology = plan.topology
+    assert topology is not None
+    rate = 1e9 * assumed.storage_gb_per_s
+    causes = plan.memory.bytes_by_cause
+    device_bytes = causes["parameters"] + causes["optimizer state"]
+    host_bytes = device_bytes * topology.devices / topology.hosts
+    return Saving(
+        device_bytes / topology.chip.host_bandwidth,
+        plan.checkpoint_bytes / topology.hosts / rate,
+        min(host_bytes, plan.checkpoint_bytes) / rate,
+    )
+
+
+def run_cost(plan: "StepPlan", assumed: Assumptions, price: float | None) -> dict[str, Any] | None:
+    """Lists what a run costs; None where its step time or its devices are unknown.
+
+    `price` is that of a chip and hour.
+    """
+    step_s, topology, run = plan.step_s, plan.topology, plan.run
+    if step_s is None or topology is None or plan.timing is None:
+        return None
+    saving = saving_of(plan, assumed)
+    failures_per_s = assumed.failures_per_chip_day * topology.chips / DAY_S
+    interval_s = max(saving.write_s, math.sqrt(2 * saving.copy_s / max(failures_per_s, 1e-30)))
+    best = max(1, min(round(interval_s / step_s), run.steps))
+    hours = hours_of(plan, assumed, saving, run.checkpoint_every)
+    steps_s = plan.timing.range_s if topology.is_gpu else (step_s, step_s)
+    ends = [
+        sum(hours_of(plan, assumed, saving, run.checkpoint_every, end_s, rate).values())
+        for end_s, rate in zip(steps_s, RATES, strict=True)
+    ]
+    all_hours = sum(hours.values())
+    cost: dict[str, Any] = {
+        "assumptions": assumed._asdict(),
+        "checkpoint_bytes": plan.checkpoint_bytes,
+        **saving._asdict(),
+        "hours": hours,
+        "failures": failures_per_s * HOUR_S * all_hours,
+        "goodput": hours["steps"] / all_hours,
+        "checkpoint_every": run.checkpoint_every,
+        "best_checkpoint_every": best,
+        "best_hours": sum(hours_of(plan, assumed, saving, best).values()),
+        "run_hours": all_hours,
+        "run_hours_range": ends,
+        "chip_hours": all_hours * topology.chips,
+    }
+    if price is not None:
+        cost["price"] = price * all_hours * topology.chips
+        cost["price_range"] = [price * end * topology.chips for end in ends]
+    return finite(cost)
+
+
+def finite(value: Any) -> Any:
+    """Replaces what is infinite, which JSON lacks, by None.
+
+    >>> finite({"hours": {"steps": 1.5, "failures": math.inf}, "range": [2.0, math.inf]})
+    {'hours': {'steps': 1.5, 'failures': None}, 'range': [2.0, None]}
+    """
+    if isinstance(value, dict):
+        return {name: finite(part) for name, part in value.items()}
+    if isinstance(value, list):
+        return [finite(part) for part in value]
+    return None if value == math.inf else value
+
+
+def hours_of(
+    plan: "StepPlan",
+    assumed: Assumptions,
+    saving: Saving,
+    every: int,
+    step_s: float | None = None,
+    rate: float = 1.0,
+) -> dict[str, float]:
+    """Predicts the hours of a run by what takes them, with a checkpoint every so many steps.
+
+    A failure costs the restart, the restore, half an interval, and the steps during which the
+    newest checkpoint was written. Infinite where failures come faster than a run recovers.
+    """
+    run, topology = plan.run, plan.topology
+    step_s = plan.step_s if step_s is None else step_s
+    assert step_s is not None and topology is not None
+    every = min(every, run.steps)
+    wait_s = max(0.0, saving.write_s - every * step_s)  # for the checkpoint before
+    saves_s = math.ceil(run.steps / every) * (saving.copy_s + wait_s)
+    evaluations = 1 if run.evaluate_every is None else math.ceil(run.steps / run.evaluate_every)
+    evaluating_s = evaluations * (run.evaluate_batches or 0) * step_s * FORWARD
+    planned_s = run.steps * step_s + saves_s + evaluating_s
+    interval_s = planned_s * every / run.steps
+    lost_s = 60 * assumed.restart_minutes + saving.restore_s + interval_s / 2 + saving.write_s
+    lost = rate * assumed.failures_per_chip_day * topology.chips / DAY_S * lost_s  # of all time
+    failing_s = planned_s * lost / (1 - lost) if lost < 1 else math.inf
+    seconds = {"steps": run.steps * step_s, "checkpoints": saves_s, "failures": failing_s}
+    if run.evaluate_batches is not None:
+        seconds["evaluations"] = evaluating_s
+    return {name: value / HOUR_S for name, value in seconds.items()}
