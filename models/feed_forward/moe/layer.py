@@ -18,6 +18,7 @@ from models.feed_forward.moe.dispatch import WITH_CAPACITY, Experts, in_blocks
 from models.feed_forward.moe.routing import Load, Router, Routing, Top2
 from models.initializers import Weights
 from models.parts import BlockParts, FeedForward
+from models.precision import FloatType
 from models.sizes import Sizes
 
 Array = jax.Array
@@ -115,7 +116,9 @@ class MoeLayer(nnx.Module):
             self.wg_EDF = weights.normal("EDF", fan_in="D")
         self.wo_EFD = weights.normal("EFD", fan_in="F")
         if spec.router.has_bias:
-            self.bias_E = weights.zeros("E")
+            # A step of 0.001 is lost in 16 bits where the bias is above 0.25.
+            wide: FloatType = "float64" if weights.dtype == "float64" else "float32"
+            self.bias_E = dataclasses.replace(weights, dtype=wide).zeros("E")
         if spec.shared_d_ff is not None:
             weights = weights.with_sizes(F=spec.shared_d_ff)
             shared = with_padding(layout, F=spec.shared_d_ff)
