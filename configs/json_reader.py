@@ -11,9 +11,7 @@ from configs.errors import UserError, brief
 T = TypeVar("T")
 
 
-@functools.cache
-def _adapter(kind: Any) -> TypeAdapter[Any]:
-    return TypeAdapter(kind)
+_adapter = functools.cache(TypeAdapter)
 
 
 def read_json(text: str | bytes, kind: type[T], name: object) -> T:

@@ -35,7 +35,7 @@ class Config:
 
     def table(self, *classes: type[Any]) -> tuple[SettingValue, ...]:
         """Lists every parameter of these specs and of all specs nested in them."""
-        return self._made(classes).rows
+        return tuple(self._made(classes).noted.values())
 
     def unused(self, *parts: type[Any] | str) -> tuple[Binding, ...]:
         """Lists the bindings that none of these specs or settings, nor any spec in them, reads."""

@@ -140,10 +140,6 @@ class Maker:
             (name, origin, repr(value)), SettingValue(name=name, value=value, origin=origin)
         )
 
-    @property
-    def rows(self) -> tuple[SettingValue, ...]:
-        return tuple(self.noted.values())
-
 
 def _renamed(text: str, setting: str) -> str:
     """Puts a setting's scope before its name, where a problem begins with the name.

@@ -29,7 +29,10 @@ def path_of(name: str | os.PathLike[str]) -> Path:
         )
     if not re.match(r"gs://[^/]+/.", text):
         raise UserError(f"{brief(text)}: no name in a bucket.  Legal: gs://bucket/name.")
-    return _remote_path(text)
+    _set_up()
+    from etils import epath
+
+    return cast(Path, epath.Path(text))
 
 
 def is_remote(path: str | os.PathLike[str]) -> bool:
@@ -48,13 +51,6 @@ def local_path(name: str | os.PathLike[str], what: str) -> Path:
 def absolute(path: Path) -> Path:
     """Returns the path from the root; a remote one is."""
     return path if is_remote(path) else path.absolute()
-
-
-def _remote_path(text: str) -> Path:
-    _set_up()
-    from etils import epath
-
-    return cast(Path, epath.Path(text))
 
 
 @functools.cache

@@ -228,23 +228,17 @@ class Reader:
             case config_parser.IncludeStatement():
                 self.file(statement.filename, f"{origin}: ", files)
             case config_parser.ImportStatement():
-                self._import(statement.module, origin)
+                if problem := import_module(statement.module):
+                    self.problems.append(f"{origin}: import {statement.module}: {problem}")
+                self.imports.append(statement.module)
             case config_parser.BindingStatement():
-                self._bind(statement, origin)
-
-    def _import(self, module: str, origin: str) -> None:
-        if problem := import_module(module):
-            self.problems.append(f"{origin}: import {module}: {problem}")
-        self.imports.append(module)
-
-    def _bind(self, statement: Any, origin: str) -> None:
-        scope = f"{statement.scope}/" if statement.scope else ""
-        dot = "." if statement.arg_name else ""
-        name = f"{scope}{statement.selector}{dot}{statement.arg_name}"
-        self.statements.append((origin, statement))
-        self.bound[name] = Binding(
-            name=name, value=statement.value, origin=origin, replaced=self.bound.get(name)
-        )
+                scope = f"{statement.scope}/" if statement.scope else ""
+                dot = "." if statement.arg_name else ""
+                name = f"{scope}{statement.selector}{dot}{statement.arg_name}"
+                self.statements.append((origin, statement))
+                self.bound[name] = Binding(
+                    name=name, value=statement.value, origin=origin, replaced=self.bound.get(name)
+                )
 
 
 def _check_depth(value: Any, depth: int = 0) -> None:

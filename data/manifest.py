@@ -46,7 +46,7 @@ class _Split(Counts):
 
 @dataclasses.dataclass(frozen=True)
 class _Stored:
-    """Describes what a manifest holds; older ones lack what has a default."""
+    """Describes what a manifest holds."""
 
     settings: dict[str, Any]
     content_hash: str
@@ -54,8 +54,8 @@ class _Stored:
     splits: dict[str, _Split]
     fingerprint: dict[str, Any] | None
     file_bytes: Annotated[dict[str, NonNegativeInt], Field(min_length=1)]
+    versions: Mapping[str, str]
     source_vocab_hash: str = ""
-    versions: Mapping[str, str] = dataclasses.field(default_factory=dict)
     given_vocabs: Sequence[str] = ()
 
 
@@ -110,7 +110,7 @@ class CacheKey:
         cached, now = dict(stored["settings"]), dict(self.settings)
         for name in self.defaults - cached.keys():
             now.pop(name, None)
-        if not any_version and "versions" in stored and self.versions:  # older caches have none
+        if not any_version and self.versions:
             cached, now = cached | stored["versions"], now | self.versions
         names = [name for name in {**cached, **now} if cached.get(name) != now.get(name)]
         different = [difference(name, cached.get(name), now.get(name)) for name in names]
@@ -216,8 +216,7 @@ def load(folder: Path) -> dict[str, Any]:
     try:
         manifest = read_json((folder / NAME).read_bytes(), dict[str, Any], NAME)
         checksum = manifest.pop(CHECKSUM, None)
-        is_old = checksum is None and "versions" not in manifest  # checksums came before versions
-        if not is_old and checksum != _checksum(manifest):
+        if checksum != _checksum(manifest):
             raise ValueError(f"{NAME}: it is damaged")
         if manifest["format"] != FORMAT:
             return {"format": manifest["format"], "file_bytes": {}}

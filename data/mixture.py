@@ -106,24 +106,20 @@ class MixtureOrder:
 
     def row_ids(self, seed: int, places: np.ndarray) -> np.ndarray:
         """Returns the rows at some places of the endless sequence of the mixture."""
-        parts, draws = self._draws(seed, places)
-        firsts = np.cumsum(self.rows) - self.rows
-        ids = np.empty(len(places), np.int64)
-        for part in np.unique(parts).tolist():
-            now = parts == part
-            ids[now] = firsts[part] + shuffled(seed, draws[now], self.rows[part], part + 1)
-        return ids
-
-    def _draws(self, seed: int, places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns for each place its part, and how many places before it had that part."""
         blocks, within = places // _BLOCK, places % _BLOCK
+        # The part of each place, and how many places before it had that part.
         parts, draws = np.empty_like(places), np.empty_like(places)
         for block in np.unique(blocks).tolist():
             now = blocks == block
             order, ranks = _block(self.quotas, seed, block)
             parts[now] = order[within[now]]
             draws[now] = block * np.array(self.quotas)[parts[now]] + ranks[within[now]]
-        return parts, draws
+        firsts = np.cumsum(self.rows) - self.rows
+        ids = np.empty(len(places), np.int64)
+        for part in np.unique(parts).tolist():
+            now = parts == part
+            ids[now] = firsts[part] + shuffled(seed, draws[now], self.rows[part], part + 1)
+        return ids
 
 
 @functools.lru_cache(maxsize=16)

@@ -248,7 +248,12 @@ def with_halo(x: Array, axis: int, entry: Entry, shards: Shards) -> tuple[Array,
     if entry:
         before, after = shards.halo
         x = jnp.concatenate(
-            [*rows_before(x, axis, entry, before), x, *rows_after(x, axis, entry, after)], axis
+            [
+                *rows_of_others(x, axis, entry, before, is_before=True),
+                x,
+                *rows_of_others(x, axis, entry, after, is_before=False),
+            ],
+            axis,
         )
     offsets = [shards.offset(device) for device in range(shards.count)]
     low, high = -min(offsets), max(offsets) + shards.window_rows - x.shape[axis]
@@ -269,29 +274,19 @@ def masked(x: Array, axis: int, entry: Entry, shards: Shards) -> Array:
     return jnp.where(rows < shards.size, x, 0)
 
 
-def rows_before(x: Array, axis: int, entry: Entry, rows: int) -> list[Array]:
-    """Returns the last `rows` rows of the devices before this one, in order; zeros at the border.
+def rows_of_others(x: Array, axis: int, entry: Entry, rows: int, *, is_before: bool) -> list[Array]:
+    """Returns the nearest rows of the devices before or after this one; zeros at the border.
 
-    More rows than one device has come from several.
+    They are in order.  More rows than one device has come from several.
     """
     image_rows, count = x.shape[axis], jax.lax.axis_size(entry)
     parts = []
     for hop, size in enumerate(hops(rows, image_rows), 1):
-        part = jax.lax.slice_in_dim(x, image_rows - size, image_rows, axis=axis)
+        first = image_rows - size if is_before else 0
+        part = jax.lax.slice_in_dim(x, first, first + size, axis=axis)
         pairs = [(device, device + hop) for device in range(count - hop)]
-        parts.append(ppermute(part, entry, pairs))
-    return parts[::-1]
-
-
-def rows_after(x: Array, axis: int, entry: Entry, rows: int) -> list[Array]:
-    """Returns the first `rows` rows of the devices after this one, as `rows_before` does."""
-    count = jax.lax.axis_size(entry)
-    parts = []
-    for hop, size in enumerate(hops(rows, x.shape[axis]), 1):
-        part = jax.lax.slice_in_dim(x, 0, size, axis=axis)
-        pairs = [(device + hop, device) for device in range(count - hop)]
-        parts.append(ppermute(part, entry, pairs))
-    return parts
+        parts.append(ppermute(part, entry, pairs if is_before else [p[::-1] for p in pairs]))
+    return parts[::-1] if is_before else parts
 
 
 def hops(rows: int, image_rows: int) -> list[int]:

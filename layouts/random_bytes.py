@@ -34,7 +34,7 @@ def random_bytes_of_rows(
 ) -> Array:
     """Draws bytes for the rows `row_ids`, the last of these axes.
 
-    The bytes of a row follow from the seed (`seed_of`) and its id alone, on whatever device it is.
+    The bytes of a row follow from the seed and its id alone, on whatever device it is.
     """
     over = mesh_axes(layout.place(axes)[-1])
     shard = functools.partial(random_bytes_of_shard, width=width // num_shards(over), over=over)
@@ -42,11 +42,6 @@ def random_bytes_of_rows(
     # without operands, at which XLA aborts inside the stages of a pipeline (jax 0.10.2).
     draw = jax.checkpoint(shard)
     return layout.shard_map(draw, f"s,{axes[:-1]}({axes[-1]})->{axes}")(seed, row_ids)
-
-
-def seed_of(key: Array) -> Array:
-    """Returns the two numbers that stand for a key in `random_bytes_of_shard`."""
-    return jax.random.bits(key, (2,), jnp.uint32)
 
 
 def random_bytes_of_shard(

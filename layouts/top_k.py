@@ -56,7 +56,10 @@ def rank_blocks_first(x: Array, k: int) -> tuple[Array, Array]:
     A number elsewhere is below k maxima, or equal to some whose indices are lower.
     """
     *rows, size = x.shape
-    block = block_size(size, k)
+    ideal = math.sqrt(size / k)  # leaves about as many maxima to rank as numbers in k blocks
+    sizes = range(math.ceil(ideal / 2), math.floor(2 * ideal) + 1)
+    # A block that divides the axis saves a copy of it.
+    block = min(sizes, key=lambda block: (size % block > 0, abs(block - ideal)))
     blocks = size // block
     if size < SMALLEST_IN_BLOCKS or blocks <= k:
         return jax.lax.top_k(x, k)
@@ -75,13 +78,3 @@ def rank_blocks_first(x: Array, k: int) -> tuple[Array, Array]:
 def index_along_last(x: Array) -> Array:
     """Returns the index along the last axis of x, in its shape."""
     return jax.lax.broadcasted_iota(jnp.int32, x.shape, x.ndim - 1)
-
-
-def block_size(size: int, k: int) -> int:
-    """Returns a size of blocks that leaves about as many maxima to rank as numbers in k blocks.
-
-    A block that divides the axis saves a copy of it.
-    """
-    ideal = math.sqrt(size / k)
-    sizes = range(math.ceil(ideal / 2), math.floor(2 * ideal) + 1)
-    return min(sizes, key=lambda block: (size % block > 0, abs(block - ideal)))

@@ -234,7 +234,11 @@ def _in_slices(
         dx, dsoftmax_DV = of_slice or (None, None)
         return jax.tree.map(jnp.add, total, (sums, dsoftmax_DV)), dx
 
-    zero = _zero(layout, softmax_VD if gradients else None)
+    zero_DV = None
+    if gradients:
+        zero_VD = zero_gradient(softmax_VD, softmax_VD.dtype)
+        zero_DV = layout.reshard(zero_VD.T, "DV", stored=True)
+    zero = LossSums(*(jnp.zeros(()) for _ in range(4))), zero_DV
     (sums, dsoftmax_DV), dx_slices = jax.lax.scan(add, zero, jnp.arange(count, dtype=jnp.int32))
     if dsoftmax_DV is None or dx_slices is None:
         return sums, None
@@ -259,15 +263,6 @@ def _slices(
         return [jax.lax.dynamic_slice_in_dim(array, index * step, step, axis=1) for array in rows]
 
     return count, axes, take
-
-
-def _zero(layout: Layout, softmax_VD: Array | None) -> Total:
-    """Returns sums of nothing, with a gradient by the softmax weights where they are given."""
-    sums = LossSums(*(jnp.zeros(()) for _ in range(4)))
-    if softmax_VD is None:
-        return sums, None
-    zero_VD = zero_gradient(softmax_VD, softmax_VD.dtype)
-    return sums, layout.reshard(zero_VD.T, "DV", stored=True)
 
 
 def _backward(layout: Layout, axes: str, softmax_VD: Array, x: Array, dlogits: Array) -> Gradients:
@@ -321,16 +316,8 @@ def _forward(
     )
 
     pull_BL1 = counted_BL1 * (1 + 2 * criterion.z_loss * log_z_BL1) / sum_BL1
-    target_probs_BLV = _smoothed_targets(layout, axes, logits_BLV.shape, target_BL1, smooth)
+    is_target_BLV = layout.iota(axes, logits_BLV.shape, "V") == target_BL1
+    target_probs_BLV = jnp.where(is_target_BLV, 1 - smooth, 0.0) + smooth / vocab
+    target_probs_BLV = layout.mask_padding(target_probs_BLV, axes, "V", 0)
     dlogits_BLV = exp_BLV * pull_BL1 - target_probs_BLV * counted_BL1
     return sums, dlogits_BLV * criterion.logit_scale
-
-
-def _smoothed_targets(
-    layout: Layout, axes: str, shape: tuple[int, ...], target_BL1: Array, smooth: float
-) -> Array:
-    """Returns the probabilities that the objective compares the model's with."""
-    vocab = layout.unpadded_shape(axes, shape)[-1]
-    is_target_BLV = layout.iota(axes, shape, "V") == target_BL1
-    probs_BLV = jnp.where(is_target_BLV, 1 - smooth, 0.0) + smooth / vocab
-    return layout.mask_padding(probs_BLV, axes, "V", 0)

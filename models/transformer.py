@@ -236,13 +236,6 @@ def mean_of_passes(passes: Sequence[T]) -> T:
     return jax.tree.map(lambda first, second: (first + second) / 2, *passes)
 
 
-def with_microbatches(batch: Batch, key: Array | None) -> tuple[Batch, Array | None]:
-    """Returns arrays and keys whose first axis is that of microbatches, if only of one."""
-    if batch["targets_BL"].ndim == 3:
-        return batch, key
-    return jax.tree.map(lambda x: x[None], (batch, key))
-
-
 def join_microbatches(layout: Layout, x: Array, axes: str) -> Array:
     """Merges microbatches, the first axis, into the length: [A, B, L, ...] -> [B, A*L, ...]."""
     whole = axes.replace("L", "l")
@@ -281,8 +274,8 @@ class TransformerModel(NetworkModel[Network]):
     def loss(
         self, params: Params, batch: Batch, criterion: Criterion, key: Array | None = None
     ) -> LossSums:
-        if self.runs_stages:
-            batch, key = with_microbatches(batch, key)
+        if self.runs_stages and batch["targets_BL"].ndim == 2:  # one microbatch
+            batch, key = jax.tree.map(lambda x: x[None], (batch, key))
         network, batch = self.pad_rows(params, batch)
         layout, weights_VD = network.layout, network.output_weights()
         targets_BL, counted_BL = batch["targets_BL"], counted_targets(batch)

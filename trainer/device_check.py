@@ -87,7 +87,10 @@ def compare_with_cpu(layout: Layout) -> Iterator[Comparison]:
 def tiny_models(layout: Layout, mesh: Mesh) -> Iterator[tuple[str, Transformer, Rows]]:
     """Yields models and batches whose sizes the layout divides."""
     with jax.set_mesh(mesh):
-        shards = {letter: shards_of(layout, letter) for letter in "BGVDFJQKLMEN"}
+        shards = {
+            axis: math.lcm(*(num_shards(layout.place(axis, stored=s)[0]) for s in (False, True)))
+            for axis in "BGVDFJQKLMEN"
+        }
     length = 16 * math.lcm(shards["L"], shards["M"])
     rows = 2 * MICROBATCHES * math.lcm(shards["B"], shards["G"])
     kv_heads, vocab = 2 * shards["J"], 32 * shards["V"]
@@ -113,13 +116,6 @@ def tiny_models(layout: Layout, mesh: Mesh) -> Iterator[tuple[str, Transformer, 
     yield "dense", dense, targets
     yield "experts", sparse, targets
     yield "encoder-decoder", dataclasses.replace(dense, encoder_layers=dense.layers), pairs
-
-
-def shards_of(layout: Layout, letter: str) -> int:
-    """Returns into how many shards an axis may be split, stored or not, on the mesh that is set."""
-    return math.lcm(
-        *(num_shards(layout.place(letter, stored=stored)[0]) for stored in (False, True))
-    )
 
 
 def packed_rows(rows: int, length: int, vocab: int, seed: int) -> Rows:

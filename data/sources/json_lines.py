@@ -19,9 +19,7 @@ class JsonlText(FileText):
     field: str = "text"
     """Name of the field; "page.text" is the field text of the field page."""
 
-    @property
-    def has_newlines(self) -> bool:
-        return True
+    has_newlines = True
 
     def read_files(self, paths: Sequence[str], setting: str, errors: str) -> Iterator[str]:
         texts = (record.text(self.field, setting) for record in records(paths, setting, errors))

@@ -30,9 +30,7 @@ class ParquetText(FileText):
     column: str = "text"
     """Name of the column; "page.text" is the field text of the column page."""
 
-    @property
-    def has_newlines(self) -> bool:
-        return True
+    has_newlines = True
 
     def read_files(self, paths: Sequence[str], setting: str, errors: str) -> Iterator[str]:
         texts = (text for [text] in rows(paths, [self.column], setting, errors))

@@ -87,9 +87,7 @@ class PromptTask(PairTask):
         """Returns whether what a model reads has newlines for certain, as of its template."""
         return "\n" in self.template
 
-    @property
-    def has_answers(self) -> bool:
-        return True
+    has_answers = True
 
     def prompt(self, line: str) -> str:
         """Returns what a model reads before it answers."""

@@ -63,9 +63,7 @@ class TokenizerJson(Tokenizer):
         chosen = {key: token for key in _PARAMETERS if (token := getattr(self, key)) is not None}
         return TokenizerJsonVocab(read_bundle(self.path, chosen), self.path)
 
-    @property
-    def may_drop_merges(self) -> bool:
-        return False
+    may_drop_merges = False
 
 
 class TokenizerJsonVocab(Vocab):

@@ -50,7 +50,8 @@ class _Memory:
         live, peak, exchanged = 0, 0, 0
         for i, eqn in enumerate(eqns):
             made = sum(self._bytes(v) for v in eqn.outvars)
-            reused = min(made, freed[i]) if is_in_place(eqn) else 0
+            in_place = is_elementwise(eqn) or eqn.primitive.name in IN_PLACE
+            reused = min(made, freed[i]) if in_place else 0
             inner = self._inner(eqn)
             peak = max(peak, live + made - reused + inner + exchanged)
             if eqn.primitive.name == "dot_general":
@@ -64,7 +65,10 @@ class _Memory:
         eqn = self._flow.makers[v]
         if not is_elementwise(eqn):
             return True
-        return any(not is_fusing(user) for user in self._flow.users.get(v, ()))
+        return any(
+            not is_elementwise(user) and user.primitive.name not in FUSED_INTO
+            for user in self._flow.users.get(v, ())
+        )
 
     def _read_by(self, eqn: Any) -> frozenset[Any]:
         """Returns the stored values from which an equation computes."""
@@ -100,19 +104,4 @@ def is_elementwise(eqn: Any) -> bool:
     """Returns whether an equation computes each number from a few others, as compilers fuse it."""
     name = eqn.primitive.name
     is_call = name in KERNELS or any(jaxprs_in_params(eqn.params))
-    return not is_call and name not in (
-        *MEMORY_OPS,
-        "reshard",
-        "device_put",
-        "dynamic_update_slice",
-    )
-
-
-def is_in_place(eqn: Any) -> bool:
-    """Returns whether results may take the memory of operands that nothing uses afterwards."""
-    return is_elementwise(eqn) or eqn.primitive.name in IN_PLACE
-
-
-def is_fusing(eqn: Any) -> bool:
-    """Returns whether an equation computes its operands while it reads them."""
-    return is_elementwise(eqn) or eqn.primitive.name in FUSED_INTO
+    return not is_call and name not in (*MEMORY_OPS, *COPIES)

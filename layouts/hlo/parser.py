@@ -168,24 +168,19 @@ def first_group(text: str, devices: int) -> np.ndarray:
         moved = np.array([move for move in moves if move[0] != move[1]] or [[0, 0]])
         return np.unique(moved[0])
     if named := re.search(r"replica_groups=mesh\[(.*?)\] ?\{(.*?)\}", text):
-        return first_of_mesh(named[1], named[2])
+        mesh = {name: int(size) for name, size in re.findall(r"'(\w+)'=(\d+)", named[1])}
+        numbers = np.arange(math.prod(mesh.values())).reshape(tuple(mesh.values()))
+        group_names = re.findall(r"'(\w+)'", named[2])
+        inner = [i for i, name in enumerate(mesh) if name in group_names]
+        outer = [i for i, name in enumerate(mesh) if name not in group_names]
+        count = math.prod(numbers.shape[i] for i in inner)
+        return numbers.transpose(outer + inner).reshape(-1, count)[0]
     if tiled := re.search(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", text):
         numbers = np.arange(devices).reshape(dims(tiled[2]))
         numbers = numbers.transpose(dims(tiled[3])) if tiled[3] else numbers
         return numbers.reshape(dims(tiled[1]))[0]
     listed = re.search(r"replica_groups=\{\{([\d,]+)\}", text)
     return np.array(dims(listed[1])) if listed else np.arange(devices)
-
-
-def first_of_mesh(sizes: str, axes: str) -> np.ndarray:
-    """Returns the first group along axes of a mesh that the compiler made up."""
-    mesh = {name: int(size) for name, size in re.findall(r"'(\w+)'=(\d+)", sizes)}
-    numbers = np.arange(math.prod(mesh.values())).reshape(tuple(mesh.values()))
-    group_names = re.findall(r"'(\w+)'", axes)
-    inner = [i for i, name in enumerate(mesh) if name in group_names]
-    outer = [i for i, name in enumerate(mesh) if name not in group_names]
-    count = math.prod(numbers.shape[i] for i in inner)
-    return numbers.transpose(outer + inner).reshape(-1, count)[0]
 
 
 def product_flops(instruction: Instruction, computation: Computation) -> int:

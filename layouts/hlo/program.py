@@ -191,8 +191,10 @@ class CompiledText:
             if executed.fused_in is None and (estimate or self._runs_on_gpu(instruction)):
                 cycles = None if estimate is None else int(estimate[1])
                 moved_bytes = self._moved_bytes(executed) if cycles is None else 0
-                flops, source = self._flops(executed), self.source(instruction)
-                scopes = instruction.op_name
+                inner = (self._walk(self.computations[c], 1, None) for c in called(instruction))
+                flops = product_flops(instruction, executed.computation)
+                flops += sum(map(total_flops, inner))
+                source, scopes = self.source(instruction), instruction.op_name
                 ops.append(
                     OpCost(flops, moved_bytes, 0, executed.times, "", source, scopes, cycles)
                 )
@@ -216,12 +218,6 @@ class CompiledText:
             and not instruction.opcode.endswith(("-start", "-done", "-update"))
             and not KERNEL.search(instruction.rest)
         )
-
-    def _flops(self, executed: ExecutedInstruction) -> int:
-        """Counts the FLOPs of the products of an instruction, once."""
-        inner = (self._walk(self.computations[c], 1, None) for c in called(executed.instruction))
-        outer = product_flops(executed.instruction, executed.computation)
-        return outer + sum(map(total_flops, inner))
 
     def _moved_bytes(self, executed: ExecutedInstruction) -> int:
         """Counts the bytes that an instruction reads and writes.

@@ -5,12 +5,12 @@ After Shazeer et al. 2018 (Mesh-TensorFlow), section 8.4.
 
 import itertools
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 from layouts.cost.collectives import size_text
-from layouts.layout import Layout, Rule
+from layouts.layout import Rule
 from layouts.lint.errors import LintContext, Problem, SourcedRule, find_conflicts, first_names
-from layouts.lint.recorder import Product, Record, Tensor, Weight
+from layouts.lint.recorder import Product, Tensor, Weight
 
 MIN_SPLIT_SHARE = 0.5  # of the FLOPs that a mesh axis should split
 MAX_REPLICATED_SHARE = 0.02  # of the parameter bytes
@@ -85,15 +85,6 @@ def _repeated_products(context: LintContext, mesh_axis: str) -> list[Product]:
     """Returns the products that the rules do not split over a mesh axis."""
     products = context.record.products
     return [product for product in products if mesh_axis not in _mesh_axes(context, product)]
-
-
-def executed_flops(layout: Layout, mesh: Mapping[str, int], record: Record) -> float:
-    """Returns the FLOPs of the recorded products on one device."""
-    context = LintContext(layout, mesh, record, {})
-    return sum(
-        product.flops / math.prod(mesh[name] for name in _mesh_axes(context, product))
-        for product in record.products
-    )
 
 
 def _mesh_axes(context: LintContext, product: Product) -> set[str]:

@@ -45,11 +45,9 @@ def _add_forward(layout: Layout, logits_BJQLM: Array, bias: Bias) -> tuple[Array
     return logits_BJQLM + bias.values, bias._replace(values=None)
 
 
-def _add_backward(layout: Layout, bias: Bias, dlogits_BJQLM: Array) -> tuple[Array, Bias]:
-    return dlogits_BJQLM, bias_gradient(layout, bias, dlogits_BJQLM)
-
-
-add_bias.defvjp(_add_forward, _add_backward)
+add_bias.defvjp(
+    _add_forward, lambda layout, bias, dlogits: (dlogits, bias_gradient(layout, bias, dlogits))
+)
 
 
 def bias_gradient(layout: Layout, bias: Bias, dlogits_BJQLM: Array) -> Bias:

@@ -176,7 +176,9 @@ def choose(call: Call) -> Choice:
         return Choice(None, "implementation = 'plain'")
     reason = ""
     for kernel in kernels_of_mesh(interpreted=call.implementation == "flash"):
-        problem = missing(kernel.name) or limit_of(kernel.name, call)
+        limits = (x for x in LIMITS if kernel.name in x.kernels and x.applies(call))
+        if not (problem := missing(kernel.name)) and (limit := next(limits, None)):
+            problem = f"{limit.case}: {limit.reason}"
         if problem is None:
             return Choice(kernel, reason)
         reason = problem
@@ -187,13 +189,6 @@ def missing(name: KernelName) -> str | None:
     """Returns why a kernel cannot be used by any attention, or None."""
     checks = {"mosaic": missing_mosaic, "triton": missing_triton}
     return checks[name]() if name in checks else None
-
-
-def limit_of(name: KernelName, call: Call) -> str | None:
-    """Returns why a kernel cannot compute this attention, or None."""
-    limits = (limit for limit in LIMITS if name in limit.kernels and limit.applies(call))
-    limit = next(limits, None)
-    return None if limit is None else f"{limit.case}: {limit.reason}"
 
 
 def kernels_of_mesh(*, interpreted: bool) -> tuple[Kernel, ...]:
@@ -246,11 +241,3 @@ def flash_attention(
     equation = "BJQLk,BJ(Q)Lk,BJ(Q)Lk,B(J)(Q)L,B(J)(Q)L->BJQLk"
     mapped = layout.shard_map(attend, equation, check_vma=False)
     return mapped(q_BJQLK, k_BJMK, v_BJMK, segments_BL, segments_BM)
-
-
-def table() -> str:
-    """Writes the limits as a table for docs/attention.md."""
-    rows = [f"| {limit.case} | {limit.reason} | {', '.join(limit.kernels)} |" for limit in LIMITS]
-    return "\n".join(
-        ["| plain attention for | because | instead of |", "| --- | --- | --- |", *rows]
-    )

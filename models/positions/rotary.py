@@ -102,10 +102,8 @@ def _rotated(x: Array, cos: Array, sin: Array) -> Array:
     return (x.astype(float) * cos + swap(x).astype(float) * sin).astype(x.dtype)
 
 
-def _rotated_backward(tables: tuple[Array, Array], dx: Array) -> tuple[Array, None, None]:
-    """Rotates back: one pass, where the gradient of parts would add up padded arrays."""
-    cos, sin = tables
-    return _rotated(dx, cos, -sin), None, None
-
-
-_rotated.defvjp(lambda x, cos, sin: (_rotated(x, cos, sin), (cos, sin)), _rotated_backward)
+_rotated.defvjp(
+    lambda x, cos, sin: (_rotated(x, cos, sin), (cos, sin)),
+    # Rotates back: one pass, where the gradient of parts would add up padded arrays.
+    lambda tables, dx: (_rotated(dx, tables[0], -tables[1]), None, None),
+)

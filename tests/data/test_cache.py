@@ -2,7 +2,6 @@
 
 import dataclasses
 import importlib.metadata
-import json
 import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -315,21 +314,6 @@ def test_a_changed_digit_of_the_manifest_is_noticed(text, data_dir):
             prepare(task_of(text), data_dir)
 
 
-def test_a_cache_without_checksums_is_built_again(text, data_dir):
-    """As the first versions left it."""
-    before = decoded(prepare(task_of(text), data_dir), "train")
-    file = data_dir / "mine" / "manifest.json"
-    stored = json.loads(file.read_text())
-    del stored["crc32"], stored["versions"]
-    for path in file.parent.glob("*.crc32.npy"):
-        del stored["file_bytes"][path.name]
-        path.unlink()
-    file.write_text(json.dumps(stored))
-    with pytest.raises(UserError, match=r"crc32\.npy: is missing.*meshloom prepare --rebuild"):
-        prepare(task_of(text), data_dir)
-    assert decoded(prepare(task_of(text), data_dir, rebuild=True), "train") == before
-
-
 @pytest.mark.parametrize("name", FILES)
 def test_a_missing_file_is_named(text, data_dir, name):
     prepare(task_of(text), data_dir)
@@ -625,19 +609,6 @@ def test_a_part_without_pairs_is_named_with_the_reason(pairs, others, data_dir):
         "or more text."
     )
     assert _left(data_dir) == []
-
-
-def test_a_manifest_of_before_translation_still_serves(text, data_dir):
-    """Its counts lack the numbers of sources; a language model has none."""
-    first = prepare(task_of(text), data_dir)
-    path = data_dir / "mine" / "manifest.json"
-    old = json.loads(path.read_text())
-    del old["crc32"], old["versions"]
-    for split in old["splits"].values():
-        for name in ("source_words", "source_bytes", "source_tokens", "left_out"):
-            del split[name]
-    path.write_text(json.dumps(old))
-    assert prepare(task_of(text), data_dir).splits["train"].counts == first.splits["train"].counts
 
 
 def _left(data_dir):

@@ -9,7 +9,6 @@ import contextlib
 import dataclasses
 import functools
 import json
-import logging
 import sys
 import zlib
 from collections.abc import Callable, Coroutine, Iterator, Sequence
@@ -38,8 +37,6 @@ CHECKSUM_UP_TO_BYTES = 1 << 24
 """Larger files hold arrays alone; here their size is enough, so that a look stays cheap."""
 WRITES_S = 30.0
 """How long a save that fails waits for its other writes."""
-
-logger = logging.getLogger(__name__)
 
 
 class DamagedCheckpoint(Exception):
@@ -125,8 +122,7 @@ class Manifest:
     """Lists the files of a checkpoint, each with its fingerprint, its metric and its run."""
 
     metric: FiniteFloat | None
-    higher_is_better: bool | None
-    """None where an older version wrote it."""
+    higher_is_better: bool
     files: dict[str, Annotated[list[NonNegativeInt], Field(min_length=1, max_length=2)]]
     run: dict[str, Any] | None = None
     """The record of the run, signed by itself; older versions wrote none."""
@@ -138,7 +134,7 @@ class Manifest:
     @classmethod
     def parse(cls, text: str) -> "Manifest":
         """Raises ValueError or TypeError where the text is not what `dump` wrote."""
-        return cls(**{"higher_is_better": None, **verified(dict(json.loads(text)))})
+        return cls(**verified(dict(json.loads(text))))
 
 
 def read_manifest(folder: epath.Path) -> Manifest:

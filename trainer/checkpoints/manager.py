@@ -45,9 +45,7 @@ from trainer.checkpoints.integrity import (
     verify,
     wait_for_writes,
 )
-from trainer.model_dir import ModelDir
 from trainer.resume.history import CHECKPOINTS, ITEM, record_saved, starts
-from trainer.run import Run
 
 Tree = Any
 
@@ -189,23 +187,9 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
                 manifest = read_manifest(self._path(step))
             except DamagedCheckpoint:
                 return None
-            metric, higher = manifest.metric, manifest.higher_is_better
-            if metric is not None and higher is None:
-                higher = self._run_prefers_higher
-            self._scores[step] = signed(metric, higher_is_better=higher)
+            higher = manifest.higher_is_better
+            self._scores[step] = signed(manifest.metric, higher_is_better=higher)
         return self._scores[step]
-
-    @functools.cached_property
-    def _run_prefers_higher(self) -> bool:
-        """Reads from the run's settings what older checkpoints do not say."""
-        model_dir = ModelDir(path_of(self.model_dir))
-        if model_dir.has_run():
-            return model_dir.load((), ()).make(Run).higher_is_better
-        logger.warning(
-            "%s does not say whether a higher metric is better, and its model directory has no "
-            "config.gin: the best checkpoint is the one with the lowest.", self.folder,
-        )  # fmt: skip
-        return False
 
     # Saving
 
@@ -435,7 +419,7 @@ class _KeepBest(PreservationPolicy):
         return [step == best for step in steps]
 
 
-def signed(metric: float | None, *, higher_is_better: bool | None) -> float | None:
+def signed(metric: float | None, *, higher_is_better: bool) -> float | None:
     """Returns the metric, negated where a lower one is better."""
     return metric if metric is None or higher_is_better else -metric
 

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 
 from layouts.layout import Layout
 from layouts.quantized import Operand, Quantized
-from layouts.random_bytes import random_bytes_of_rows, random_bytes_of_shard, seed_of
+from layouts.random_bytes import random_bytes_of_rows, random_bytes_of_shard
 from layouts.reduction import reduced_over
 from layouts.shards import gather_shard, is_gatherable, mesh_axes, num_shards, shard_index, spec_of
 from models.dropout import drop
@@ -54,7 +54,8 @@ class Experts(NamedTuple):
 
     @property
     def seed(self) -> Array:
-        return jnp.zeros(2, jnp.uint32) if self.key is None else seed_of(self.key)
+        zero = jnp.zeros(2, jnp.uint32)
+        return zero if self.key is None else jax.random.bits(self.key, (2,), jnp.uint32)
 
     def run(self, x_EGcD: Array, id_EGc: Array | None) -> Array:
         """Returns the output of each expert for its tokens."""

@@ -117,7 +117,16 @@ class Router:
         """
         gate_Gsi, expert_Gsi = self.choose(layout, gates_Gse, bias_e)
         chosen_Gsi = jnp.broadcast_to(segments_Gs[:, :, None] > 0, gate_Gsi.shape)
-        position_Gsi = buffer_positions(layout, expert_Gsi, chosen_Gsi, gates_Gse.shape[-1])
+        # The position of each choice in its expert's buffer: first choices, then second ones, and
+        # within one choice in the order of the tokens.
+        shape = (*expert_Gsi.shape, gates_Gse.shape[-1])
+        chosen_Gsie = layout.iota("Gsie", shape, "e") == expert_Gsi[..., None]
+        chosen_Gsie = (chosen_Gsie & chosen_Gsi[..., None]).astype(jnp.int32)
+        so_far_Gsie = jnp.cumsum(chosen_Gsie, axis=1)
+        totals_G1ie = so_far_Gsie[:, -1:]
+        before_G1ie = jnp.cumsum(totals_G1ie, axis=2) - totals_G1ie
+        position_Gsie = jnp.where(chosen_Gsie > 0, so_far_Gsie - 1 + before_G1ie, 0)
+        position_Gsi = jnp.sum(position_Gsie, axis=-1, dtype=jnp.int32)
         chosen_Gsi = self.sample(layout, gate_Gsi, chosen_Gsi, key)
         return drop_overflow(expert_Gsi, gate_Gsi, position_Gsi, chosen_Gsi, capacity)
 
@@ -142,9 +151,7 @@ class Top2(Router):
     random_second: bool = True
     """Samples whether a token goes to its second expert; otherwise it always does."""
 
-    @property
-    def choices(self) -> int:
-        return 2
+    choices = 2
 
     def choose(self, layout: Layout, gates_Gse: Array, bias_e: Array | None) -> tuple[Array, Array]:
         gate_Gsi, expert_Gsi = layout.top_k(gates_Gse, 2, "Gse")
@@ -247,9 +254,7 @@ class ExpertChoice(Router):
     def mean_experts(self) -> float:
         return self.mean_choices * self.capacity_factor
 
-    @property
-    def causal(self) -> bool:
-        return False
+    causal = False
 
     def route(
         self,
@@ -307,18 +312,3 @@ def drop_overflow(
     """Drops the choices beyond the capacity."""
     kept_Gsi = chosen_Gsi if capacity is None else chosen_Gsi & (position_Gsi < capacity)
     return Routing(expert_Gsi, jnp.where(kept_Gsi, gate_Gsi, 0), position_Gsi, kept_Gsi, chosen_Gsi)
-
-
-def buffer_positions(layout: Layout, expert_Gsi: Array, chosen_Gsi: Array, experts: int) -> Array:
-    """Returns the position of each choice in its expert's buffer: first choices, then second ones.
-
-    Within one choice tokens keep their order.
-    """
-    shape = (*expert_Gsi.shape, experts)
-    chosen_Gsie = layout.iota("Gsie", shape, "e") == expert_Gsi[..., None]
-    chosen_Gsie = (chosen_Gsie & chosen_Gsi[..., None]).astype(jnp.int32)
-    so_far_Gsie = jnp.cumsum(chosen_Gsie, axis=1)
-    totals_G1ie = so_far_Gsie[:, -1:]
-    before_G1ie = jnp.cumsum(totals_G1ie, axis=2) - totals_G1ie
-    position_Gsie = so_far_Gsie - 1 + before_G1ie
-    return jnp.sum(jnp.where(chosen_Gsie > 0, position_Gsie, 0), axis=-1, dtype=jnp.int32)

@@ -88,8 +88,6 @@ def evaluate_model(flags: EvaluateFlags) -> list[dict[str, Any]]:
 
     With --harness, scores tasks of lm-evaluation-harness instead.
     """
-    if flags.questions is not None:
-        raise UserError("--questions is now --harness=TASK.yaml: see docs/harness.md.")
     if flags.harness.harness is not None:
         os.environ.setdefault("TQDM_DISABLE", "1")  # this command has a progress bar of its own
         with extra_required("harness", "--harness"):

@@ -65,7 +65,6 @@ class EvaluateFlags:
     """Writes the translations to FILE, one per line; also writes FILE.source, FILE.reference, and
     FILE.lines with the number of each sentence in its part."""
     json_file: shared.JsonFile = None
-    questions: Annotated[str | None, Flag("Replaced by --harness.", is_hidden=True)] = None
     model: shared.CheckpointFlags
     text: TextFlags = field(default_factory=TextFlags)
     harness: HarnessFlags = field(default_factory=HarnessFlags)

@@ -82,9 +82,9 @@ def test_a_manifest_of_another_shape_is_damage(tmp_path: Path, text: str) -> Non
 
 def test_a_manifest_of_an_older_version_is_read(tmp_path: Path) -> None:
     folder = write(tmp_path, a="12345")
-    older = {"metric": 2.5, "files": {"a": fingerprint(folder / "a")}}
+    older = {"metric": 2.5, "higher_is_better": True, "files": {"a": fingerprint(folder / "a")}}
     (tmp_path / integrity.MANIFEST).write_text(json.dumps(older))
-    assert (read_manifest(folder).metric, read_manifest(folder).higher_is_better) == (2.5, None)
+    assert (read_manifest(folder).metric, read_manifest(folder).run) == (2.5, None)
     verify(folder)
 
 

@@ -4,7 +4,6 @@ import contextlib
 import functools
 import gc
 import inspect
-import json
 import os
 import resource
 import signal
@@ -225,21 +224,6 @@ def test_a_higher_metric_may_be_better(tmp_path: Path) -> None:
         checkpoints.wait()
         assert (checkpoints.steps(), checkpoints.best) == ([1, 2], 1)
     assert Checkpoints(tmp_path).best == 1  # whoever reads them
-
-
-def test_an_old_directory_without_settings_takes_the_lowest(
-    tmp_path: Path, log_lines: list[str]
-) -> None:
-    with Checkpoints(tmp_path) as checkpoints:
-        for step, loss in enumerate([3.0, 1.0, 2.0]):
-            checkpoints.save(step, make_state(make_mesh(1)), loss)
-    for file in tmp_path.glob("checkpoints/*/state/manifest.json"):
-        manifest = json.loads(file.read_text())
-        del manifest["higher_is_better"], manifest["crc32"]
-        file.write_text(json.dumps(manifest))
-    assert Checkpoints(tmp_path).best == 1
-    (line,) = log_lines
-    assert "does not say whether a higher metric is better" in line
 
 
 def test_without_keep_best_only_the_newest_are_kept(tmp_path: Path) -> None:

@@ -87,7 +87,6 @@ def test_shots_stand_before_each_question(
         (["--harness=none.yaml"], "--harness=none.yaml: no such task."),
         (["--harness="], "no task.  Give names"),
         (["--shots=2", "--limit=3"], "--shots, --limit has no effect without --harness=TASK"),
-        (["--questions=dev.jsonl"], "--questions is now --harness=TASK.yaml"),
     ],
 )  # fmt: skip
 def test_what_does_not_go_together_is_refused(
