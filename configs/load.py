@@ -1,5 +1,6 @@
-"""Loads gin files into a `Config`, which makes specs."""
+"""Loads gin files into a `Config`, which makes specs and tells where each value came from."""
 
+import dataclasses
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -7,10 +8,162 @@ from typing import Any, TypeVar
 
 from configs import write
 from configs.errors import UserError, listed
-from configs.make import Maker, SettingValue
-from configs.read import Binding, Reader, references_in
+from configs.read import FLAG, Binding, Reader, Reference, references_in
+from configs.spec import SPECS, FieldProblem, SpecError, is_spec, names
 
 T = TypeVar("T")
+
+MAX_REFERENCES = 10_000
+MAX_CHAIN = 100
+
+_FAILED = object()
+_Chain = tuple[tuple[Reference, tuple[str, ...]], ...]  # references being followed, with scopes
+
+
+@dataclass(frozen=True, kw_only=True)
+class SettingValue:
+    """Holds one parameter of a spec in use; `origin` is "default" if no file or flag binds it."""
+
+    name: str
+    value: Any
+    origin: str
+
+    @property
+    def default(self) -> bool:
+        return self.origin == "default"
+
+
+class Maker:
+    """Makes specs from bindings; notes each parameter's origin and each binding read."""
+
+    def __init__(self, bound: Mapping[str, Binding]) -> None:
+        self.bound = bound
+        self.noted: dict[tuple[str, str, str], SettingValue] = {}
+        self.references = 0
+        self.used: set[str] = set()
+        self.problems: list[str] = []
+
+    def make(self, cls: type[T]) -> T:
+        made = self._spec(cls, (), (), None)
+        self._raise_problems(cls.__name__)
+        assert isinstance(made, cls)
+        return made
+
+    def make_value(self, binding: Binding, scopes: tuple[str, ...] = ()) -> Any:
+        made = self._value(binding.value, scopes, (), binding.origin)
+        self._raise_problems(binding.name)
+        return made
+
+    def _raise_problems(self, name: str) -> None:
+        if self.problems:
+            raise UserError(listed(name, list(dict.fromkeys(self.problems))))
+
+    def _spec(self, cls: Any, scopes: tuple[str, ...], chain: _Chain, base: Any) -> Any:
+        """Makes one spec; `_FAILED` after a problem, so that what holds it is still checked.
+
+        base: the default instance of a field, which bindings override.
+        """
+        bound, values = self._bound(cls, scopes), {}
+        for field in dataclasses.fields(cls):
+            if binding := bound.get(field.name):
+                self.used.add(binding.name)
+                self._note(binding.name, binding.value, binding.origin)
+                values[field.name] = self._value(binding.value, scopes, chain, binding.origin)
+                continue
+            default = _default(field) if base is None else getattr(base, field.name)
+            if default is not dataclasses.MISSING:
+                name = "/".join((*scopes, f"{cls.__name__}.{field.name}"))
+                self._note(name, _shown(default), "default")
+                values[field.name] = self._default(default, scopes, chain)
+        failed = {name for name, value in values.items() if value is _FAILED}
+        try:
+            return cls(**values)
+        except SpecError as error:
+            for problem in error.problems:
+                if problem.field not in failed:
+                    name = "/".join((*scopes, cls.__name__))
+                    self._problem(name, problem, bound.get(problem.field), values)
+            return _FAILED
+
+    def _problem(
+        self, spec_name: str, problem: FieldProblem, binding: Binding | None, values: Any
+    ) -> None:
+        """Notes a problem; it names the setting with its scope, as the gin file does."""
+        text, setting = problem.text, f"{spec_name}.{problem.field}"
+        if not problem.field:
+            text = f"@{spec_name}(): {text}" if "/" in spec_name else text
+        elif binding:
+            text = f"{binding.origin}: {_renamed(text, binding.name)}"
+        else:
+            text = _renamed(text, setting)
+            if problem.field not in values:
+                text += f'  Set it in a gin file or with {FLAG}="{setting}=...".'
+        self.problems.append(text)
+
+    def _bound(self, cls: Any, scopes: tuple[str, ...]) -> dict[str, Binding]:
+        """Finds the bindings of a spec in a scope; an inner scope goes before an outer one."""
+        bindings = {}
+        for depth in range(len(scopes) + 1):
+            for field in names(cls):
+                name = "/".join((*scopes[:depth], f"{cls.__name__}.{field}"))
+                if name in self.bound:
+                    bindings[field] = self.bound[name]
+        return bindings
+
+    def _value(self, value: Any, scopes: tuple[str, ...], chain: _Chain, at: str) -> Any:
+        """Follows references and macros."""
+        if isinstance(value, list | tuple):
+            items = tuple(self._value(item, scopes, chain, at) for item in value)
+            return _FAILED if any(item is _FAILED for item in items) else items
+        if not isinstance(value, Reference):
+            return value
+        if (value, scopes) in chain:
+            path = " -> ".join([link for link, _ in chain] + [value])
+            self.problems.append(f"{at}: {path}: refers to itself.")
+            return _FAILED
+        chain = (*chain, (value, scopes))
+        self.references += 1
+        if self.references > MAX_REFERENCES or len(chain) > MAX_CHAIN:
+            raise UserError(f"{at}: {value}: too many references to follow.")
+        if value[0] == "@":
+            return self._spec(SPECS[value.target], value.scopes or scopes, chain, None)
+        macro = self.bound[value.target]
+        self.used.add(macro.name)
+        return self._value(macro.value, scopes, chain, macro.origin)
+
+    def _default(self, value: Any, scopes: tuple[str, ...], chain: _Chain) -> Any:
+        if isinstance(value, tuple):
+            items = tuple(self._default(item, scopes, chain) for item in value)
+            return _FAILED if any(item is _FAILED for item in items) else items
+        return self._spec(type(value), scopes, chain, value) if is_spec(value) else value
+
+    def _note(self, name: str, value: Any, origin: str) -> None:
+        self.noted.setdefault(
+            (name, origin, repr(value)), SettingValue(name=name, value=value, origin=origin)
+        )
+
+
+def _renamed(text: str, setting: str) -> str:
+    """Puts a setting's scope before its name, where a problem begins with the name.
+
+    >>> _renamed("Tsv.tag = 1: legal: a string.", "de/Tsv.tag")
+    'de/Tsv.tag = 1: legal: a string.'
+    """
+    bare = setting.rpartition("/")[2]
+    return setting + text.removeprefix(bare) if text.startswith(bare) else text
+
+
+def _shown(value: Any) -> Any:
+    """Returns a default as a gin file has it, specs as references."""
+    if isinstance(value, tuple):
+        return tuple(map(_shown, value))
+    return Reference(f"@{type(value).__name__}()") if is_spec(value) else value
+
+
+def _default(field: Any) -> Any:
+    if field.default_factory is not dataclasses.MISSING:
+        return field.default_factory()
+    return field.default
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -56,7 +56,8 @@ def entries(data_dir: str | Path, caches: TaskCaches | None = None) -> list[Cach
                 newest = newest or CacheKey.read(stored)
                 reasons = (of_task or newest).differences(stored)
             listed.append(_entry(name, folder, reasons, of_task is not None, is_finished=True))
-    for target in [] if is_remote(data_dir) else folders.targets_unfinished(data_dir):
+    for unfinished in [] if is_remote(data_dir) else sorted(data_dir.glob(".*.building")):
+        target = unfinished.with_name(unfinished.stem.removeprefix("."))
         name = _task_name(target)
         is_compared = caches is not None and caches.task.name == name
         listed.append(_entry(name, target, ["it is not finished"], is_compared, is_finished=False))

@@ -23,8 +23,7 @@ from data import vocab
 from data.build import PackedChunk, Packing
 from data.packing.rows import Counts
 from data.sources.pairs import Pair
-from data.storage.errors import Unfinished
-from data.storage.files import atomic_write
+from data.storage.files import Unfinished, atomic_write
 from data.workers import Job
 
 logger = logging.getLogger(__name__)

@@ -144,11 +144,6 @@ class Task:
         """Names the tags that a source line may have."""
         return ()
 
-    @property
-    def has_answers(self) -> bool:
-        """Returns whether decoded texts are answers, which are written without their prompts."""
-        return False
-
     def prompt(self, line: str) -> str:
         """Returns what a model reads of a line that it is to continue."""
         return line

@@ -13,7 +13,7 @@ from concurrent.futures.process import BrokenProcessPool
 from typing import Any
 
 from data import vocab
-from data.storage.errors import Unfinished
+from data.storage.files import Unfinished
 
 Job = tuple[Any, ...]
 Compute = Callable[..., Any]

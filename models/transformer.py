@@ -15,12 +15,7 @@ from layouts.layout import Layout
 from layouts.padding import pad_batch
 from layouts.shards import num_shards
 from models.api import Batch, Cache, Params, step_layout
-from models.attention.context import (
-    AttentionContext,
-    cached_context,
-    cross_context,
-    packed_context,
-)
+from models.attention.context import AttentionContext, cached_context, cross_context, packed_context
 from models.dropout import dropout
 from models.feed_forward.moe.routing import Load
 from models.initializers import Weights

@@ -15,7 +15,7 @@ import click
 
 from configs.errors import RunError, UserError, brief
 from data.storage import remote
-from data.storage.errors import FULL, describe_full
+from data.storage.files import FULL, describe_full
 from trainer.processes import keyboard, peers
 from trainer.processes.ending import FAILED, INTERRUPTED, end_process
 from trainer.processes.join import leave

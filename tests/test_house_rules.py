@@ -132,12 +132,10 @@ TESTED_ELSEWHERE = {
     "layouts/cost/hardware.py": "layouts/cost/test_interconnect.py",  # a table
     "layouts/lint/errors.py": "layouts/lint/test_report.py",
     "models/api.py": "models/test_transformer.py",  # protocols
-    "models/attention/bias.py": "models/positions/test_relative.py",
     "models/attention/*": "models/attention/test_flash.py",  # kernels
     "models/feed_forward/moe/grouped_matmul.py": "models/feed_forward/moe/test_grouped_kernel.py",
     "models/network_model.py": "models/test_convolutional.py",
     "models/parts.py": "models/layers/test_blocks.py",  # protocols and defaults
-    "models/positions/none.py": "models/test_transformer.py",
     "scripts/benchmarks/*": "scripts/benchmarks/test_rounds.py",  # run by hand
     # Flags have no logic, and a command few calls: tests run it as a user does.
     "scripts/*flags.py": "scripts/test_command_line.py",

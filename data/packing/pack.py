@@ -10,7 +10,6 @@ from data.vocab import EOS, PAD
 
 OPEN_ROWS = 512  # sentences of 33 tokens fill rows of 256 to 99 %
 OPEN_TOKENS = OPEN_ROWS << 16  # fewer rows are open where they are longer
-_EXAMPLES_PER_CHUNK = 16_384
 
 SIDES = (("targets", "segments"), ("sources", "source_segments"))
 """Names of the tokens and of the segment numbers of each side."""
@@ -30,23 +29,6 @@ class Packed(NamedTuple):
     @property
     def rows(self) -> int:
         return len(self.arrays["targets"])
-
-
-def pack(
-    targets: Sequence[np.ndarray],
-    length: int,
-    sources: Sequence[np.ndarray] | None = None,
-    source_length: int | None = None,
-    *,
-    packs: bool = True,
-) -> Packed:
-    """Packs all examples at once; each gets an EOS, and of a pair both halves."""
-    sides = [Side(length)] if source_length is None else [Side(length), Side(source_length)]
-    halves = [targets] if sources is None else [targets, sources]
-    packer = Packer(*sides, packs=packs)
-    starts = range(0, len(targets), _EXAMPLES_PER_CHUNK)
-    parts = [packer.add(*(half[i : i + _EXAMPLES_PER_CHUNK] for half in halves)) for i in starts]
-    return joined([*parts, packer.finish()])
 
 
 def joined(parts: Sequence[Packed]) -> Packed:

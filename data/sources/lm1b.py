@@ -19,7 +19,7 @@ from data.sources import text_files
 from data.sources.compression import ByteFile, nearest, open_file, read_errors
 from data.sources.text import SPLITS, Source
 from data.storage import remote
-from data.storage.errors import FULL, describe_full
+from data.storage.files import FULL, describe_full
 
 TOP = "1-billion-word-language-modeling-benchmark-r13output"
 _LEGAL = f"{TOP}.tar.gz, whole, or the folder that it unpacks to."

@@ -12,8 +12,7 @@ from pathlib import Path
 
 from configs.paths import REMOTE, is_remote
 from data.storage import remote
-from data.storage.errors import Unfinished, write_errors
-from data.storage.files import sync
+from data.storage.files import Unfinished, sync, write_errors
 from data.storage.locks import is_used, lock
 from data.storage.lookup import sizes_below
 
@@ -71,11 +70,6 @@ def resumable_folder(target: Path) -> Iterator[Path]:
 def unfinished(target: Path) -> Path:
     """Names the folder in which `resumable_folder` builds."""
     return target.parent / f".{target.name}.building"
-
-
-def targets_unfinished(parent: Path) -> list[Path]:
-    """Returns the folders that `resumable_folder` builds, or that a kill left."""
-    return [p.with_name(p.stem.removeprefix(".")) for p in sorted(parent.glob(".*.building"))]
 
 
 def remove_unfinished(target: Path) -> bool:

@@ -12,7 +12,7 @@ from typing import IO, TextIO
 from filelock import lock_descriptor
 
 from configs.errors import UserError
-from data.storage.errors import write_errors
+from data.storage.files import write_errors
 
 logger = logging.getLogger(__name__)
 

@@ -4,11 +4,12 @@ import functools
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 
 from layouts.axes import Axis
 from layouts.layout import Layout
 from layouts.padding import with_axes
-from layouts.segment_sum import segment_sum
+from layouts.shards import mesh_axes, spec_of
 
 Array = jax.Array
 BUCKETS = Axis("R", "buckets", "distances of relative positions")
@@ -60,3 +61,36 @@ def bias_gradient(layout: Layout, bias: Bias, dlogits_BJQLM: Array) -> Bias:
     equation = f"BJQLM,{'BLM'[-bias.buckets.ndim :]}->RJQ"
     count = bias.table_RJQ.shape[0]
     return Bias(segment_sum(layout, equation, dlogits_BJQLM, bias.buckets, count), None, None)
+
+
+Array = jax.Array
+
+
+def segment_sum(
+    layout: Layout, equation: str, data: Array, segment_ids: Array, num_segments: int
+) -> Array:
+    """Sums data by segment: "BJQLM,LM->RJQ" adds what has the same id in LM, for each J and Q.
+
+    The first axis of the result counts the segments.
+    """
+    operands, out_axes = equation.split("->")
+    axes, id_axes = operands.split(",")
+    kept_axes = out_axes[1:]
+    place = dict(zip(axes, spec_of(data), strict=True))
+    id_place = jax.P(*(place[letter] for letter in id_axes))
+    summed_over = tuple(
+        name for letter in axes if letter not in kept_axes for name in mesh_axes(place[letter])
+    )
+
+    def shard_sums(data: Array, segment_ids: Array) -> Array:
+        rows = jnp.einsum(f"{axes}->{id_axes}{kept_axes}".lower(), data)
+        rows = rows.reshape(-1, *rows.shape[len(id_axes) :])
+        sums = jax.ops.segment_sum(rows, segment_ids.reshape(-1), num_segments)
+        return jax.lax.psum(sums, summed_over) if summed_over else sums
+
+    sums = jax.shard_map(
+        shard_sums,
+        in_specs=(jax.P(*place.values()), id_place),
+        out_specs=jax.P(None, *(place[letter] for letter in kept_axes)),
+    )(data, jax.sharding.reshard(segment_ids, id_place))
+    return layout.reshard(sums, out_axes)

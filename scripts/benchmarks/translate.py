@@ -20,7 +20,7 @@ import numpy as np
 from scripts.benchmarks import rounds
 from scripts.benchmarks import tiny_transformer as tiny
 from scripts.benchmarks.rounds import BaselineFlags, Count
-from scripts.benchmarks.training import TORCH_ADAMW, Trainer
+from scripts.benchmarks.train import TORCH_ADAMW, Trainer
 from scripts.flag import Flag
 
 SYSTEMS = ("meshloom", "huggingface")
@@ -45,7 +45,7 @@ def meshloom(pairs: Pairs) -> tuple[Epoch, dict[str, object]]:
     """Returns the training step of `meshloom train`, on packed rows."""
     import jax
 
-    from data.packing.pack import pack
+    from data.packing.pack import Packer, Side, joined
     from data.packing.pair_rows import PairRows
     from data.packing.rows import NO_ROW, Counts
     from models.attention.multi_head import MultiHead
@@ -54,7 +54,8 @@ def meshloom(pairs: Pairs) -> tuple[Epoch, dict[str, object]]:
     trainer = Trainer(spec, ROWS, MICROBATCHES, SMOOTHING)
     # Packing adds the END that the sentences have.
     sources, targets = ([ids[:-1] for ids in side] for side in zip(*pairs, strict=True))
-    packed = pack(targets, LENGTH, sources, LENGTH)
+    packer = Packer(Side(LENGTH), Side(LENGTH))
+    packed = joined([packer.add(targets, sources), packer.finish()])
     rows = PairRows(packed.arrays, Counts())
     ids = np.full(-(-len(rows) // ROWS) * ROWS, NO_ROW)
     ids[: len(rows)] = np.arange(len(rows))

@@ -15,8 +15,7 @@ from configs.paths import path_of
 from configs.read import FLAG
 from configs.spec import SPECS
 from data.sources.text_files import decoded_lines, read_lines, without_carriage_return
-from data.storage.errors import write_errors
-from data.storage.files import atomic_open
+from data.storage.files import atomic_open, write_errors
 from data.task import Task
 from layouts.layout import Layout
 from models.transformer import Transformer

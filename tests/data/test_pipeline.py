@@ -17,7 +17,7 @@ from data.cache import prepare
 from data.pipeline import BeamPipeline
 from data.sources.pair_kinds import Tsv
 from data.storage import folders
-from data.storage.errors import Unfinished
+from data.storage.files import Unfinished
 from data.storage.folders import unfinished
 from data.task import Example, Task
 from data.tasks.translation import Translation

@@ -11,7 +11,7 @@ import pytest
 
 from configs.errors import UserError
 from data import workers
-from data.storage.errors import Unfinished
+from data.storage.files import Unfinished
 
 
 def start(power: int) -> Callable[[int], tuple[int, int]]:

@@ -19,11 +19,10 @@ from models.layers.blocks import Contexts
 from models.loss import Criterion, LossSums
 from models.norms.rms import RmsNorm
 from models.parts import Block, BlockParts
-from models.positions.none import NoPositions
+from models.positions.absolute import NoPositions, Sinusoidal
 from models.positions.relative import Relative
 from models.positions.rope_scaling import YarnScaling
 from models.positions.rotary import Rotary
-from models.positions.sinusoidal import Sinusoidal
 from models.precision import Precision
 from models.transformer import Transformer, TransformerModel
 from tests.toys import WHOLE, on_mesh, packed_rows, pair_rows, toy

@@ -31,7 +31,7 @@ from orbax.checkpoint.checkpoint_managers import (
 from configs.errors import RunError, UserError, one_line
 from configs.paths import absolute, is_remote, path_of
 from data.storage import remote
-from data.storage.errors import describe_full
+from data.storage.files import describe_full
 from trainer.checkpoints.integrity import (
     DamagedCheckpoint,
     ListingHandler,

@@ -11,8 +11,7 @@ from typing import Any, TextIO
 
 from configs.errors import UserError
 from configs.paths import is_remote
-from data.storage.errors import write_errors
-from data.storage.files import atomic_open, atomic_write
+from data.storage.files import atomic_open, atomic_write, write_errors
 from data.storage.folders import local_copy
 from data.storage.locks import open_alone
 from trainer.processes.training_lock import lock_object

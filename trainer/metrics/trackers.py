@@ -4,6 +4,7 @@ The packages of the services are optional, and imported only where a run names t
 """
 
 import dataclasses
+import functools
 import importlib.util
 import logging
 import queue
@@ -230,26 +231,24 @@ class MLflowRun(Tracker):
                 self._client.log_batch(self._id, params=params[start : start + 100])
         else:
             self._client.update_run(self._id, status="RUNNING")
-        self._is_new = is_new
-        self._last_steps: dict[str, int] = {}  # of a resumed run, by metric
+        # The last step of a metric that the service had when this process began.
+        self._last_step = (lambda name: -1) if is_new else functools.cache(self._newest_step)
 
     def log(self, step: int, numbers: Numbers) -> None:
         from mlflow.entities import Metric
 
         now_ms = int(time.time() * 1000)
         # A resumed run repeats the steps after its checkpoint; the service would keep both.
-        new = {name: number for name, number in numbers.items() if step > self._last_step(name)}
-        metrics = [Metric(name, number, now_ms, step) for name, number in new.items()]
+        metrics = [
+            Metric(name, number, now_ms, step)
+            for name, number in numbers.items()
+            if step > self._last_step(name)
+        ]
         self._client.log_batch(self._id, metrics=metrics)
 
-    def _last_step(self, name: str) -> int:
-        """Returns the last step of a metric that the service had when this process began."""
-        if self._is_new:
-            return -1
-        if name not in self._last_steps:
-            history = self._client.get_metric_history(self._id, name)
-            self._last_steps[name] = max((metric.step for metric in history), default=-1)
-        return self._last_steps[name]
+    def _newest_step(self, name: str) -> int:
+        history = self._client.get_metric_history(self._id, name)
+        return max((metric.step for metric in history), default=-1)
 
     def close(self, *, succeeded: bool) -> None:
         self._client.set_terminated(self._id, "FINISHED" if succeeded else "FAILED")

@@ -8,8 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from data.storage.errors import write_errors
-from data.storage.files import WorkingFolder, atomic_write, sync
+from data.storage.files import WorkingFolder, atomic_write, sync, write_errors
 from trainer.evaluate import PartEvaluation
 from trainer.metrics.expert_load import scalars, stats_by_layer
 from trainer.metrics.jsonl import EVALUATIONS, METRICS, split_lines

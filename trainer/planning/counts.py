@@ -20,12 +20,7 @@ from layouts.cost.collectives import Collective
 from layouts.cost.dataflow import flops_by_kernel
 from layouts.cost.interconnect import Topology
 from layouts.cost.jaxpr_cost import CPU, TPU, CompilerTraits, OpCost
-from layouts.cost.step_time import (
-    Timing,
-    add_up,
-    compute_s,
-    coordinates,
-)
+from layouts.cost.step_time import Timing, add_up, compute_s, coordinates
 from layouts.hlo.compilation import compile_program, platform_of, text_of
 from layouts.hlo.program import CompiledText
 from layouts.layout import Layout

@@ -17,14 +17,7 @@ from jax.typing import DTypeLike
 
 from data.vocab import Vocab
 from models.api import Decodable
-from models.decoding.slots import (
-    Joining,
-    NewTokens,
-    PromptScores,
-    SlotDecoder,
-    Slots,
-    SlotSettings,
-)
+from models.decoding.slots import Joining, NewTokens, PromptScores, SlotDecoder, Slots, SlotSettings
 from trainer.decoding.decoder import SHORTEST, Request, row_shards, rows_of, split_begins
 from trainer.memory import check_cache_memory
 from trainer.serving.service import MAX_CANDIDATES, Job

@@ -19,8 +19,7 @@ from packaging.requirements import Requirement
 
 from configs.load import Config
 from configs.paths import is_remote
-from data.storage.errors import FULL, describe_full
-from data.storage.files import atomic_write
+from data.storage.files import FULL, atomic_write, describe_full
 from layouts.layout import Layout
 from scripts.commands.doctor.findings import Finding, warning
 from scripts.terminal import print_note

@@ -12,8 +12,7 @@ from configs.errors import UserError
 from configs.json_reader import read_json
 from configs.paths import path_of
 from data.storage import lookup
-from data.storage.errors import write_errors
-from data.storage.files import atomic_path
+from data.storage.files import atomic_path, write_errors
 from scripts.commands.common import write_json
 from scripts.commands.evaluation.flags import GainsFlags
 from scripts.terminal import print_note, print_table

@@ -11,9 +11,9 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
 from configs.errors import brief
+from scripts.commands.serving.bodies import ApiError
 from scripts.commands.serving.chat import chat
 from scripts.commands.serving.completions import complete
-from scripts.commands.serving.errors import ApiError
 from scripts.commands.serving.exchange import ServedModel
 from scripts.commands.serving.translations import translate
 

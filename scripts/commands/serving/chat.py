@@ -8,9 +8,8 @@ from starlette.responses import Response
 
 from data.tokenizers.chat_template import BadMessages
 from scripts.commands.serving import completions
-from scripts.commands.serving.bodies import ChatBody
+from scripts.commands.serving.bodies import ApiError, ChatBody, bad_field
 from scripts.commands.serving.completions import AnswerChoice
-from scripts.commands.serving.errors import ApiError, bad_field
 from scripts.commands.serving.exchange import read_body, tokenize
 
 RENDERING = ThreadPoolExecutor(1, "chat")

@@ -16,8 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from data.vocab import Vocab
 from models.decoding.sampling import Sampling
-from scripts.commands.serving.bodies import CompletionBody, SamplingBody
-from scripts.commands.serving.errors import ApiError, bad_field
+from scripts.commands.serving.bodies import ApiError, CompletionBody, SamplingBody, bad_field
 from scripts.commands.serving.exchange import PendingAnswer, ServedModel, read_body, tokenize
 from trainer.decoding.decoder import Ids
 from trainer.decoding.decoder import Request as DecodeRequest

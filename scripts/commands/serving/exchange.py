@@ -14,8 +14,7 @@ from starlette.requests import ClientDisconnect, Request
 from configs.errors import brief
 from data.tokenizers.chat_template import ChatTemplate
 from data.vocabs import Vocabs
-from scripts.commands.serving.bodies import Body
-from scripts.commands.serving.errors import ApiError, invalid
+from scripts.commands.serving.bodies import ApiError, Body, invalid
 from trainer.decoding.requests import DecodeOptions
 from trainer.run import Run
 from trainer.serving.service import Job, NoFiniteScore, QueueFull, Service, Stopped

@@ -11,7 +11,7 @@ from prometheus_client.registry import Collector
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from scripts.commands.serving.errors import ApiError
+from scripts.commands.serving.bodies import ApiError
 from trainer.serving.service import Compilations, Service
 
 OPEN = frozenset({"/health", "/"})

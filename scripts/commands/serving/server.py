@@ -13,7 +13,7 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from configs.errors import UserError
-from scripts.commands.serving.errors import ApiError
+from scripts.commands.serving.bodies import ApiError
 from scripts.commands.serving.guard import Guard
 from trainer.processes.ending import STOPS, end_process, is_ignored
 from trainer.serving.service import Job, Service, call_each

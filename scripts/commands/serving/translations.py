@@ -8,8 +8,7 @@ from starlette.responses import JSONResponse, Response
 
 from configs.errors import UserError
 from data.sources.pairs import chosen_tag, tagged
-from scripts.commands.serving.bodies import TranslationBody
-from scripts.commands.serving.errors import ApiError, bad_field
+from scripts.commands.serving.bodies import ApiError, TranslationBody, bad_field
 from scripts.commands.serving.exchange import PendingAnswer, ServedModel, read_body, tokenize
 from trainer.decoding.requests import Hypothesis, is_blank, to_hypothesis, translation_requests
 from trainer.serving.service import Job

@@ -10,13 +10,14 @@ from hypothesis import strategies as st
 from data.packing import pack
 from data.packing.best_fit import BestFit
 from data.vocab import EOS
+from tests.data.packing.packer import pack_at_once
 
 halves = st.lists(st.integers(2, 60_000), max_size=20).map(lambda x: np.array(x, np.uint16))
 pairs_of = st.lists(st.tuples(halves, halves), max_size=60)
 
 
 def pack_pairs(sources, targets, source_length, length, *, packs=True):
-    return pack.pack(targets, length, sources, source_length, packs=packs)
+    return pack_at_once(targets, length, sources, source_length, packs=packs)
 
 
 def unpack_pairs(packed):

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from data.packing import pack
 from data.vocab import EOS
+from tests.data.packing.packer import pack_at_once
 
 examples_of = st.lists(
     st.lists(st.integers(2, 60_000), max_size=40).map(lambda x: np.array(x, np.uint16)), max_size=60
@@ -27,7 +28,7 @@ def unpack(packed):
 @given(examples_of, st.integers(2, 17), st.booleans())
 @settings(deadline=None, max_examples=150)
 def test_unpacking_gives_the_examples_back(examples, length, packs):
-    packed = pack.pack(examples, length, packs=packs)
+    packed = pack_at_once(examples, length, packs=packs)
     assert [list(e) for e in unpack(packed)] == [[*e, EOS] for e in examples]
     assert (packed.arrays["segments"] > 0).sum() == sum(len(e) + 1 for e in examples)
     assert not packed.arrays["targets"][packed.arrays["segments"] == 0].any()
@@ -38,7 +39,7 @@ def test_unpacking_gives_the_examples_back(examples, length, packs):
 @given(examples_of, st.integers(2, 17))
 @settings(deadline=None, max_examples=100)
 def test_inputs_and_positions_restart_in_each_segment(examples, length):
-    packed = pack.pack(examples, length)
+    packed = pack_at_once(examples, length)
     targets_BL, segments_BL = packed.arrays["targets"], packed.arrays["segments"]
     inputs_BL = pack.inputs(targets_BL, segments_BL)
     positions_BL = pack.positions(segments_BL)
@@ -55,12 +56,12 @@ def test_inputs_and_positions_restart_in_each_segment(examples, length):
 
 def test_a_long_row_has_more_segments_than_sixteen_bits_count():
     length, long = 1 << 17, np.full(70_000, 7)
-    packed = pack.pack([np.array([5])] * 65_536, length)
+    packed = pack_at_once([np.array([5])] * 65_536, length)
     assert packed.arrays["segments"].max() == 65_536
     positions_BL = pack.positions(packed.arrays["segments"])
     assert positions_BL.dtype == np.int32
     np.testing.assert_array_equal(positions_BL, [[0, 1] * 65_536])
-    packed = pack.pack([long, long], length)
+    packed = pack_at_once([long, long], length)
     positions_BL = pack.positions(packed.arrays["segments"])
     np.testing.assert_array_equal(positions_BL[0, 1 : len(long)], np.arange(1, len(long)))
 
@@ -71,7 +72,7 @@ def test_segments_begin_and_end_with_the_ids_of_the_vocab():
     packed = pack.joined([packer.add(*halves), packer.finish()])
     assert packed.arrays["targets"].tolist() == [[2, 3, 40, 4, 40]]
     assert packed.arrays["sources"].tolist() == [[5, 50, 6, 0, 50, 0, 0]]
-    packed = pack.pack([np.array([2, 3]), np.array([4])], 7)
+    packed = pack_at_once([np.array([2, 3]), np.array([4])], 7)
     inputs_BL = pack.inputs(packed.arrays["targets"], packed.arrays["segments"], begin_id=9)
     assert inputs_BL.tolist() == [[9, 2, 3, 9, 4, 0, 0]]
 

@@ -1,5 +1,6 @@
 """Files that appear whole or not at all."""
 
+import errno
 import os
 import stat
 import subprocess
@@ -8,9 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from configs.errors import UserError
-from data.storage import lookup
-from data.storage.files import WorkingFolder, atomic_open, atomic_path, atomic_write, check_output
+from configs.errors import RunError, UserError
+from data.storage import locks, lookup
+from data.storage.files import (
+    WorkingFolder,
+    atomic_open,
+    atomic_path,
+    atomic_write,
+    check_output,
+    write_errors,
+)
+from data.storage.folders import whole_folder
 from tests.toys import ROOT
 
 
@@ -125,3 +134,31 @@ def test_files_grow_here_and_are_uploaded(there: Path) -> None:
         (folder.path / "latest").symlink_to("removed")  # as wandb does
     assert dict(lookup.sizes_below(there)) == {"events/new": 2, "old": 4}
     assert not folder.path.exists()
+
+
+def test_a_full_disk_and_a_forbidden_place_are_different_errors(tmp_path):
+    full = pytest.raises(RunError, match=r"the disk is full.*; nothing half-written .*--data_dir")
+    with full, whole_folder(tmp_path / "x"), open("/dev/full", "w") as file:
+        file.write("x" * 100_000)
+    (tmp_path / "file").write_text("")
+    forbidden = pytest.raises(UserError, match=r"cannot be written: .*  Give another --data_dir")
+    with forbidden, locks.lock(tmp_path / "file" / "x"):
+        pass
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_disk_without_inodes_is_not_called_full(tmp_path, monkeypatch):
+    found = os.statvfs(tmp_path)
+    used_up = os.statvfs_result([*found[:6], 0, 0, *found[8:]])
+    monkeypatch.setattr(os, "statvfs", lambda path: used_up)
+    missing = OSError(errno.ENOSPC, "No space left on device")
+    words = r"x: the disk has no inodes left: it holds [\d,]+ files"
+    with pytest.raises(RunError, match=words), write_errors(tmp_path / "x"):
+        raise missing
+
+
+def test_a_file_that_cannot_be_created_beside_free_space_lacks_an_inode(tmp_path):
+    """Nothing half-written is left, and so an inode is free again."""
+    created = OSError(errno.ENOSPC, "No space left on device", "x")
+    with pytest.raises(RunError, match="no inodes left"), write_errors(tmp_path / "x"):
+        raise created

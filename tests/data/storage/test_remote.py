@@ -26,8 +26,7 @@ from data.sources.parquet import ParquetText
 from data.sources.text import TextFiles
 from data.sources.text_files import expand, read_lines, stamps
 from data.storage import remote
-from data.storage.errors import write_errors
-from data.storage.files import atomic_open, atomic_write, check_output
+from data.storage.files import atomic_open, atomic_write, check_output, write_errors
 from data.storage.remote import ConditionalObject
 from data.tokenizers.sentence_piece import SentencePiece
 from data.tokenizers.tokenizer_json import TokenizerJson

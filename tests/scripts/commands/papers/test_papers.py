@@ -22,7 +22,7 @@ from scripts.commands.papers.page import (
     section,
     table_of,
 )
-from scripts.commands.papers.pictures import picture
+from scripts.commands.papers.papers import picture
 from tests.scripts.conftest import Meshloom
 
 ROWS = [row for item in keyed_items().values() for row in item.rows]

@@ -31,7 +31,7 @@ from models.attention.multi_head import MultiHead
 from models.decoding.sampling import Sampling
 from models.feed_forward.mlp import Mlp
 from models.parts import Block
-from models.positions.learned import Learned
+from models.positions.absolute import Learned
 from models.transformer import TransformerModel
 from scripts.commands.conversion import folders, hf
 from scripts.commands.conversion.flags import ExportHfFlags, ImportHfFlags

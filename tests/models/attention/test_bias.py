@@ -8,7 +8,7 @@ from jax.sharding import NamedSharding
 from layouts.hlo.program import CompiledText
 from layouts.layout import Layout
 from layouts.mesh import make_mesh
-from layouts.segment_sum import segment_sum
+from models.attention.bias import segment_sum
 
 SHAPE, SEGMENTS = {"B": 4, "J": 2, "Q": 3, "L": 6, "M": 8}, 5
 LAYOUTS = {
