@@ -89,6 +89,8 @@ class Task:
 
     takes_pairs: ClassVar[bool] = False
     """Whether the source yields pairs."""
+    has_answers: ClassVar[bool] = False
+    """Whether decoded texts are answers, which are written without their prompts."""
     unit: ClassVar[str] = "tokens"
     """Unit of what a model predicts, in counts and rates."""
     left_out: ClassVar[tuple[str, ...]] = ()

@@ -63,9 +63,6 @@ def bias_gradient(layout: Layout, bias: Bias, dlogits_BJQLM: Array) -> Bias:
     return Bias(segment_sum(layout, equation, dlogits_BJQLM, bias.buckets, count), None, None)
 
 
-Array = jax.Array
-
-
 def segment_sum(
     layout: Layout, equation: str, data: Array, segment_ids: Array, num_segments: int
 ) -> Array:

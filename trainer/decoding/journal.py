@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import hashlib
 import json
 import os
 from collections.abc import Callable, Iterable, Mapping
@@ -17,14 +16,6 @@ from data.storage.locks import open_alone
 from trainer.processes.training_lock import lock_object
 
 Hypotheses = list[list[Any]]
-
-
-def fingerprint(lines: Iterable[str]) -> str:
-    """Returns a hash of the input."""
-    digest = hashlib.sha256()
-    for line in lines:
-        digest.update(line.encode() + b"\n")
-    return digest.hexdigest()[:16]
 
 
 @dataclasses.dataclass

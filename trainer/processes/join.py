@@ -259,23 +259,17 @@ def join(process: ProcessId, timeout_s: float) -> None:
 
     links = meet(*process, timeout_s)
     peers.set_current(peers.Peers(process.process_index, links))
-    separate_output(process.process_index)
+    # The standard output is for what process 0 prints as its result: the others print nothing
+    # there, and libraries of JAX such as gloo to the standard error.
+    sys.stdout.flush()
+    output = os.dup(1) if process.process_index == 0 else os.open(os.devnull, os.O_WRONLY)
+    sys.stdout = os.fdopen(output, "w", encoding=sys.stdout.encoding, errors=sys.stdout.errors)
+    os.dup2(2, 1)
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     try:
         jax.distributed.initialize(*process, initialization_timeout=int(timeout_s))
     except RuntimeError as error:
         raise RunError(f"JAX cannot connect to {process.coordinator_address}: {error}") from error
-
-
-def separate_output(process_index: int) -> None:
-    """Leaves the standard output to what process 0 prints as its result.
-
-    The others print nothing there, and libraries of JAX such as gloo to the standard error.
-    """
-    sys.stdout.flush()
-    output = os.dup(1) if process_index == 0 else os.open(os.devnull, os.O_WRONLY)
-    sys.stdout = os.fdopen(output, "w", encoding=sys.stdout.encoding, errors=sys.stdout.errors)
-    os.dup2(2, 1)
 
 
 def leave() -> None:

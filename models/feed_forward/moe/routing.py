@@ -51,6 +51,8 @@ class Router:
 
     has_bias: ClassVar[bool] = False
     """Whether each expert has a bias, which `updated_bias` changes after a step."""
+    causal: ClassVar[bool] = True
+    """Whether a token's experts depend on no later token."""
 
     capacity_factor: Positive = 1.0
     """Slots of an expert, relative to an even share of the choices, in training."""
@@ -74,11 +76,6 @@ class Router:
     def mean_experts(self) -> float:
         """Returns how many experts compute a token, in the mean, if none drops any."""
         return self.choices
-
-    @property
-    def causal(self) -> bool:
-        """Returns whether a token's experts depend on no later token."""
-        return True
 
     def gates(self, logits_Gse: Array) -> Array:
         """Returns the weight of each expert's output."""

@@ -25,7 +25,7 @@ from scripts.terminal import print_note, progress_bar
 from trainer.checkpoints.restore import TrainedModel, chosen_steps
 from trainer.checks import TraceFn
 from trainer.decoding.decoder import Decoder, Request, prepared
-from trainer.decoding.journal import Journal, fingerprint
+from trainer.decoding.journal import Journal
 from trainer.decoding.requests import (
     DecodeOptions,
     Hypothesis,
@@ -38,6 +38,7 @@ from trainer.decoding.requests import (
 from trainer.multihost import from_first_process, is_first_process
 from trainer.run import Run
 from trainer.serving.service import Compilations
+from trainer.translation.metrics import text_hash
 
 BEAM = 4  # of translations; other texts are continued greedily
 BATCH = 64
@@ -184,7 +185,7 @@ class DecodeJob:
         """Returns everything that the output follows from."""
         model = self.flags.model
         settings = {
-            "input": fingerprint(self.lines),
+            "input": text_hash([self.lines])[:16],
             "model_dir": str(model.model_dir),
             "steps": [*steps],
             "average": model.average,

@@ -1,5 +1,6 @@
 """Checks the machine: packages, devices, memory, clock, and the folders that a run writes to."""
 
+import contextlib
 import importlib.metadata
 import itertools
 import os
@@ -142,29 +143,18 @@ def gradients(config: Config | None) -> Iterator[Finding]:
 
 def memory() -> Iterator[Finding]:
     """Checks the free memory of the host, or of this process's control group."""
-    available = available_memory()
-    if available is None:
+    match, group = None, Path("/sys/fs/cgroup")
+    with contextlib.suppress(OSError):
+        match = re.search(r"MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text())
+    if match is None:
         yield Finding("memory", "warning", "this system does not say how much is free")
         return
+    available = int(match[1]) * 1024
+    with contextlib.suppress(OSError, ValueError):  # no group, or "max": no limit
+        limit = int((group / "memory.max").read_text())
+        available = min(available, limit - int((group / "memory.current").read_text()))
     is_short, text = available < LEAST_MEMORY_BYTES, f"{available / GIB:.1f} GiB are free"
     yield warning("memory", is_short, text, "End other processes: ps aux --sort=-rss | head.")
-
-
-def available_memory() -> int | None:
-    """Returns the bytes that this process can still allocate; None where the system has no say."""
-    try:
-        match = re.search(r"MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text())
-    except OSError:
-        return None
-    if match is None:
-        return None
-    available = int(match[1]) * 1024
-    group = Path("/sys/fs/cgroup")
-    try:
-        limit = int((group / "memory.max").read_text())
-        return min(available, limit - int((group / "memory.current").read_text()))
-    except (OSError, ValueError):  # no group, or "max": no limit
-        return available
 
 
 def clocks() -> Iterator[Finding]:
