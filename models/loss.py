@@ -64,6 +64,8 @@ class Criterion:
 
     label_smoothing: float = 0.0
     z_loss: float = 0.0
+    logit_cap: float | None = None
+    """Bounds logits softly, before `logit_scale`.  The model says it."""
     logit_scale: float = 1.0
     r_drop: float = 0.0
     drop_tokens: bool = True
@@ -91,6 +93,11 @@ def softmax_loss(
     return _in_slices(layout, criterion, chunks, x_BLD, softmax_VD, targets_BL, counted_BL)[0]
 
 
+def capped(logits: Array, cap: float | None) -> Array:
+    """Bounds logits softly by cap * tanh(logits / cap); None is no bound."""
+    return logits if cap is None else cap * jnp.tanh(logits / cap)
+
+
 class TokenLosses(NamedTuple):
     """Holds the loss of each counted target, and whether no token is likelier than it."""
 
@@ -99,10 +106,16 @@ class TokenLosses(NamedTuple):
 
 
 def token_losses(
-    layout: Layout, x_BLD: Array, softmax_VD: Array, targets_BL: Array, counted_BL: Array
+    layout: Layout,
+    x_BLD: Array,
+    softmax_VD: Array,
+    targets_BL: Array,
+    counted_BL: Array,
+    logit_cap: float | None = None,
 ) -> TokenLosses:
     """Returns the loss of each counted target, and whether greedy decoding chooses it."""
     logits_BLV = layout.einsum("BLD,VD->BLV", x_BLD, softmax_VD, dtype=float)
+    logits_BLV = capped(logits_BLV, logit_cap)
     logits_BLV = layout.mask_padding(logits_BLV, "BLV", "V", -jnp.inf)
     target_logit_BL1 = layout.take_last(
         logits_BLV, layout.broadcast_like(targets_BL, "BL", "BLV"), "BLV"
@@ -156,7 +169,7 @@ def _predictions(
 ) -> tuple[Array, Array]:
     """Returns the logits, zero in padding, and the probabilities of one slice."""
     logits_BLV = layout.einsum(f"{axes[:2]}D,VD->{axes}", x, softmax_VD, dtype=float)
-    logits_BLV *= criterion.logit_scale
+    logits_BLV = capped(logits_BLV, criterion.logit_cap) * criterion.logit_scale
     probs_BLV = jax.nn.softmax(layout.mask_padding(logits_BLV, axes, "V", -jnp.inf), axis=-1)
     return layout.mask_padding(logits_BLV, axes, "V", 0), probs_BLV
 
@@ -292,7 +305,8 @@ def _forward(
     """Returns the sums of one slice and the objective's gradient by its logits."""
     axes = f"B{length}V"
     logits_BLV = layout.einsum(f"B{length}D,VD->{axes}", x_BLD, softmax_VD, dtype=float)
-    logits_BLV = layout.mask_padding(logits_BLV * criterion.logit_scale, axes, "V", -jnp.inf)
+    bounded_BLV = capped(logits_BLV, criterion.logit_cap)
+    logits_BLV = layout.mask_padding(bounded_BLV * criterion.logit_scale, axes, "V", -jnp.inf)
     vocab = layout.unpadded_shape(axes, logits_BLV.shape)[-1]
     target_BL1 = layout.broadcast_like(targets_BL, axes[:2], axes)
     counted_BL1 = layout.broadcast_like(counted_BL, axes[:2], axes).astype(float)
@@ -320,4 +334,6 @@ def _forward(
     target_probs_BLV = jnp.where(is_target_BLV, 1 - smooth, 0.0) + smooth / vocab
     target_probs_BLV = layout.mask_padding(target_probs_BLV, axes, "V", 0)
     dlogits_BLV = exp_BLV * pull_BL1 - target_probs_BLV * counted_BL1
+    if criterion.logit_cap is not None:
+        dlogits_BLV *= 1 - jnp.square(bounded_BLV / criterion.logit_cap)
     return sums, dlogits_BLV * criterion.logit_scale

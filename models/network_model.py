@@ -107,6 +107,11 @@ class NetworkModel(abc.ABC, Generic[NetworkT]):
     def runs_stages(self) -> bool:
         return False
 
+    @property
+    def logit_cap(self) -> float | None:
+        """Returns the soft bound of the logits; None is no bound."""
+        return None
+
     def loss(
         self, params: Params, batch: Batch, criterion: Criterion, key: jax.Array | None = None
     ) -> LossSums:
@@ -143,7 +148,7 @@ class NetworkModel(abc.ABC, Generic[NetworkT]):
         rows = len(batch["targets_BL"])
         layout, batch, x_BLD, weights_VD = self.hidden(params, batch)
         targets_BL, counted_BL = batch["targets_BL"], counted_targets(batch)
-        losses = token_losses(layout, x_BLD, weights_VD, targets_BL, counted_BL)
+        losses = token_losses(layout, x_BLD, weights_VD, targets_BL, counted_BL, self.logit_cap)
         if len(losses.loss_BL) == rows:
             return losses
         return TokenLosses(*(layout.reshard(array, "bL") for array in losses))

@@ -4,7 +4,7 @@ A part is a spec with its settings, their checks, and `build`, which makes the n
 A part of a new kind is a module with such a spec, which a run file imports.
 """
 
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 import jax
 from flax import nnx
@@ -22,6 +22,7 @@ from models.initializers import Weights
 from models.sizes import Sizes
 
 Array = jax.Array
+NormPlaces = Literal["before", "after", "both"]
 
 
 @abstract_spec
@@ -250,7 +251,10 @@ class Block(Part):
     feed_forward: FeedForward | None = None
     """Feed-forward layer, or experts. None: Transformer.feed_forward."""
     norm: Norm | None = None
-    """Norm before each of them. None: Transformer.norm."""
+    """Norm of the input of each of them, or of the output. None: Transformer.norm."""
+    norm_places: NormPlaces = "before"
+    """Where the norms are: before attention and feed-forward layers, after them, on what they add
+    to the residual, as in OLMo 2, or both, as in Gemma 2."""
 
 
 class BlockParts(NamedTuple):
@@ -261,3 +265,8 @@ class BlockParts(NamedTuple):
     positions: Positions
     feed_forward: FeedForward
     norm: Norm
+    norm_places: NormPlaces = "before"
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        return self.attention, self.source_attention, self.positions, self.feed_forward, self.norm

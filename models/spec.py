@@ -20,9 +20,11 @@ from models.feed_forward.moe.routing import Router
 from models.layers.pipeline import inside_stages
 from models.norms.rms import RmsNorm
 from models.parts import Attention, Block, BlockParts, FeedForward, Norm, Part, Positions
-from models.positions.absolute import Learned, NoPositions, Sinusoidal
+from models.positions.learned import Learned
+from models.positions.none import NoPositions
 from models.positions.relative import Relative
 from models.positions.rotary import Rotary
+from models.positions.sinusoidal import Sinusoidal
 from models.sizes import Sizes
 
 Remat = Literal["none", "dots", "full"]
@@ -75,6 +77,9 @@ class TransformerSpec(Sizes):
     """Multiplies embeddings. None: the square root of d_model."""
     logit_scale: Positive = 1.0
     """Multiplies the hidden states before the softmax's product."""
+    logit_cap: Positive | None = None
+    """Bounds the logits of tokens softly: cap * tanh(logits / cap), as in Gemma 2. None: no
+    bound."""
     scan: bool = True
     """Compiles one layer and loops over it, instead of compiling all layers. Same results."""
     remat: Remat = "none"
@@ -129,7 +134,7 @@ class TransformerSpec(Sizes):
             )
 
     def _check_block(self, block: BlockParts, *, causal: bool) -> None:
-        for part in block:
+        for part in block.parts:
             part.check(self, block, causal=causal)
         positions = block.positions
         if positions != self.positions and (positions.changes_embeddings or positions.shares_bias):
@@ -147,6 +152,7 @@ class TransformerSpec(Sizes):
                 positions=block.positions or self.positions,
                 feed_forward=block.feed_forward or self.feed_forward,
                 norm=block.norm or self.norm,
+                norm_places=block.norm_places,
             )
             for block in pattern
         )
@@ -165,7 +171,7 @@ class TransformerSpec(Sizes):
     def parts(self) -> tuple[Part, ...]:
         """Returns all parts once, those of the decoder first."""
         blocks = (*self.blocks, *self.encoder_blocks)
-        return tuple(dict.fromkeys(part for block in blocks for part in block))
+        return tuple(dict.fromkeys(part for block in blocks for part in block.parts))
 
     @property
     def moes(self) -> tuple[Moe, ...]:

@@ -22,7 +22,7 @@ from models.initializers import Weights
 from models.layers.blocks import Contexts
 from models.layers.pipeline import stage_axes, with_nested_maps
 from models.layers.stack import Loads, Stack
-from models.loss import Criterion, LossSums, counted_targets, divergence, softmax_loss
+from models.loss import Criterion, LossSums, capped, counted_targets, divergence, softmax_loss
 from models.network_model import NetworkModel
 from models.parts import BlockParts
 from models.spec import TransformerSpec
@@ -266,9 +266,14 @@ class TransformerModel(NetworkModel[Network]):
     def runs_stages(self) -> bool:
         return bool(stage_axes(self.layout))
 
+    @property
+    def logit_cap(self) -> float | None:
+        return self.spec.logit_cap
+
     def loss(
         self, params: Params, batch: Batch, criterion: Criterion, key: Array | None = None
     ) -> LossSums:
+        criterion = dataclasses.replace(criterion, logit_cap=self.logit_cap)
         if self.runs_stages and batch["targets_BL"].ndim == 2:  # one microbatch
             batch, key = jax.tree.map(lambda x: x[None], (batch, key))
         network, batch = self.pad_rows(params, batch)
@@ -403,13 +408,15 @@ class TransformerModel(NetworkModel[Network]):
         logits_BLV = layout.einsum(
             "BLD,VD->BLV", x_BLD * self.spec.logit_scale, prepared[OUTPUT], dtype=float
         )
+        logits_BLV = capped(logits_BLV, self.logit_cap)
         logits_BLV = layout.mask_padding(logits_BLV, "BLV", "V", -jnp.inf)
         return {**cache, "positions_BM": positions_BM, "layers": layers}, logits_BLV
 
 
 @spec
 class Transformer(TransformerSpec):
-    """Makes a decoder, or encoder and decoder.  Vaswani et al. 2017; norms before each part."""
+    """Makes a decoder, or encoder and decoder.  Vaswani et al. 2017; norms before each part,
+    unless its blocks say otherwise."""
 
     def model(self, layout: Layout) -> TransformerModel:
         return TransformerModel(self, layout)

@@ -29,9 +29,11 @@ from models.feed_forward.mlp import Mlp
 from models.feed_forward.moe.layer import Moe
 from models.feed_forward.moe.routing import ExpertChoice, Router, Top2, TopK
 from models.parts import Block, Part
-from models.positions.absolute import Learned, NoPositions, Sinusoidal
+from models.positions.learned import Learned
+from models.positions.none import NoPositions
 from models.positions.relative import Relative
 from models.positions.rotary import Rotary
+from models.positions.sinusoidal import Sinusoidal
 from models.precision import Precision
 from models.transformer import Transformer
 from tests.toys import FLOAT64, with_parts
@@ -299,7 +301,7 @@ def with_kernel(choose: Choose, run: Run) -> Run:
     assert isinstance(model, Transformer)
     if kind == "none":
         return run
-    parts = [part for block in model.blocks for part in block]
+    parts = [part for block in model.blocks for part in block.parts]
     has_bias = any(isinstance(part, Relative) for part in parts)
 
     def change(part: Part) -> Part:

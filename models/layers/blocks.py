@@ -12,7 +12,7 @@ from models.attention.context import AttentionContext
 from models.dropout import dropout
 from models.feed_forward.moe.routing import Load
 from models.initializers import Weights
-from models.parts import BlockParts
+from models.parts import BlockParts, NormLayer, NormPlaces
 from models.sizes import Sizes
 
 Array = jax.Array
@@ -28,8 +28,8 @@ class Contexts(NamedTuple):
 class BlockLayer(nnx.Module):
     """Adds attention, attention to a source where there is one, and feed-forward or experts.
 
-    Each reads the normed residual and is added to it.  `kind` is the index of the block's contexts
-    among those of its stack.
+    Each reads the residual and is added to it, with a norm before, after or both.  `kind` is the
+    index of the block's contexts among those of its stack.
     """
 
     def __init__(
@@ -45,14 +45,21 @@ class BlockLayer(nnx.Module):
         self.dropout = sizes.dropout
         self.layout = layout
         self.kind = kind
-        self.attention_norm = parts.norm.build(layout, weights)
+
+        def norm(*places: NormPlaces) -> NormLayer | None:
+            return parts.norm.build(layout, weights) if parts.norm_places in places else None
+
+        self.attention_norm = norm("before", "both")
+        self.attention_post_norm = norm("after", "both")
         self.attention = parts.attention.build(parts, sizes, layout, weights)
         if cross_attention:
-            self.source_norm = parts.norm.build(layout, weights)
+            self.source_norm = norm("before", "both")
+            self.source_post_norm = norm("after", "both")
             self.source_attention = parts.source_attention.build_cross(
                 parts, sizes, layout, weights
             )
-        self.mlp_norm = parts.norm.build(layout, weights)
+        self.mlp_norm = norm("before", "both")
+        self.mlp_post_norm = norm("after", "both")
         self.mlp = parts.feed_forward.build(sizes, layout, weights)
 
     def __call__(
@@ -69,17 +76,16 @@ class BlockLayer(nnx.Module):
         if key is not None:
             keys = list(jax.random.split(key, 4))
             source_keys = list(jax.random.split(jax.random.fold_in(key, 4)))
-        y_BLD, cache = self.attention(self.attention_norm(x_BLD), context, cache, keys[0])
-        x_BLD = x_BLD + self.drop(y_BLD, keys[1])
+        y_BLD = normed(self.attention_norm, x_BLD)
+        y_BLD, cache = self.attention(y_BLD, context, cache, keys[0])
+        x_BLD = x_BLD + self.drop(normed(self.attention_post_norm, y_BLD), keys[1])
         if source_context is not None:
-            y_BLD, cache = self.source_attention(
-                self.source_norm(x_BLD), source_context, cache, source_keys[0]
-            )
-            x_BLD = x_BLD + self.drop(y_BLD, source_keys[1])
-        y_BLD, load = self.mlp(
-            self.mlp_norm(x_BLD), context.segments_BL, keys[2], drop_tokens=context.drop_tokens
-        )
-        return x_BLD + self.drop(y_BLD, keys[3]), cache, load
+            y_BLD = normed(self.source_norm, x_BLD)
+            y_BLD, cache = self.source_attention(y_BLD, source_context, cache, source_keys[0])
+            x_BLD = x_BLD + self.drop(normed(self.source_post_norm, y_BLD), source_keys[1])
+        y_BLD = normed(self.mlp_norm, x_BLD)
+        y_BLD, load = self.mlp(y_BLD, context.segments_BL, keys[2], drop_tokens=context.drop_tokens)
+        return x_BLD + self.drop(normed(self.mlp_post_norm, y_BLD), keys[3]), cache, load
 
     def init_cache(self, rows: int, length: int, memory_BMD: Array | None) -> Cache:
         """Makes the caches of all attentions, for this number of rows of this length."""
@@ -90,6 +96,11 @@ class BlockLayer(nnx.Module):
 
     def drop(self, y_BLD: Array, key: Array | None) -> Array:
         return dropout(self.layout, key, self.dropout, y_BLD, "BLD")
+
+
+def normed(norm: NormLayer | None, x_BLD: Array) -> Array:
+    """Normalizes hidden states where a block has this norm."""
+    return x_BLD if norm is None else norm(x_BLD)
 
 
 class BlockSequence(nnx.Module):

@@ -34,7 +34,7 @@ def sentence(words: int, rng: np.random.Generator) -> np.ndarray:
 
 def transformer(**settings: Any) -> "Transformer":
     """Returns Meshloom's model."""
-    from models.positions.absolute import Sinusoidal
+    from models.positions.sinusoidal import Sinusoidal
     from models.transformer import Transformer
 
     return Transformer(

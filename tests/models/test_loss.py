@@ -16,6 +16,7 @@ CRITERIA = {
     "plain": Criterion(),
     "smoothed": Criterion(label_smoothing=0.1),
     "z-loss, scaled": Criterion(z_loss=0.01, logit_scale=0.5),
+    "bounded": Criterion(label_smoothing=0.1, z_loss=0.01, logit_scale=0.5, logit_cap=3.0),
 }
 
 
@@ -36,7 +37,8 @@ def reference(
     """The sums, one token at a time."""
     objective, loss, correct, smooth = 0.0, 0.0, 0, criterion.label_smoothing
     for b, i in np.argwhere(COUNTED_BL):
-        logits_V = criterion.logit_scale * softmax_VD @ x_BLD[b, i]
+        logits_V, cap = softmax_VD @ x_BLD[b, i], criterion.logit_cap
+        logits_V = criterion.logit_scale * (cap * np.tanh(logits_V / cap) if cap else logits_V)
         log_z = np.log(np.exp(logits_V).sum())
         target_V = smooth / 22 + (1 - smooth) * (np.arange(22) == targets_BL[b, i])
         objective += target_V @ (log_z - logits_V) + criterion.z_loss * log_z**2

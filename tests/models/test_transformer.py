@@ -16,13 +16,14 @@ from models.feed_forward.mlp import Mlp
 from models.feed_forward.moe.layer import Moe
 from models.feed_forward.moe.routing import Top2
 from models.layers.blocks import Contexts
-from models.loss import Criterion, LossSums
+from models.loss import Criterion, LossSums, capped
 from models.norms.rms import RmsNorm
 from models.parts import Block, BlockParts
-from models.positions.absolute import NoPositions, Sinusoidal
+from models.positions.none import NoPositions
 from models.positions.relative import Relative
 from models.positions.rope_scaling import YarnScaling
 from models.positions.rotary import Rotary
+from models.positions.sinusoidal import Sinusoidal
 from models.precision import Precision
 from models.transformer import Transformer, TransformerModel
 from tests.toys import WHOLE, on_mesh, packed_rows, pair_rows, toy
@@ -76,6 +77,10 @@ IMPORTED_KINDS = {
             Block(),
             Block(attention=Latent(latent=7, rotated=6, query_latent=9, window=3, logit_cap=1.5)),
         ),
+    ),
+    "norms after and around, bounded logits of tokens": toy(
+        positions=Rotary(), norm=RmsNorm(offset=True), logit_cap=2.0,
+        pattern=(Block(norm_places="after"), Block(norm_places="both")),
     ),
 }  # fmt: skip
 PLAIN = Criterion()
@@ -350,6 +355,17 @@ def test_a_mask_leaves_targets_out_of_the_loss_and_changes_no_other() -> None:
     assert_close(same, gradients, 0)
 
 
+def test_losses_and_their_sum_have_bounded_logits() -> None:
+    spec = IMPORTED_KINDS["norms after and around, bounded logits of tokens"]
+    unbounded = losses(dataclasses.replace(spec, logit_cap=None), ROWS)
+    sums, gradients = sums_and_gradients(spec, ROWS)
+    computed = losses(spec, ROWS)
+    np.testing.assert_allclose(float(sums.loss), computed.sum(), rtol=1e-5)
+    assert np.ptp(computed[ROWS["segments_BL"] > 0]) > 0.1
+    assert abs(computed.sum() - unbounded.sum()) > 1
+    assert all(np.any(gradient) for gradient in jax.tree.leaves(gradients))
+
+
 def test_sums_count_each_target_once() -> None:
     sums, _ = sums_and_gradients(toy(), ROWS)
     assert float(sums.tokens) == (ROWS["segments_BL"] > 0).sum()
@@ -375,7 +391,8 @@ def test_cached_decoding_gives_the_logits_of_teacher_forcing(kind: str, scan: bo
     def teacher_forced(params: Params, batch: Batch) -> jax.Array:
         network = model.network(params)
         x_BLD = network(batch)[0] * spec.logit_scale
-        return WHOLE.einsum("BLD,VD->BLV", x_BLD, network.output_weights())
+        logits_BLV = WHOLE.einsum("BLD,VD->BLV", x_BLD, network.output_weights())
+        return capped(logits_BLV, spec.logit_cap)
 
     @jax.jit
     def part(

@@ -283,10 +283,14 @@ def test_faster_ways_to_compute_are_equal_too(name: str) -> None:
     "name", ["sequence_parallel", "two_dimensional", "context_parallel", "pipeline"]
 )
 def test_layers_of_two_kinds_are_equal_too(name: str) -> None:
-    """Every second layer has a sliding window, and rotation besides the learned positions."""
+    """Every second layer has a sliding window, and rotation besides the learned positions.
+
+    Norms are around the parts of one kind, and after those of the other; logits are bounded.
+    """
     attention = dataclasses.replace(SPEC.attention, window=3)
-    pattern = (Block(attention=attention, positions=Rotary(theta=100.0)), Block())
-    spec = dataclasses.replace(SPEC, layers=4, pattern=pattern)
+    window = Block(attention=attention, positions=Rotary(theta=100.0), norm_places="both")
+    pattern = (window, Block(norm_places="after"))
+    spec = dataclasses.replace(SPEC, layers=4, pattern=pattern, logit_cap=3.0)
     computed, expected = trained(ADAMW, LAYOUTS[name], spec), trained(ADAMW, WHOLE, spec)
     assert_equal_to_round_off(computed, expected)
 

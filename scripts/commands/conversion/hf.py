@@ -75,10 +75,14 @@ def import_hf(flags: ImportHfFlags) -> None:
     start_devices()
     folder, model_dir = local_path(flags.input, "--input"), flags.model_dir
     folders.check_new_run(model_dir)
-    settings = read_json(folder, SETTINGS)
+    whole = read_json(folder, SETTINGS)
+    settings = decoder.text_part(whole)
     decoder.check_settings(settings, folder / SETTINGS)
     family = decoder.family_of(settings, folder / SETTINGS)
-    stored = stored_tensors(folder)
+    stored, images = stored_tensors(folder), list[str]()
+    if settings is not whole:
+        images = [name for name in stored if decoder.text_name(name) is None]
+        stored = {text: x for name, x in stored.items() if (text := decoder.text_name(name))}
     unread = [name for name in stored if decoder.is_unread(name, settings)]
     check_tied(stored, unread, folder)
     tensors = {name: tensor for name, tensor in stored.items() if name not in unread}
@@ -113,13 +117,17 @@ def import_hf(flags: ImportHfFlags) -> None:
     for name in FILES:
         if (folder / name).is_file():
             (model_dir / HUGGINGFACE).mkdir(parents=True, exist_ok=True)
-            atomic_write(model_dir / HUGGINGFACE / name, (folder / name).read_bytes())
+            is_text = name == SETTINGS and settings is not whole
+            kept = folders.json_bytes(settings) if is_text else (folder / name).read_bytes()
+            atomic_write(model_dir / HUGGINGFACE / name, kept)
     named = (
         f"Run.model = @{type(run.model).__name__}()\nVOCAB = @{type(run.task.vocab).__name__}()\n"
     )
     atomic_write(model_dir / MODEL_FILE, named + dump([run.model, run.task.vocab]))
     ModelDir(model_dir).save(config, run, vocabs)  # last: it is what makes a run of the folder
-    left_out = (f"{name}, which {settings['model_type']} does not read" for name in unread)
+    left_out = [f"{name}, which {settings['model_type']} does not read" for name in unread]
+    if images:
+        left_out.append(f"{len(images)} tensors of images: Meshloom has the text part alone")
     count = sum(int(np.prod(info.shape)) for info in infos.values())
     note_import(model_dir, left_out, types, count)
 

@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from layouts.mesh import make_mesh
-from models.positions.absolute import Learned, Sinusoidal
+from models.positions.learned import Learned
+from models.positions.sinusoidal import Sinusoidal
 from tests.toys import WHOLE
 
 

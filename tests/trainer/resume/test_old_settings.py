@@ -16,10 +16,10 @@ from models.feed_forward.moe.layer import Moe
 from models.feed_forward.moe.routing import Top2, TopK
 from models.norms.rms import RmsNorm
 from models.parts import Block
-from models.positions.absolute import Sinusoidal
 from models.positions.relative import Relative
 from models.positions.rope_scaling import Llama3Scaling
 from models.positions.rotary import Rotary
+from models.positions.sinusoidal import Sinusoidal
 from models.spec import TransformerSpec
 from models.transformer import Transformer
 from tests.trainer.planning.runs import TASK

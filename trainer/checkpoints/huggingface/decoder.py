@@ -14,11 +14,13 @@ from models.feed_forward.mlp import Mlp
 from models.feed_forward.moe.layer import Moe
 from models.feed_forward.moe.routing import TopK
 from models.norms.rms import RmsNorm
+from models.parts import Block
+from models.positions.none import NoPositions
 from models.positions.rotary import Rotary
 from models.precision import FloatType, Precision
 from models.transformer import Transformer
 from trainer.checkpoints.huggingface import families, rope
-from trainer.checkpoints.huggingface.parts import of_kind, refuse_changes, with_parts_of_its_block
+from trainer.checkpoints.huggingface.parts import of_kind, refuse_changes, with_parts_of_first_block
 from trainer.checkpoints.huggingface.weights import ConvertedWeight
 
 # Settings that are free for an imported model: they change no prediction.
@@ -33,19 +35,38 @@ FREE = (
 # An export multiplies weights by these; norms that multiply by 1 + scale have no such weights.
 SCALES = ("Transformer.embed_scale", "MultiHead.query_scale", "Transformer.logit_scale")
 NUMBERS = ("rms_norm_eps", "attention_dropout", "router_aux_loss_coef")
+CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
+POSITIVE = ("query_pre_attn_scalar", *CAPS)
 FLAGS = ("tie_word_embeddings", "attention_bias", "use_sliding_window", "norm_topk_prob")
 COUNTS = (
     "num_key_value_heads", "head_dim", "sliding_window", "num_local_experts", "num_experts",
-    "num_experts_per_tok", "moe_intermediate_size",
+    "num_experts_per_tok", "moe_intermediate_size", "sliding_window_pattern",
 )  # fmt: skip
-SLIDING = "sliding_attention"
-ATTENTIONS = ("full_attention", SLIDING)
-"""Kinds of layers."""
-UNSET = ("num_key_value_heads", "head_dim", "sliding_window")
-"""Counts that may be null."""
+UNSET = ("num_key_value_heads", "head_dim", "sliding_window", *CAPS)
+"""Settings that may be null."""
 
 
 # From Hugging Face
+
+
+def text_part(settings: families.Settings) -> families.Settings:
+    """Returns the settings of a decoder, or those of the decoder in a model of texts and images."""
+    if settings.get("model_type") not in families.WRAPPERS:
+        return settings
+    kind = families.WRAPPERS[settings["model_type"]]
+    shared = {name: settings[name] for name in families.SHARED if name in settings}
+    text = settings.get("text_config") or {}
+    return {**shared, **text, "model_type": kind, "architectures": [families.FAMILIES[kind][0]]}
+
+
+def text_name(name: str) -> str | None:
+    """Returns what a decoder calls a tensor of a model of texts and images; None is an image's.
+
+    >>> text_name("language_model.model.norm.weight"), text_name("vision_tower.patch.bias")
+    ('model.norm.weight', None)
+    """
+    match = re.fullmatch(families.TEXT_TENSOR, name)
+    return match and (match["head"] or f"model.{match['rest']}")
 
 
 def family_of(settings: families.Settings, source: object) -> families.Family:
@@ -55,15 +76,16 @@ def family_of(settings: families.Settings, source: object) -> families.Family:
         hint = "  `meshloom import t5` imports a T5." if kind == "t5" else ""
         raise UserError(
             f"{source}: model_type = {kind!r}: not a decoder that Meshloom imports.  Legal: "
-            f"{', '.join(map(repr, families.FAMILIES))}.{hint}"
+            f"{', '.join(map(repr, [*families.FAMILIES, *families.WRAPPERS]))}.{hint}"
         )
     return families.FAMILIES[kind]
 
 
 def completed(settings: families.Settings, family: families.Family) -> families.Settings:
     """Returns the settings with the defaults of the family, under their first names."""
-    named = {family.aliases.get(name, name): value for name, value in settings.items()}
-    return {**families.DEFAULTS, **family.defaults, **named}
+    other = {first: settings[name] for name, first in family.aliases.items() if name in settings}
+    named = {name: value for name, value in settings.items() if name not in family.aliases}
+    return {**families.DEFAULTS, **family.defaults, **named, **other}
 
 
 def legal_values(family: families.Family) -> Mapping[str, tuple[Any, ...]]:
@@ -90,11 +112,13 @@ def _wrong_settings(full: families.Settings, family: families.Family) -> Iterato
         if not is_count and not (size is None and may_be_null):
             legal = "an integer of at least 1" + " or null" * may_be_null
             yield f"{name} = {size!r}: legal: {legal}."
-    for name in NUMBERS:
-        number = full.get(name, 0.0)
+    for name in (*NUMBERS, *POSITIVE):
+        number, least = full.get(name, 1.0), math.ulp(0.0) if name in POSITIVE else 0
         is_number = isinstance(number, int | float) and not isinstance(number, bool)
-        if not is_number or not 0 <= number < math.inf:
-            yield f"{name} = {number!r}: legal: a number of at least 0."
+        is_unset = name in legal_values(family) or (number is None and name in UNSET)
+        if not is_unset and not (is_number and least <= number < math.inf):
+            legal = "above 0" + " or null" * (name in UNSET) if least else "of at least 0"
+            yield f"{name} = {number!r}: legal: a number {legal}."
     for name in FLAGS:
         if not isinstance(full.get(name, False), bool):
             yield f"{name} = {full[name]!r}: legal: true or false."
@@ -110,16 +134,11 @@ def _wrong_windows(full: families.Settings) -> Iterator[str]:
     layers, kinds = full.get("num_hidden_layers"), full.get("layer_types")
     first = full.get("max_window_layers") or 0
     is_one_each = isinstance(kinds, list) and len(kinds) == layers
-    if kinds is not None and not (is_one_each and all(kind in ATTENTIONS for kind in kinds)):
-        legal = " or ".join(map(repr, ATTENTIONS))
+    if kinds is not None and not (is_one_each and all(kind in rope.KINDS for kind in kinds)):
+        legal = " or ".join(map(repr, rope.KINDS))
         yield f"layer_types = {brief(repr(kinds))}: legal: {legal} for each layer, or null."
     elif not isinstance(first, int) or first < 0:
         yield f"max_window_layers = {first!r}: legal: an integer of at least 0."
-    elif isinstance(layers, int) and len(windows(full)) > 1:
-        yield (
-            f"sliding_window = {full['sliding_window']} in some layers and none in others "
-            "(layer_types, max_window_layers): legal: in all layers or in none."
-        )
 
 
 def _unknown_settings(full: families.Settings, family: families.Family) -> Iterator[str]:
@@ -137,15 +156,34 @@ def _unknown_settings(full: families.Settings, family: families.Family) -> Itera
         )
 
 
-def windows(full: families.Settings) -> set[Any]:
-    """Returns the sliding windows that layers have; None is that of a layer without."""
-    if not full.get("use_sliding_window", True):
-        return {None}
-    first, last = full.get("max_window_layers") or 0, full["num_hidden_layers"] - 1
-    slides = {layer >= first for layer in (0, last)}
+def kinds_of_layers(full: families.Settings) -> Sequence[str]:
+    """Returns the kind of each layer."""
     if full.get("layer_types"):
-        slides = {kind == SLIDING for kind in full["layer_types"]}
-    return {full.get("sliding_window") if one else None for one in slides}
+        return full["layer_types"]
+    first, turn = full.get("max_window_layers") or 0, full.get("sliding_window_pattern")
+    layers = range(full["num_hidden_layers"])
+    slides = [bool((i + 1) % turn) if turn else i >= first for i in layers]
+    return [rope.KINDS[one] for one in slides]
+
+
+def block_of(full: families.Settings, family: families.Family, kind: str) -> Block:
+    """Makes the block of a layer of this kind."""
+    slides = kind == rope.SLIDING and full.get("use_sliding_window", True)
+    query = full.get("query_pre_attn_scalar", width_of_heads(full)) ** -0.5
+    attention: dict[str, Any] = {
+        "biases": "all" if full.get("attention_bias") else "none",
+        "dropout": float(full["attention_dropout"]),
+        "window": full.get("sliding_window") if slides else None,
+        "logit_cap": full.get("attn_logit_softcapping"),
+        "query_scale": None if query == width_of_heads(full) ** -0.5 else query,
+        **family.attention,
+    }
+    positions = rope.rotary_of(rope.of_layers(full, kind))
+    return Block(attention=MultiHead(**attention), positions=positions, **family.block)
+
+
+def width_of_heads(full: families.Settings) -> int:
+    return full["head_dim"] or full["hidden_size"] // full["num_attention_heads"]
 
 
 def spec_of(settings: families.Settings, store: FloatType, source: object) -> Transformer:
@@ -155,28 +193,25 @@ def spec_of(settings: families.Settings, store: FloatType, source: object) -> Tr
     fields: dict[str, Any] = {
         **{name: full[there] for name, there in families.SIZES.items()},
         "kv_heads": full["num_key_value_heads"] or full["num_attention_heads"],
-        "d_kv": full["head_dim"] or full["hidden_size"] // full["num_attention_heads"],
+        "d_kv": width_of_heads(full),
         "tied": full["tie_word_embeddings"],
         "embed_scale": 1.0,
+        "logit_cap": full.get("final_logit_softcapping"),
         **family.fields,
-    }
-    attention: dict[str, Any] = {
-        "biases": "all" if full.get("attention_bias") else "none",
-        "dropout": float(full["attention_dropout"]),
-        "window": windows(full).pop(),
-        **family.attention,
     }
     norm: dict[str, Any] = {"epsilon": full["rms_norm_eps"], **family.norm}
     try:
         mlp = Mlp(activation=family.activations[full["hidden_act"]], gated=True)
-        return Transformer(
+        blocks = {kind: block_of(full, family, kind) for kind in rope.KINDS}
+        spec = Transformer(
             **fields,
-            attention=MultiHead(**attention),
-            positions=rope.rotary_of(full),
+            positions=NoPositions(),
+            pattern=tuple(blocks[kind] for kind in kinds_of_layers(full)),
             feed_forward=mlp if family.experts is None else experts_of(full, mlp),
             norm=RmsNorm(**norm),
             precision=Precision(store=store),
         )
+        return with_parts_of_first_block(spec)
     except UserError as error:
         raise UserError(f"{source}: {error}") from None
 
@@ -198,8 +233,7 @@ def experts_of(full: families.Settings, expert: Mlp) -> Moe:
 
 def weights_of(spec: Transformer, family: families.Family) -> Iterator[ConvertedWeight]:
     """Yields all weights of a decoder."""
-    spec = with_parts_of_its_block(spec)
-    attention, moe = of_kind(spec.attention, MultiHead), spec.feed_forward
+    attention, moe = of_kind(spec.blocks[0].attention, MultiHead), spec.blocks[0].feed_forward
     yield ConvertedWeight("embed_VD", (families.EMBEDDING,), "V D", spec.sizes)
     if not spec.tied:
         yield ConvertedWeight("softmax_VD", (families.SOFTMAX,), "V D", spec.sizes)
@@ -208,19 +242,28 @@ def weights_of(spec: Transformer, family: families.Family) -> Iterator[Converted
     if isinstance(moe, Moe):
         sizes = {**sizes, "E": moe.experts, "F": moe.width(spec)}
     names = {
+        **families.NORMS[spec.blocks[0].norm_places],
         **families.ATTENTION,
         **families.BIASES[attention.biases],
         **(families.QK_NORMS if attention.qk_norm else {}),
         **(families.MLP if family.experts is None else family.experts),
     }
-    for path, (name, axes) in names.items():
-        experts = sizes["E"] if "{expert}" in name else 1
-        tensors = tuple(
-            families.LAYER.format(layer=layer, name=name.format(expert=expert))
-            for layer in range(spec.layers)
-            for expert in range(experts)
-        )
-        yield ConvertedWeight(f"decoder/layers_N/{path}", tensors, axes, sizes)
+    for index, block in enumerate(block_paths(spec)):
+        for path, (name, axes) in names.items():
+            experts = sizes["E"] if "{expert}" in name else 1
+            tensors = tuple(
+                families.LAYER.format(layer=layer, name=name.format(expert=expert))
+                for layer in range(index, spec.layers, len(spec.pattern))
+                for expert in range(experts)
+            )
+            yield ConvertedWeight(f"{block}/{path}", tensors, axes, sizes)
+
+
+def block_paths(spec: Transformer) -> list[str]:
+    """Returns the path of each block of the pattern."""
+    layers = "decoder/layers_N"
+    several = [f"{layers}/block{index}" for index in range(len(spec.pattern))]
+    return several if len(several) > 1 else [layers]
 
 
 def is_unread(name: str, settings: families.Settings) -> bool:
@@ -244,17 +287,26 @@ def changes(a: ModelSpec, b: ModelSpec) -> list[tuple[str, Any, Any]]:
 
 def settings_of(spec: Transformer, kind: str) -> families.Settings:
     """Makes config.json of a model as one of a family, equal or not."""
-    family, spec = families.FAMILIES[kind], with_parts_of_its_block(spec)
+    family, spec = families.FAMILIES[kind], with_parts_of_first_block(spec)
     attention, norm = of_kind(spec.attention, MultiHead), of_kind(spec.norm, RmsNorm)
+    layers = spec.blocks * (spec.layers // len(spec.blocks))
+    kinds = [rope.KINDS[layer.attention.window is not None] for layer in layers]
+    rotary = {
+        kind: of_kind(layer.positions, Rotary) for kind, layer in zip(kinds, layers, strict=True)
+    }
+    window = next((layer.attention.window for layer in layers if layer.attention.window), None)
     moe = spec.feed_forward if isinstance(spec.feed_forward, Moe) else None
     mlp = of_kind(spec.feed_forward, Mlp) if moe is None else moe.expert
-    window = attention.window
+    activation = "gelu_pytorch_tanh" if mlp.activation == "gelu" else mlp.activation
+    local, query = rotary.get(rope.SLIDING), attention.query_scale
     every: families.Settings = {
         **{there: getattr(spec, name) for name, there in families.SIZES.items()},
-        **rope.settings_of(of_kind(spec.positions, Rotary)),
+        **rope.settings_of(rotary.get(rope.FULL) or of_kind(local, Rotary)),
+        "rope_local_base_freq": of_kind(local, Rotary).theta,
         "num_key_value_heads": spec.kv_heads or spec.heads,
         "head_dim": spec.d_kv,
-        "hidden_act": "gelu_pytorch_tanh" if mlp.activation == "gelu" else mlp.activation,
+        "hidden_act": activation,
+        "hidden_activation": activation,
         "rms_norm_eps": norm.epsilon,
         "attention_bias": attention.biases == "all",
         "attention_dropout": attention.dropout,
@@ -262,6 +314,10 @@ def settings_of(spec: Transformer, kind: str) -> families.Settings:
         "sliding_window": window,
         "use_sliding_window": window is not None,
         "max_window_layers": 0 if window else spec.layers,
+        "layer_types": kinds,
+        "query_pre_attn_scalar": spec.d_kv if query is None else round(query**-2),
+        "attn_logit_softcapping": attention.logit_cap,
+        "final_logit_softcapping": spec.logit_cap,
     }
     if moe is not None:
         every |= {
@@ -287,21 +343,19 @@ def factors(model: Transformer, settings: families.Settings) -> dict[str, float]
     exported = spec_of(settings, model.precision.store, "config.json")
     here, there = scales(model), scales(exported)
     embed, query = here[0] / there[0], here[1] / there[1]
-    has_qk_norm = of_kind(with_parts_of_its_block(model).attention, MultiHead).qk_norm
-    attention = "decoder/layers_N/attention"
+    has_qk_norm = of_kind(model.blocks[0].attention, MultiHead).qk_norm
+    queries = ("q_norm/scale_K",) if has_qk_norm else ("wq_DJQK", "bq_JQK")
     by_path = {
         "embed_VD": embed,
         "decoder/norm/scale_D": model.logit_scale / (embed if model.tied else 1.0),
-        **({f"{attention}/q_norm/scale_K": query} if has_qk_norm else {
-            f"{attention}/wq_DJQK": query, f"{attention}/bq_JQK": query,
-        }),
-    }  # fmt: skip
+        **{f"{b}/attention/{name}": query for b in block_paths(model) for name in queries},
+    }
     return {path: factor for path, factor in by_path.items() if factor != 1.0}
 
 
 def scales(spec: Transformer) -> tuple[float, float]:
     """Returns the factors of embeddings and of queries."""
-    attention = of_kind(with_parts_of_its_block(spec).attention, MultiHead)
+    attention = of_kind(spec.blocks[0].attention, MultiHead)
     return spec.embed_scale or spec.d_model**0.5, attention.query_scale or spec.d_kv**-0.5
 
 
@@ -359,7 +413,7 @@ def inexpressible(model: Transformer, kind: str) -> list[str]:
 
 def spelled_out(spec: Transformer) -> Transformer:
     """Returns the same model with all its widths given, its parts those of the Transformer."""
-    spec = with_parts_of_its_block(spec)
+    spec = with_parts_of_first_block(spec)
     experts = spec.feed_forward
     if isinstance(experts, Moe):
         experts = dataclasses.replace(experts, d_ff=experts.width(spec))

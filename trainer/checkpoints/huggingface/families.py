@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from models.attention.multi_head import AttentionBiases
 from models.feed_forward.mlp import Activation
+from models.parts import NormPlaces
 
 Settings = dict[str, Any]
 Names = Mapping[str, tuple[str, str]]
@@ -45,8 +46,9 @@ LEGAL: Mapping[str, tuple[Any, ...]] = {
 }
 """Settings with few legal values, unless a family says otherwise."""
 IGNORED = (
-    "_attn_implementation", "_attn_implementation_autoset", "_name_or_path", "architectures",
-    "attn_implementation", "bos_token_id", "chunk_size_feed_forward", "do_sample", "dtype",
+    "_attn_implementation", "_attn_implementation_autoset", "_name_or_path",
+    "_sliding_window_pattern", "architectures", "attn_implementation", "bos_token_id",
+    "cache_implementation", "chunk_size_feed_forward", "do_sample", "dtype",
     "eos_token_id", "finetuning_task", "id2label", "initializer_range", "is_decoder",
     "is_llama_config", "label2id", "max_length", "max_sequence_length", "model_type",
     "output_attentions", "output_hidden_states", "output_router_logits", "pad_token_id",
@@ -69,13 +71,27 @@ EMBEDDING, FINAL_NORM, SOFTMAX = "model.embed_tokens.weight", "model.norm.weight
 LAYER = "model.layers.{layer}.{name}"
 # Files of 2023 have this constant of the rotation.
 UNREAD = r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq"
+NORMS: Mapping[NormPlaces, Names] = {
+    "before": {
+        "attention_norm/scale_D": ("input_layernorm.weight", "D"),
+        "mlp_norm/scale_D": ("post_attention_layernorm.weight", "D"),
+    },
+    "both": {
+        "attention_norm/scale_D": ("input_layernorm.weight", "D"),
+        "attention_post_norm/scale_D": ("post_attention_layernorm.weight", "D"),
+        "mlp_norm/scale_D": ("pre_feedforward_layernorm.weight", "D"),
+        "mlp_post_norm/scale_D": ("post_feedforward_layernorm.weight", "D"),
+    },
+    "after": {
+        "attention_post_norm/scale_D": ("post_attention_layernorm.weight", "D"),
+        "mlp_post_norm/scale_D": ("post_feedforward_layernorm.weight", "D"),
+    },
+}
 ATTENTION: Names = {
-    "attention_norm/scale_D": ("input_layernorm.weight", "D"),
     "attention/wq_DJQK": ("self_attn.q_proj.weight", "JQK D"),
     "attention/wk_DJK": ("self_attn.k_proj.weight", "JK D"),
     "attention/wv_DJK": ("self_attn.v_proj.weight", "JK D"),
     "attention/wo_JQKD": ("self_attn.o_proj.weight", "D JQK"),
-    "mlp_norm/scale_D": ("post_attention_layernorm.weight", "D"),
 }
 QKV_BIASES: Names = {
     "attention/bq_JQK": ("self_attn.q_proj.bias", "JQK"),
@@ -123,6 +139,8 @@ class Family(NamedTuple):
     """Fields of the Transformer that no setting says."""
     attention: Mapping[str, Any] = {}
     """Fields of its attention that no setting says."""
+    block: Mapping[str, Any] = {}
+    """Fields of its blocks that no setting says."""
     norm: Mapping[str, Any] = {}
     """Fields of its norms that no setting says."""
     experts: Names | None = None
@@ -138,6 +156,46 @@ WINDOWS: Settings = {
     "max_window_layers": 28,
     "layer_types": None,
 }
+GEMMA = Family(
+    "GemmaForCausalLM",
+    defaults={
+        "num_key_value_heads": 16, "head_dim": 256, "attention_bias": False,
+        "hidden_act": "gelu_pytorch_tanh", "tie_word_embeddings": True,
+    },
+    legal={
+        "hidden_activation": (None, "gelu_pytorch_tanh"),
+        "use_bidirectional_attention": (None, False),
+    },
+    fields={"embed_scale": None},
+    norm={"offset": True},
+    activations={**ACTIVATIONS, "gelu": "gelu"},  # its first files mean the one with tanh
+)  # fmt: skip
+GEMMA2 = GEMMA._replace(
+    architecture="Gemma2ForCausalLM",
+    defaults={
+        **GEMMA.defaults, "num_key_value_heads": 4, "hidden_activation": None,
+        "query_pre_attn_scalar": 256, "sliding_window": 4096, "layer_types": None,
+        "sliding_window_pattern": 2, "attn_logit_softcapping": 50.0,
+        "final_logit_softcapping": 30.0,
+    },
+    legal={"use_bidirectional_attention": (None, False), "sliding_window_pattern": (2,)},
+    block={"norm_places": "both"},
+    activations=ACTIVATIONS,
+    aliases={"hidden_activation": "hidden_act"},
+)  # fmt: skip
+GEMMA3 = GEMMA2._replace(
+    architecture="Gemma3ForCausalLM",
+    defaults={
+        **GEMMA2.defaults, "vocab_size": 262_208, "hidden_size": 2304, "intermediate_size": 9216,
+        "num_hidden_layers": 26, "num_attention_heads": 8, "max_position_embeddings": 131_072,
+        "sliding_window_pattern": 6, "attn_logit_softcapping": None,
+        "final_logit_softcapping": None, "rope_theta": 1e6,
+        "rope_local_base_freq": 10_000.0,
+    },
+    # Hugging Face reads no cap of its attention.
+    legal={"use_bidirectional_attention": (None, False), "attn_logit_softcapping": (None,)},
+    attention={"qk_norm": True},
+)  # fmt: skip
 FAMILIES: Mapping[str, Family] = {
     "llama": Family(
         "LlamaForCausalLM",
@@ -158,20 +216,9 @@ FAMILIES: Mapping[str, Family] = {
         defaults={"num_key_value_heads": 32, "head_dim": 128, "attention_bias": False, **WINDOWS},
         attention={"qk_norm": True},
     ),
-    "gemma": Family(
-        "GemmaForCausalLM",
-        defaults={
-            "num_key_value_heads": 16, "head_dim": 256, "attention_bias": False,
-            "hidden_act": "gelu_pytorch_tanh", "tie_word_embeddings": True,
-        },
-        legal={
-            "hidden_activation": (None, "gelu_pytorch_tanh"),
-            "use_bidirectional_attention": (None, False),
-        },
-        fields={"embed_scale": None},
-        norm={"offset": True},
-        activations={**ACTIVATIONS, "gelu": "gelu"},  # its first files mean the one with tanh
-    ),
+    "gemma": GEMMA,
+    "gemma2": GEMMA2,
+    "gemma3_text": GEMMA3,
     "mixtral": Family(
         "MixtralForCausalLM",
         defaults={
@@ -198,3 +245,14 @@ FAMILIES: Mapping[str, Family] = {
         aliases={"num_local_experts": "num_experts"},
     ),
 }  # fmt: skip
+WRAPPERS = {"gemma3": "gemma3_text"}
+"""Models of texts and images, and the family of the decoder in each."""
+SHARED = (
+    "tie_word_embeddings", "torch_dtype", "dtype", "bos_token_id", "eos_token_id", "pad_token_id",
+)  # fmt: skip
+"""Settings of such a model that are also the decoder's, unless that has them."""
+TEXT_TENSOR = (
+    r"(language_model\.model|model\.language_model)\.(?P<rest>.+)"
+    r"|(language_model\.)?(?P<head>lm_head\.weight)"
+)
+"""Tensors of the decoder in such a model, as old and new files call them."""

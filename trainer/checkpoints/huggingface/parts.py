@@ -1,4 +1,4 @@
-"""Reads the parts of a Transformer for formats whose layers are all of one kind."""
+"""Reads the parts of a Transformer for formats that name none."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 from configs.errors import UserError
 from configs.write import shown
-from models.parts import Block
+from models.parts import Block, BlockParts
 from models.transformer import Transformer
 
 T = TypeVar("T")
@@ -15,20 +15,31 @@ ONE_KIND = (Block(),)
 """The pattern of a model whose layers have the parts of the Transformer."""
 
 
-def with_parts_of_its_block(spec: Transformer) -> Transformer:
-    """Returns the same model, where the only block of a pattern names what the Transformer can."""
+def with_parts_of_first_block(spec: Transformer) -> Transformer:
+    """Returns the same model with the shortest pattern, whose blocks name only parts that the first
+    lacks: the Transformer names those."""
     if spec.encoder_pattern == spec.pattern:
         spec = dataclasses.replace(spec, encoder_pattern=None)
-    if len(spec.pattern) != 1 or spec.encoder_pattern is not None:
+    if spec.encoder_pattern is not None:
         return spec
-    [block] = spec.pattern
-    parts = [name for name in ("attention", "feed_forward") if getattr(block, name)]
-    same = [name for name in ("positions", "norm") if getattr(block, name) == getattr(spec, name)]
-    return dataclasses.replace(
-        spec,
-        **{name: getattr(block, name) for name in parts},
-        pattern=(dataclasses.replace(block, **dict.fromkeys([*parts, *same])),),
-    )
+    blocks, positions = spec.blocks, spec.positions
+    turns = range(1, len(blocks) + 1)
+    turn = next(n for n in turns if blocks[:n] * (len(blocks) // n) == blocks)
+    names = ["attention", "feed_forward"]
+    if not (positions.changes_embeddings or positions.shares_bias):
+        names.append("positions")
+    named = {name: getattr(blocks[0], name) for name in names}
+
+    def renamed(block: Block, parts: BlockParts) -> Block:
+        every = {"norm": spec.norm, "positions": positions, **named}
+        resolved = {name: (getattr(parts, name), part) for name, part in every.items()}
+        others: dict[str, Any] = {
+            name: None if mine == part else mine for name, (mine, part) in resolved.items()
+        }
+        return dataclasses.replace(block, **others)
+
+    pattern = tuple(map(renamed, spec.pattern[:turn], blocks))
+    return dataclasses.replace(spec, **named, pattern=pattern)
 
 
 def refuse_changes(

@@ -36,8 +36,22 @@ SCALINGS: Mapping[str, tuple[type[RopeScaling], Mapping[str, str]]] = {
 PLAIN = "default"
 KIND, OF_ALL_KINDS = ("rope_type", "type"), ("rope_theta", "partial_rotary_factor")
 COMMON = (*KIND, *OF_ALL_KINDS)
+FULL, SLIDING = KINDS = ("full_attention", "sliding_attention")
+"""Kinds of layers."""
+LOCAL = "rope_local_base_freq"
+"""Base of the wavelengths of sliding layers, where they have another."""
 PLACES = ("rope_parameters", "rope_scaling")
 """Where new and old files have these settings; people add the old one to new files."""
+
+
+def of_layers(settings: Settings, kind: str) -> Settings:
+    """Returns the settings with the rotary positions of a kind of layers.  Gemma 3 has two."""
+    if LOCAL not in settings:
+        return settings
+    by_kind = settings["rope_parameters"]
+    new = by_kind.get(kind) if isinstance(by_kind, dict) else by_kind
+    old = {"rope_theta": settings[LOCAL], "rope_scaling": None} if kind == SLIDING else {}
+    return {**settings, **old, "rope_parameters": new}
 
 
 def parameters(settings: Settings) -> Settings:
@@ -72,6 +86,13 @@ def kind_of(rope: Settings) -> Any:
 
 def problems(settings: Settings) -> Iterator[str]:
     """Yields what is wrong with the settings of rotary positions."""
+    by_kind = settings["rope_parameters"]
+    if LOCAL in settings and isinstance(by_kind, dict) and not by_kind.keys() <= {*KINDS}:
+        yield f"rope_parameters = {by_kind!r}: legal: settings of {FULL!r} and of {SLIDING!r}."
+    yield from dict.fromkeys(row for kind in KINDS for row in _problems(of_layers(settings, kind)))
+
+
+def _problems(settings: Settings) -> Iterator[str]:
     for name in PLACES:
         if not isinstance(settings[name], dict | None):
             yield f"{name} = {settings[name]!r}: legal: an object or null."

@@ -26,7 +26,7 @@ from trainer.checkpoints.huggingface.parts import (
     ONE_KIND,
     of_kind,
     refuse_changes,
-    with_parts_of_its_block,
+    with_parts_of_first_block,
 )
 from trainer.checkpoints.huggingface.weights import (
     ConvertedWeight,
@@ -105,7 +105,7 @@ FREE = (
 
 def weights_of(spec: Transformer) -> Iterator[ConvertedWeight]:
     """Yields all weights of a T5."""
-    spec = with_parts_of_its_block(spec)
+    spec = with_parts_of_first_block(spec)
     buckets = of_kind(spec.positions, Relative).buckets
     weight = functools.partial(ConvertedWeight, sizes={**spec.sizes, "R": buckets})
     yield weight("embed_VD", (SHARED,), "V D")
@@ -230,7 +230,7 @@ def settings_of(model: ModelSpec) -> Settings:
     """Makes config.json of a model; refuses one that no T5 is equal to."""
     if not isinstance(model, Transformer):
         raise UserError(f"Run.model = @{type(model).__name__}(): only a Transformer can be a T5.")
-    model = with_parts_of_its_block(model)
+    model = with_parts_of_first_block(model)
     legal: dict[str, tuple[Any, ...]] = {
         "Transformer.kv_heads": (None, model.heads),
         "Transformer.logit_scale": (model.d_model**-0.5, 1.0),

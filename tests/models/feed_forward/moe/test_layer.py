@@ -19,8 +19,8 @@ from models.feed_forward.moe.routing import ExpertChoice, Load, Router, Top2, To
 from models.initializers import Weights
 from models.loss import Criterion, LossSums
 from models.parts import Block
-from models.positions.absolute import Sinusoidal
 from models.positions.rotary import Rotary
+from models.positions.sinusoidal import Sinusoidal
 from models.transformer import Transformer
 from tests.toys import WHOLE, on_mesh, packed_rows, pair_rows, toy
 

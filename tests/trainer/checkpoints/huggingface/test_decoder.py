@@ -30,15 +30,23 @@ from models.api import Batch, Params
 from models.attention.multi_head import MultiHead
 from models.decoding.sampling import Sampling
 from models.feed_forward.mlp import Mlp
+from models.loss import capped
 from models.parts import Block
-from models.positions.absolute import Learned
+from models.positions.learned import Learned
+from models.positions.none import NoPositions
 from models.transformer import TransformerModel
 from scripts.commands.conversion import folders, hf
 from scripts.commands.conversion.flags import ExportHfFlags, ImportHfFlags
 from scripts.commands.shared_flags import CheckpointFlags, SettingsFlags, Strings
 from tests.scripts.conftest import call
 from tests.toys import ROOT, WHOLE
-from trainer.checkpoints.huggingface.decoder import exported_settings, spec_of
+from trainer.checkpoints.huggingface.decoder import (
+    check_settings,
+    closest_family,
+    exported_settings,
+    settings_of,
+    spec_of,
+)
 from trainer.checkpoints.manager import Checkpoints
 from trainer.checkpoints.restore import ModelRestorer, TrainedModel
 from trainer.decoding.decoder import Decoder, Request
@@ -83,8 +91,34 @@ CASES: dict[str, dict[str, Any]] = {
         "head_dim": 4, "num_experts": 5, "num_experts_per_tok": 3, "moe_intermediate_size": 20,
         "norm_topk_prob": False,
     },
+    "gemma2": {
+        "num_hidden_layers": 4, "head_dim": 8, "query_pre_attn_scalar": 5, "sliding_window": 5,
+        "attn_logit_softcapping": 3.0, "final_logit_softcapping": 20.0,
+        "tie_word_embeddings": False,
+    },
+    "gemma3_text": {
+        "num_hidden_layers": 6, "head_dim": 4, "query_pre_attn_scalar": 7, "sliding_window": 4,
+        "tie_word_embeddings": False,
+        "rope_parameters": {
+            "full_attention": LINEAR,
+            "sliding_attention": {"rope_type": "default", "rope_theta": 30.0},
+        },
+    },
+    # Its last turn is not whole, as in most of the family.
+    "gemma3_text, uneven": {
+        "num_hidden_layers": 5, "head_dim": 4, "num_key_value_heads": 3, "sliding_window": 3,
+        "layer_types": [*["sliding_attention", "full_attention"] * 2, "sliding_attention"],
+        "final_logit_softcapping": 11.0,
+    },
+    "qwen3, mixed": {
+        "head_dim": 4, "use_sliding_window": True, "sliding_window": 3, "max_window_layers": 1,
+    },
 }  # fmt: skip
 DECODED = ("qwen2", "mistral", "mixtral")
+SEEDS = {"gemma2": 6, "gemma3_text": 2}
+"""Of weights with which texts are long."""
+LONG = ("gemma2", "gemma3_text")
+"""Cases with longer texts, and with a bound of the logits' difference by their spread."""
 Case = dict[str, Any]
 
 
@@ -155,11 +189,21 @@ def record(name: str, folder: Path, seed: int) -> Case:
     config = json.loads((folder / "config.json").read_text())
     case: Case = {"config": config, "shapes": shapes, "seed": seed}
     write_model(folder, case)
-    logits, texts = computed_by_hugging_face(folder, prompts(seed))
+    logits, texts = computed_by_hugging_face(folder, prompts(seed), new_tokens(name))
     return {**case, "logits": logits, "texts": texts}
 
 
-def computed_by_hugging_face(folder: Path, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def new_tokens(name: str) -> int:
+    return 64 if name.startswith(LONG) else NEW
+
+
+def bound_of(name: str, logits: np.ndarray) -> float:
+    return 1e-5 * float(np.ptp(logits)) if name.startswith(LONG) else CLOSE
+
+
+def computed_by_hugging_face(
+    folder: Path, tokens: np.ndarray, new: int
+) -> tuple[np.ndarray, np.ndarray]:
     import torch
     import transformers
 
@@ -167,9 +211,9 @@ def computed_by_hugging_face(folder: Path, tokens: np.ndarray) -> tuple[np.ndarr
     with torch.no_grad():
         logits = model(torch.from_numpy(tokens)).logits.numpy()
         texts = model.generate(
-            torch.from_numpy(tokens[:, :PROMPT]), max_new_tokens=NEW, do_sample=False
+            torch.from_numpy(tokens[:, :PROMPT]), max_new_tokens=new, do_sample=False
         ).numpy()[:, PROMPT:]
-    return logits, np.pad(texts, ((0, 0), (0, NEW - texts.shape[1])))
+    return logits, np.pad(texts, ((0, 0), (0, new - texts.shape[1])))
 
 
 @functools.cache
@@ -205,21 +249,24 @@ def logits_of(trained: TrainedModel, layout: Layout, tokens: np.ndarray) -> np.n
 def teacher_forced(model: TransformerModel, params: Params, batch: Batch) -> jax.Array:
     network = model.network(params)
     x_BLD = network(batch, drop_tokens=False)[0] * model.spec.logit_scale
-    return model.layout.einsum("BLD,VD->BLV", x_BLD, network.output_weights())
+    logits_BLV = model.layout.einsum("BLD,VD->BLV", x_BLD, network.output_weights())
+    return capped(logits_BLV, model.logit_cap)
 
 
-def greedy_texts(trained: TrainedModel, tokens: np.ndarray, reads_begin: bool) -> np.ndarray:
+def greedy_texts(
+    trained: TrainedModel, tokens: np.ndarray, reads_begin: bool, new: int = NEW
+) -> np.ndarray:
     """Continues prompts that begin with BEGIN, which a decoder may add."""
     first = 1 if reads_begin else 0
-    requests = [Request(row[first:], NEW) for row in tokens.tolist()]
+    requests = [Request(row[first:], new) for row in tokens.tolist()]
     decoder = Decoder(
         trained.model, trained.params, trained.mesh, Sampling(temperature=0), len(tokens),
         begin_id=BEGIN if reads_begin else 0, stop_ids=(END,), reads_begin=reads_begin,
     )  # fmt: skip
     [batch] = decoder.decode(requests)
-    texts = np.zeros((len(tokens), NEW), int)
+    texts = np.zeros((len(tokens), new), int)
     for row, [text] in batch:
-        ended = [*text.tokens, END][:NEW]
+        ended = [*text.tokens, END][:new]
         texts[row, : len(ended)] = ended
     return texts
 
@@ -240,10 +287,11 @@ def test_recorded_logits_come_out(imported: Path, name: str) -> None:
     expected = np.array(case["logits"])
     assert np.ptp(expected, axis=-1).min() > 0.5  # it has opinions
     logits = logits_of(trained_of(imported / f"{name} run", WHOLE), WHOLE, prompts(case["seed"]))
-    np.testing.assert_allclose(logits[..., ::EVERY], expected, rtol=0, atol=CLOSE)
+    bound = bound_of(name, expected)
+    np.testing.assert_allclose(logits[..., ::EVERY], expected, rtol=0, atol=bound)
 
 
-@pytest.mark.parametrize("name", ["gemma", "qwen3"])
+@pytest.mark.parametrize("name", ["gemma", "qwen3", "gemma2"])
 def test_weights_in_bfloat16_have_the_same_logits(
     imported: Path, tmp_path: Path, name: str
 ) -> None:
@@ -263,12 +311,12 @@ def test_weights_in_bfloat16_have_the_same_logits(
     np.testing.assert_allclose(logits[..., ::EVERY], expected, rtol=0, atol=CLOSE)
 
 
-@pytest.mark.parametrize("name", DECODED)
+@pytest.mark.parametrize("name", [*DECODED, *LONG])
 def test_recorded_greedy_texts_come_out(imported: Path, name: str) -> None:
     case = golden()[name]
     tokens = prompts(case["seed"])[:, :PROMPT]
     trained = trained_of(imported / f"{name} run", WHOLE)
-    texts = greedy_texts(trained, tokens, reads_begin=name != "qwen2")
+    texts = greedy_texts(trained, tokens, name != "qwen2", new_tokens(name))
     np.testing.assert_array_equal(texts, case["texts"])
 
 
@@ -346,11 +394,12 @@ def test_live_hugging_face_gives_the_same_before_and_after(name: str, tmp_path: 
     import_hf(tmp_path / "model", tmp_path / "run")
     trained = trained_of(tmp_path / "run", WHOLE)
     logits = logits_of(trained, WHOLE, prompts(77))
-    np.testing.assert_allclose(logits, case["logits"], rtol=0, atol=CLOSE)
-    texts = greedy_texts(trained, prompts(77)[:, :PROMPT], reads_begin=name != "qwen2")
+    bound = bound_of(name, case["logits"])
+    np.testing.assert_allclose(logits, case["logits"], rtol=0, atol=bound)
+    texts = greedy_texts(trained, prompts(77)[:, :PROMPT], name != "qwen2", new_tokens(name))
     np.testing.assert_array_equal(texts, case["texts"])
     export_hf(tmp_path / "run", tmp_path / "out")
-    logits, texts = computed_by_hugging_face(tmp_path / "out", prompts(77))
+    logits, texts = computed_by_hugging_face(tmp_path / "out", prompts(77), new_tokens(name))
     np.testing.assert_array_equal(logits, case["logits"])
     np.testing.assert_array_equal(texts, case["texts"])
     before, after = (
@@ -472,7 +521,19 @@ def miss_a_shard(folder: Path) -> None:
         ("llama", change(num_hidden_layers=1), ["13 unexpected", "model.layers.1"]),
         ("llama", change(attention_bias=False), ["8 unexpected", "q_proj.bias"]),
         ("llama", change(vocab_size=12), ["another shape", "embed_tokens"]),
-        ("qwen3", change(max_window_layers=1, layer_types=None), ["in all layers or in none"]),
+        ("gemma2", change(use_bidirectional_attention=True), ["legal: None or False"]),
+        ("gemma2", change(query_pre_attn_scalar=0), ["query_pre_attn_scalar = 0: legal: a number"]),
+        ("gemma2", change(final_logit_softcapping=-1), ["legal: a number above 0 or null"]),
+        ("gemma2", change(layer_types=None, num_hidden_layers=3), ["11 unexpected"]),
+        ("gemma2", change(sliding_window_pattern=3), ["sliding_window_pattern = 3: legal: 2"]),
+        ("gemma3_text", change(attn_logit_softcapping=5.0), ["softcapping = 5.0: legal: None"]),
+        ("gemma3_text", change(rope_parameters=LINEAR), ["'full_attention' and of 'sliding_att"]),
+        (
+            "gemma3_text",
+            change(rope_parameters={"full_attention": {"rope_type": "dynamic"}}),
+            ["rope_type = 'dynamic': legal: 'default', 'linear', 'llama3', 'yarn'"],
+        ),
+        ("gemma3_text", change(model_type="gemma3n_text"), ["'gemma3_text'", "'gemma3'."]),
         ("llama", change(hidden_act=["silu"]), ["hidden_act = ['silu']: legal: 'silu'"]),
         ("mistral", change(sliding_window=[None]), ["sliding_window = [None]: legal: an integer"]),
         ("llama", change(rms_norm_eps=10**400), ["rms_norm_eps = inf: legal: a number of"]),
@@ -517,6 +578,49 @@ def test_settings_that_smollm2_adds_are_read(imported: Path, tmp_path: Path) -> 
     import_hf(folder, tmp_path / "run")
     export_hf(tmp_path / "run", tmp_path / "exported")
     assert json.loads((tmp_path / "exported/config.json").read_text()).items() >= added.items()
+
+
+@pytest.mark.parametrize(
+    ("text", "head", "image"),
+    [
+        ("language_model.model.", "language_model.", "vision_tower."),
+        ("model.language_model.", "", "model.vision_tower."),
+    ],
+)
+def test_the_text_part_of_a_model_of_images_is_imported(
+    imported: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, head: str,
+    image: str,
+) -> None:  # fmt: skip
+    """Old and new files call its tensors otherwise; an export has the text part alone."""
+    name = "gemma3_text"
+    folder = shutil.copytree(imported / name, tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    shared = {key: config.pop(key) for key in ("tie_word_embeddings", "dtype", "eos_token_id")}
+    del config["model_type"], config["architectures"]
+    wrapper = {"model_type": "gemma3", "text_config": config, "vision_config": {}, **shared}
+    (folder / "config.json").write_text(json.dumps(wrapper))
+    tensors = load_file(folder / "model.safetensors")
+    renamed = {
+        text + key.removeprefix("model.") if key.startswith("model.") else head + key: x
+        for key, x in tensors.items()
+    }
+    renamed |= {f"{image}patch.bias": np.ones(3, np.float32)}
+    save_file(renamed, folder / "model.safetensors")
+    import_hf(folder, tmp_path / "run")
+    assert "1 tensors of images: Meshloom has the text part alone" in capsys.readouterr().err
+    case = golden()[name]
+    logits = logits_of(trained_of(tmp_path / "run", WHOLE), WHOLE, prompts(case["seed"]))
+    expected = np.array(case["logits"])
+    np.testing.assert_allclose(
+        logits[..., ::EVERY], expected, rtol=0, atol=bound_of(name, expected)
+    )
+    export_hf(tmp_path / "run", tmp_path / "out")
+    assert file_bytes(tmp_path / "out") == file_bytes(imported / name)
+    before, after = (
+        json.loads((place / "config.json").read_text())
+        for place in (imported / name, tmp_path / "out")
+    )
+    assert before == after
 
 
 def test_a_copy_of_the_embedding_is_left_out(
@@ -685,7 +789,12 @@ def test_weights_alone_do_not_train_on(imported: Path) -> None:
         ({"positions": Learned()}, "positions = @Learned(), legal: @Rotary()"),
         ({"feed_forward": Mlp(activation="silu")}, "Mlp.gated = False, legal: True"),
         ({"attention": MultiHead(logit_cap=50.0)}, "MultiHead.logit_cap = 50.0, legal: None"),
-        ({"pattern": (Block(), Block())}, "pattern = (@Block(), @Block()), legal: (@Block(),)"),
+        ({"pattern": (Block(norm_places="both"),)}, "Block.norm_places = 'both', legal: 'before'"),
+        (
+            {"pattern": (Block(), Block(positions=NoPositions()))},
+            "pattern = (@Block(), @Block()), legal: (@Block(),)",
+        ),
+        ({"logit_cap": 20.0}, "Transformer.logit_cap = 20.0, legal: None"),
         ({"encoder_layers": 1, "attention": MultiHead()}, "encoder_layers = 1"),
     ],
 )
@@ -699,6 +808,16 @@ def test_a_model_that_no_family_expresses_is_refused(changes: dict[str, Any], wo
         exported_settings(dataclasses.replace(spec, **changes), None)
 
 
+@pytest.mark.parametrize("name", CASES)
+def test_settings_that_are_made_from_a_model_make_the_same_model(name: str) -> None:
+    kind = name.split(",")[0]
+    spec = spec_of(golden()[name]["config"], "float32", "config.json")
+    made = settings_of(spec, kind)
+    check_settings(made, "made")
+    assert spec_of(made, "float32", "made") == spec
+    assert closest_family(spec)[1] == []
+
+
 def test_a_block_may_name_the_parts_of_all_layers() -> None:
     spec = spec_of(golden()["qwen3"]["config"], "float32", "config.json")
     block = Block(attention=spec.attention, feed_forward=spec.feed_forward, norm=spec.norm)
@@ -709,10 +828,12 @@ def test_a_block_may_name_the_parts_of_all_layers() -> None:
 if __name__ == "__main__":
     import tempfile
 
-    cases = {}
+    cases = dict(golden())
     for number, name in enumerate(CASES):
+        if name in cases:  # remove it from the file to record it anew
+            continue
         with tempfile.TemporaryDirectory() as folder:
-            case = record(name, Path(folder), seed=number)
+            case = record(name, Path(folder), seed=SEEDS.get(name, number))
         few = np.round(case["logits"][..., ::EVERY].astype(float), 5)
         cases[name] = {**case, "logits": few.tolist(), "texts": case["texts"].tolist()}
         print(name, case["texts"], np.ptp(case["logits"], axis=-1).min())

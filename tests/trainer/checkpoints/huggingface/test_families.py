@@ -1,8 +1,12 @@
-"""Each family has a recorded model, and its table agrees with itself."""
+"""Each family has a recorded model, and its table agrees with itself and with published sizes."""
+
+import math
+from typing import Any
 
 import pytest
 
 from tests.trainer.checkpoints.huggingface.test_decoder import CASES
+from trainer.checkpoints.huggingface import decoder
 from trainer.checkpoints.huggingface.families import DEFAULTS, FAMILIES, IGNORED, SIZES
 
 
@@ -16,3 +20,57 @@ def test_no_setting_is_both_ignored_and_read(kind: str) -> None:
     read = {*DEFAULTS, *SIZES.values(), *family.defaults, *family.legal, *family.aliases.values()}
     assert not read & set(IGNORED)
     assert set(family.aliases.values()) <= set(family.defaults)
+
+
+OLD_GEMMA = {
+    "cache_implementation": "hybrid", "head_dim": 256, "hidden_activation": "gelu_pytorch_tanh",
+    "query_pre_attn_scalar": 256, "rms_norm_eps": 1e-6,
+}  # fmt: skip
+# As published, with the number of weights of the text part and the layers of the pattern.
+PUBLISHED: list[tuple[dict[str, Any], int, int]] = [
+    (
+        {
+            **OLD_GEMMA, "model_type": "gemma2", "attn_logit_softcapping": 50.0,
+            "final_logit_softcapping": 30.0, "hidden_act": "gelu_pytorch_tanh",
+            "hidden_size": 2304, "intermediate_size": 9216, "max_position_embeddings": 8192,
+            "num_attention_heads": 8, "num_hidden_layers": 26, "num_key_value_heads": 4,
+            "rope_theta": 10000.0, "sliding_window": 4096, "vocab_size": 256000,
+        },
+        2_614_341_888, 2,
+    ),
+    (
+        {
+            **OLD_GEMMA, "model_type": "gemma3_text", "hidden_size": 1152,
+            "intermediate_size": 6912, "max_position_embeddings": 32768, "num_attention_heads": 4,
+            "num_hidden_layers": 26, "num_key_value_heads": 1, "rope_local_base_freq": 10000,
+            "rope_scaling": None, "rope_theta": 1000000, "sliding_window": 512,
+            "sliding_window_pattern": 6, "vocab_size": 262144,
+        },
+        999_885_952, 26,
+    ),
+    (
+        {
+            "model_type": "gemma3", "mm_tokens_per_image": 256, "vision_config": {},
+            "text_config": {
+                "hidden_size": 2560, "intermediate_size": 10240, "model_type": "gemma3_text",
+                "num_hidden_layers": 34, "sliding_window": 1024,
+                "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+            },
+        },
+        3_880_263_168, 34,
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("config", "count", "pattern"), PUBLISHED)
+def test_published_settings_have_as_many_weights(
+    config: dict[str, Any], count: int, pattern: int
+) -> None:
+    text = decoder.text_part(config)
+    decoder.check_settings(text, "config.json")
+    spec = decoder.spec_of(text, "bfloat16", "config.json")
+    weights = decoder.weights_of(spec, FAMILIES[text["model_type"]])
+    assert sum(math.prod(weight.shape) for weight in weights) == count
+    assert len(spec.pattern) == pattern
+    last = spec.blocks[-1]
+    assert last.positions == spec.positions or last.attention.window is None

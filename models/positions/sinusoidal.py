@@ -1,48 +1,17 @@
-"""Adds positions to embeddings: learned vectors, sines and cosines, or none."""
+"""Adds sines and cosines of the position to embeddings."""
 
 from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
 
 from configs.errors import UserError
 from configs.spec import spec
 from layouts.layout import Layout
-from models.initializers import Weights
 from models.parts import BlockParts, Positions
 from models.sizes import Sizes
 
 Array = jax.Array
-
-
-@spec
-class NoPositions(Positions):
-    """Leaves a causal decoder to infer positions from its mask.  Kazemnejad et al. 2023 (NoPE)."""
-
-
-@spec
-class Learned(Positions):
-    """Learns a vector for each of the first `Transformer.length` positions."""
-
-    changes_embeddings: ClassVar[bool] = True
-
-    def max_length(self, sizes: Sizes) -> int:
-        return sizes.length
-
-    def build_table(self, weights: Weights) -> nnx.Param:
-        return weights.normal("LD", fan_in="D")
-
-    def embed(
-        self,
-        layout: Layout,
-        x_BLD: Array,
-        positions_BL: Array,
-        table_LD: Array | None,
-        scale: float,
-    ) -> Array:
-        assert table_LD is not None
-        return (x_BLD + layout.take(table_LD, positions_BL, "BLD").astype(x_BLD.dtype)) * scale
 
 
 @spec
