@@ -23,6 +23,7 @@ from models.sizes import Sizes
 
 Array = jax.Array
 AttentionBiases = Literal["none", "qkv", "all"]
+QkNormOver = Literal["head", "heads"]
 
 
 @abstract_spec
@@ -100,7 +101,9 @@ class MultiHead(SoftmaxAttention):
     biases: AttentionBiases = "none"
     """Adds biases to queries, keys and values ("qkv"), or to attention's output as well ("all")."""
     qk_norm: bool = False
-    """Normalizes each head of queries and keys before the rotation."""
+    """Normalizes queries and keys before the rotation."""
+    qk_norm_over: QkNormOver = "head"
+    """What `qk_norm` normalizes: each head, or all heads of a token together, as in OLMo 2."""
     combined_qkv: bool = False
     """Computes queries, keys and values in one product; the stored weights stay separate."""
 
@@ -143,8 +146,9 @@ class MultiHeadAttention(nnx.Module):
         if spec.biases == "all":
             self.bo_D = weights.zeros("D")
         if spec.qk_norm:
-            self.q_norm = parts.norm.build_for_heads(layout, weights)
-            self.k_norm = parts.norm.build_for_heads(layout, weights)
+            q_axes, k_axes = ("K", "K") if spec.qk_norm_over == "head" else ("JQK", "JK")
+            self.q_norm = parts.norm.build_for_heads(layout, weights, q_axes)
+            self.k_norm = parts.norm.build_for_heads(layout, weights, k_axes)
         has_bias = self.is_self_attention and not parts.positions.shares_bias
         self.bias = parts.positions.build_bias(layout, weights) if has_bias else None
 

@@ -1,6 +1,7 @@
 """Divides by the root mean square: of the residual width, or of each head."""
 
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -35,9 +36,12 @@ class RmsNorm(Norm):
         """Makes the scale, which multiplies by 1 before training."""
         return weights.zeros(axis) if self.offset else weights.ones(axis)
 
-    def normed(self, layout: Layout, x: Array, scale: Array, axes: str) -> Array:
-        """Normalizes the last axis in JAX's float type."""
-        return normed(layout, x, scale, axes, self.epsilon, offset=self.offset)
+    def normed(
+        self, layout: Layout, x: Array, scale: Array, axes: str, scale_axes: str | None = None
+    ) -> Array:
+        """Normalizes the axes of the scale, or else the last, in JAX's float type."""
+        epsilon, offset = self.epsilon, self.offset
+        return normed(layout, x, scale, axes, epsilon, offset=offset, scale_axes=scale_axes)
 
 
 class RmsNormLayer(nnx.Module):
@@ -55,23 +59,37 @@ class RmsNormLayer(nnx.Module):
 
 
 class HeadRmsNorm(nnx.Module):
-    """Normalizes each head.  Henry et al. 2020; one scale for all heads."""
+    """Normalizes each head, with one scale for all, or all heads together, with one for each.
+
+    Henry et al. 2020; Team OLMo 2024 (OLMo 2), section 3.3.
+    """
 
     def __init__(self, spec: RmsNorm, layout: Layout, weights: Weights, axis: str = "K"):
         self.spec = spec
         self.layout = layout
+        self.axis = axis
         self.name = f"scale_{axis}"
         setattr(self, self.name, spec.scale(weights, axis))
 
     def __call__(self, x: Array, axes: str) -> Array:
-        return self.spec.normed(self.layout, x, getattr(self, self.name)[...], axes)
+        scale_axes = self.axis if len(self.axis) > 1 else None
+        return self.spec.normed(self.layout, x, getattr(self, self.name)[...], axes, scale_axes)
 
 
 @jax.named_scope("norm")
 def normed(
-    layout: Layout, x: Array, scale: Array, axes: str, epsilon: float, *, offset: bool = False
+    layout: Layout,
+    x: Array,
+    scale: Array,
+    axes: str,
+    epsilon: float,
+    *,
+    offset: bool = False,
+    scale_axes: str | None = None,
 ) -> Array:
-    """Divides by the root mean square along the last axis, in JAX's float type, and scales.
+    """Divides by the root mean square along the scale's axes, in JAX's float type, and scales.
+
+    The scale's axes are the last, or several of those of x.
 
     Its gradient keeps the input in the type that it has, and one number for each vector.
     """
@@ -79,13 +97,19 @@ def normed(
     if offset:
         wide_scale = 1 + wide_scale
 
+    scale_axes = scale_axes or axes[-1]
+    over = tuple(axes.index(letter) for letter in scale_axes)
+    # Zeros that pad an axis count for nothing.
+    padding = math.prod(scale.shape) / math.prod(layout.unpadded_shape(scale_axes, scale.shape))
     policy = jax.checkpoint_policies.save_only_these_names(INVERSE)
 
     @functools.partial(jax.checkpoint, prevent_cse=False, policy=policy)
     def scaled(x: Array, factor: Array) -> Array:
         wide = x.astype(float)
-        power = jnp.mean(jnp.square(wide), axis=-1, keepdims=True)
+        power = jnp.mean(jnp.square(wide), axis=over, keepdims=True)
+        if padding != 1:
+            power *= padding
         inverse = checkpoint_name(jax.lax.rsqrt(power + epsilon), INVERSE)
         return (wide * inverse * factor).astype(x.dtype)
 
-    return scaled(x, layout.broadcast_like(wide_scale, axes[-1], axes))
+    return scaled(x, layout.broadcast_like(wide_scale, scale_axes, axes))

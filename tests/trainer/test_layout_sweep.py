@@ -285,9 +285,10 @@ def test_faster_ways_to_compute_are_equal_too(name: str) -> None:
 def test_layers_of_two_kinds_are_equal_too(name: str) -> None:
     """Every second layer has a sliding window, and rotation besides the learned positions.
 
-    Norms are around the parts of one kind, and after those of the other; logits are bounded.
+    Norms are around the parts of one kind, and after those of the other; all heads have one norm,
+    and logits are bounded.
     """
-    attention = dataclasses.replace(SPEC.attention, window=3)
+    attention = dataclasses.replace(SPEC.attention, window=3, qk_norm=True, qk_norm_over="heads")
     window = Block(attention=attention, positions=Rotary(theta=100.0), norm_places="both")
     pattern = (window, Block(norm_places="after"))
     spec = dataclasses.replace(SPEC, layers=4, pattern=pattern, logit_cap=3.0)

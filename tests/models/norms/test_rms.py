@@ -42,6 +42,19 @@ def test_each_head_is_normed_alone() -> None:
     np.testing.assert_allclose(y_BJMK, x_BJMK / root_BJM1 * SCALE_D[:4], rtol=1e-5)
 
 
+def test_all_heads_are_normed_together() -> None:
+    """As the whole width of the projection, which Hugging Face's OLMo 2 has."""
+    x_BJQLK = np.random.default_rng(1).normal(2, 3, (2, 3, 2, 5, 4)).astype(np.float32)
+    root_B11L1 = np.sqrt(np.mean(x_BJQLK**2, axis=(1, 2, 4), keepdims=True) + 0.5)
+    scale_JQK = np.linspace(0.5, 2, 24, dtype=np.float32).reshape(3, 2, 4)
+    with jax.set_mesh(make_mesh(WHOLE)):
+        norm = HeadRmsNorm(SPEC, WHOLE, weights(), "JQK")
+        norm.scale_JQK[...] = jnp.asarray(scale_JQK)
+        y_BJQLK = norm(jnp.asarray(x_BJQLK), "BJQLK")
+    expected_BJQLK = x_BJQLK / root_B11L1 * scale_JQK[:, :, None]
+    np.testing.assert_allclose(y_BJQLK, expected_BJQLK, rtol=1e-5)
+
+
 def test_the_gradient_keeps_the_input_of_a_norm_in_its_type() -> None:
     """Intermediate values in float32 would be three times as many bytes as the input."""
 

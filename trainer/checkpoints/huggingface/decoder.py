@@ -245,7 +245,7 @@ def weights_of(spec: Transformer, family: families.Family) -> Iterator[Converted
         **families.NORMS[spec.blocks[0].norm_places],
         **families.ATTENTION,
         **families.BIASES[attention.biases],
-        **(families.QK_NORMS if attention.qk_norm else {}),
+        **(families.QK_NORMS[attention.qk_norm_over] if attention.qk_norm else {}),
         **(families.MLP if family.experts is None else family.experts),
     }
     for index, block in enumerate(block_paths(spec)):
@@ -344,7 +344,8 @@ def factors(model: Transformer, settings: families.Settings) -> dict[str, float]
     here, there = scales(model), scales(exported)
     embed, query = here[0] / there[0], here[1] / there[1]
     has_qk_norm = of_kind(model.blocks[0].attention, MultiHead).qk_norm
-    queries = ("q_norm/scale_K",) if has_qk_norm else ("wq_DJQK", "bq_JQK")
+    norms = ("q_norm/scale_K", "q_norm/scale_JQK")
+    queries = norms if has_qk_norm else ("wq_DJQK", "bq_JQK")
     by_path = {
         "embed_VD": embed,
         "decoder/norm/scale_D": model.logit_scale / (embed if model.tied else 1.0),

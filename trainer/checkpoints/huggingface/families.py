@@ -6,7 +6,7 @@ A family is a row of `FAMILIES`: what its config.json may say, and what its tens
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from models.attention.multi_head import AttentionBiases
+from models.attention.multi_head import AttentionBiases, QkNormOver
 from models.feed_forward.mlp import Activation
 from models.parts import NormPlaces
 
@@ -103,9 +103,15 @@ BIASES: Mapping[AttentionBiases, Names] = {
     "qkv": QKV_BIASES,
     "all": {**QKV_BIASES, "attention/bo_D": ("self_attn.o_proj.bias", "D")},
 }
-QK_NORMS: Names = {
-    "attention/q_norm/scale_K": ("self_attn.q_norm.weight", "K"),
-    "attention/k_norm/scale_K": ("self_attn.k_norm.weight", "K"),
+QK_NORMS: Mapping[QkNormOver, Names] = {
+    "head": {
+        "attention/q_norm/scale_K": ("self_attn.q_norm.weight", "K"),
+        "attention/k_norm/scale_K": ("self_attn.k_norm.weight", "K"),
+    },
+    "heads": {
+        "attention/q_norm/scale_JQK": ("self_attn.q_norm.weight", "JQK"),
+        "attention/k_norm/scale_JK": ("self_attn.k_norm.weight", "JK"),
+    },
 }
 MLP: Names = {
     "mlp/wg_DF": ("mlp.gate_proj.weight", "F D"),
@@ -219,6 +225,12 @@ FAMILIES: Mapping[str, Family] = {
     "gemma": GEMMA,
     "gemma2": GEMMA2,
     "gemma3_text": GEMMA3,
+    "olmo2": Family(
+        "Olmo2ForCausalLM",
+        defaults={"num_key_value_heads": None, "attention_bias": False, "rms_norm_eps": 1e-5},
+        attention={"qk_norm": True, "qk_norm_over": "heads"},
+        block={"norm_places": "after"},
+    ),
     "mixtral": Family(
         "MixtralForCausalLM",
         defaults={

@@ -113,11 +113,12 @@ CASES: dict[str, dict[str, Any]] = {
     "qwen3, mixed": {
         "head_dim": 4, "use_sliding_window": True, "sliding_window": 3, "max_window_layers": 1,
     },
+    "olmo2": {"num_hidden_layers": 3, "head_dim": 4},
 }  # fmt: skip
 DECODED = ("qwen2", "mistral", "mixtral")
-SEEDS = {"gemma2": 6, "gemma3_text": 2}
+SEEDS = {"gemma2": 6, "gemma3_text": 2, "olmo2": 18}
 """Of weights with which texts are long."""
-LONG = ("gemma2", "gemma3_text")
+LONG = ("gemma2", "gemma3_text", "olmo2")
 """Cases with longer texts, and with a bound of the logits' difference by their spread."""
 Case = dict[str, Any]
 
@@ -325,10 +326,17 @@ LAYOUTS = {
         mesh="data:2,model:2", rules="batch:data;heads:model", param_rules="d_model:data?"
     ),
     "experts, padded": Layout(mesh="x:2", rules="experts:x+;vocab:x+;d_ff:x;batch:x"),
+    "heads, padded": Layout(mesh="x:4", rules="heads:x+;d_ff:x"),
 }
 
 
-@pytest.mark.parametrize(("layout", "name"), [("fsdp", "qwen3"), ("experts, padded", "mixtral")])
+@pytest.mark.parametrize(
+    ("layout", "name"),
+    [
+        ("fsdp", "qwen3"), ("experts, padded", "mixtral"), ("heads, padded", "olmo2"),
+        ("heads, padded", "gemma2"),
+    ],
+)  # fmt: skip
 def test_no_layout_changes_the_logits(imported: Path, layout: str, name: str) -> None:
     case, split = golden()[name], LAYOUTS[layout]
     trained = trained_of(imported / f"{name} run", split)
