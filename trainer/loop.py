@@ -45,7 +45,7 @@ def train(job: TrainJob, observers: Sequence[Observer] = ()) -> Outcome:
 
     Without observers it trains, validates and saves, and reports only to its loggers.
     """
-    run, watch = job.run, Observers(observers)
+    run, watch, last_step = job.run, Observers(observers), job.run.total_steps
     connect(job.mesh)
     with ExitStack() as stack:
         stack.enter_context(jax.set_mesh(job.mesh))
@@ -58,7 +58,7 @@ def train(job: TrainJob, observers: Sequence[Observer] = ()) -> Outcome:
         state, step = restore_or_init(padding, checkpoints, run.start_from)
         watch.notify(Observer.on_start, run, step)
         stopped, previous = False, None  # previous: a step that the devices may still work on
-        if step < run.steps:
+        if step < last_step:
             compiled = compile_train_step(job, state)
             watch.notify(Observer.on_compiled, compiled)
             batches = feed(job.splits["train"], batch_sharding(job), seed=run.seed, first_step=step)
@@ -69,7 +69,7 @@ def train(job: TrainJob, observers: Sequence[Observer] = ()) -> Outcome:
             with timer.spending("evaluation"):
                 _, stopped = validate(job, step, state, watch, interrupts)
 
-        while step < run.steps and not stopped:
+        while step < last_step and not stopped:
             watch.notify(Observer.before_step, step + 1)
             with jax.profiler.StepTraceAnnotation("train", step_num=step + 1):
                 with timer.spending("data"):
@@ -179,7 +179,7 @@ def validate(
             rows,
             job.mesh,
             batch_sequences=run.batch_sequences,
-            batches=run.evaluate_batches if step < run.steps else None,
+            batches=run.evaluate_batches if step < run.total_steps else None,
             progress=progress,
         )
         logger.info("Step %d: validation %s.", step, evaluation)

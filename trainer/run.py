@@ -3,6 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Mapping
+from fractions import Fraction as Exact
 from typing import Any, Literal
 
 from configs.errors import UserError
@@ -37,8 +38,11 @@ class Run:
     """Data, vocabulary and row lengths."""
     optimizer: OptimizerSpec = Adafactor()
     """Update rule and its learning rate schedule."""
-    steps: Count
-    """Updates in the whole run."""
+    steps: Count | None = None
+    """Updates in the whole run. None: those of Run.epochs."""
+    epochs: Positive | None = None
+    """How many times the run reads the rows of training, in place of Run.steps; rows of the next
+    epoch fill up the last batch.  A mixture has no epochs, as its parts end at different steps."""
     batch_sequences: Count
     """Rows in the global batch of one update, over all devices and microbatches."""
     microbatches: Count = 1
@@ -94,6 +98,17 @@ class Run:
         object.__setattr__(self, "model", model)  # the spec is frozen
         for option in self.compiler_options:
             CompilerOption.parse(option)
+        if (self.steps is None) == (self.epochs is None):
+            raise UserError(
+                f"Run.steps = {self.steps}, Run.epochs = {self.epochs}: the length of a run is one "
+                "of both.  Set one of them, and the other to None."
+            )
+        if self.epochs is not None and len(self.task.source.parts_of("train")) > 1:
+            raise UserError(
+                f"Run.epochs = {self.epochs:g}: task {self.task.name} is a mixture, whose parts "
+                "are read at rates and end their epochs at different steps.  Set Run.steps; "
+                "`meshloom prepare` then says how often each part is read."
+            )
         if self.model.adapter is not None and self.start_from is None:
             raise UserError(
                 f"{type(self.model).__name__}.adapter: adapters are added to the weights of "
@@ -123,6 +138,24 @@ class Run:
         model: Any = self.model
         model = model if model.adapter is None else dataclasses.replace(model, adapter=None)
         return dataclasses.replace(self, model=model)
+
+    def with_steps(self, rows: int | None) -> "Run":
+        """Returns the run with its length in steps, given the rows of training where known."""
+        if self.epochs is None or rows is None:
+            return self
+        steps = math.ceil(Exact(str(self.epochs)) * rows / self.batch_sequences)
+        return dataclasses.replace(self, steps=steps, epochs=None)
+
+    @property
+    def total_steps(self) -> int:
+        """Returns the updates in the whole run; raises where that takes the rows of training."""
+        if self.steps is None:
+            raise UserError(
+                f"Run.epochs = {self.epochs:g}: the number of steps follows from the rows of task "
+                f"{self.task.name}, which are not prepared here.  Run `meshloom prepare` first, or "
+                "set Run.steps."
+            )
+        return self.steps
 
     def at_interval(self, step: int, interval: int | None) -> bool:
         """Returns True at multiples of `interval` and at the last step."""

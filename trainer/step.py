@@ -27,6 +27,8 @@ logger = logging.getLogger(__name__)
 Array = jax.Array
 State = dict[str, Any]  # params, opt_state, step; of adapters also base: what they are added to
 Metrics = dict[str, Any]  # numbers; with experts also their loads
+UNKNOWN_STEPS = 2**30
+"""Steps of a run of epochs while its rows are not known: only shapes and weights are of use."""
 Total = tuple[Params, LossSums]
 
 
@@ -90,7 +92,7 @@ def train_step_spec(run: Run, layout: Layout) -> TrainStepSpec:
         model=run.model.model(layout),
         optimizer=run.optimizer,
         criterion=run.criterion,
-        steps=run.steps,
+        steps=run.steps or UNKNOWN_STEPS,
         seed=run.seed,
         microbatches=run.microbatches,
         skip_spikes=run.skip_spikes,

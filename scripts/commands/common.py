@@ -14,6 +14,8 @@ from configs.load import Config, load
 from configs.paths import path_of
 from configs.read import FLAG
 from configs.spec import SPECS
+from data.cache import TaskCaches
+from data.packing.rows import Counts
 from data.sources.text_files import decoded_lines, read_lines, without_carriage_return
 from data.storage.files import atomic_open, write_errors
 from data.task import Task
@@ -99,6 +101,38 @@ def task_of(config: Config) -> Task:
     """Returns the task that the settings name; a run's other settings may be missing."""
     task = config.value("Run.task")
     return task if isinstance(task, Task) else config.make(Task)
+
+
+def with_known_steps(run: Run, model_dir: Path | None, data_dir: Path | None = None) -> Run:
+    """Returns a run of epochs with its steps, where its record or prepared data has the rows.
+
+    A note says how many steps it has, or that the data is missing.
+    """
+    if run.epochs is None:
+        return run
+    directory = None if model_dir is None else ModelDir(model_dir)
+    record, rows = directory and directory.record, None
+    if directory and record and directory.recorded_run().task == run.task:
+        rows = record.train_rows
+    if rows is None:
+        caches = TaskCaches(run.task, data_dir_of(data_dir, model_dir))
+        stored = caches.manifest()
+        if stored is None:
+            print_note(
+                f"Run.epochs = {run.epochs:g}: its steps follow from the rows of task "
+                f"{run.task.name}, which {caches.data_dir} does not have.  `meshloom prepare` "
+                "makes them."
+            )
+            return run
+        rows = Counts.read(stored["splits"]["train"]).rows
+    print_note(epochs_text(run, rows))
+    return run.with_steps(rows)
+
+
+def epochs_text(run: Run, rows: int) -> str:
+    """Says how many steps a run of epochs has."""
+    steps = run.with_steps(rows).total_steps
+    return f"Run.epochs = {run.epochs:g}: {steps:,} steps, as training has {rows:,} rows."
 
 
 def rows_of_group(run: Run) -> int:

@@ -1,13 +1,18 @@
 """Settings of a run that do not fit each other, and what follows from them."""
 
 import dataclasses
+import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from configs.errors import UserError
+from data.order import row_ids
+from data.sources.mixing import TextMixture
 from data.sources.pair_kinds import Tsv
+from data.sources.text import TextFiles
 from data.tasks.translation import Translation
 from data.tokenizers.sentence_piece import SentencePiece
 from data.vocab import make
@@ -28,6 +33,11 @@ RUN = Run(model=TOY, task=TASK, steps=10, batch_sequences=6)
         ({"best_by": "bleu"}, "set Run.bleu_sentences"),
         ({"bleu_sentences": 5}, "Run.bleu_sentences = 5: the task is not a translation task"),
         ({"r_drop": 5.0}, "Run.r_drop = 5.0: without dropout, both passes .* set Transformer.drop"),
+        ({"epochs": 2.0}, "Run.steps = 10, Run.epochs = 2.0: the length of a run is one of both"),
+        (
+            {"steps": None},
+            "Run.steps = None, Run.epochs = None: the length of a run is one of both",
+        ),
         ({"microbatches": 4}, "Run.batch_sequences = 6 does not divide into Run.microbatches = 4"),
     ],
 )
@@ -36,6 +46,33 @@ def test_settings_that_contradict_each_other_are_refused(
 ) -> None:
     with pytest.raises(UserError, match=message):
         dataclasses.replace(RUN, **changes)
+
+
+@pytest.mark.parametrize(
+    ("epochs", "rows", "steps"),
+    [(2.0, 7, 3), (3.0, 6, 3), (0.5, 11, 1), (0.7, 60, 7), (1.1, 60, 11)],
+)
+def test_a_run_of_epochs_ends_with_the_batch_that_reads_the_last_of_their_rows(
+    epochs: float, rows: int, steps: int
+) -> None:
+    run = dataclasses.replace(RUN, steps=None, epochs=epochs)
+    assert run.with_steps(rows) == dataclasses.replace(RUN, steps=steps)
+    assert run.with_steps(None) == run and RUN.with_steps(rows) == RUN
+    batches = [row_ids(0, step, RUN.batch_sequences, rows) for step in range(steps)]
+    read = np.concatenate(batches)[: round(epochs * rows)]  # which is all but what fills it up
+    assert set(np.bincount(read, minlength=rows)) <= {int(epochs), math.ceil(epochs)}
+    assert (steps - 1) * RUN.batch_sequences < len(read) == round(epochs * rows)
+    with pytest.raises(UserError, match=r"follows from the rows of task toy.*`meshloom prepare`"):
+        _ = run.total_steps
+
+
+def test_a_mixture_has_no_epochs() -> None:
+    parts = (TextFiles(train="a.txt", name="a"), TextFiles(train="b.txt", name="b"))
+    task = dataclasses.replace(TASK, source=TextMixture(parts=parts))
+    with pytest.raises(UserError, match=r"Run.epochs = 2: task toy is a mixture.* Set Run.steps"):
+        dataclasses.replace(RUN, task=task, steps=None, epochs=2.0)
+    one = dataclasses.replace(TASK, source=TextMixture(parts=parts[:1]))
+    assert dataclasses.replace(RUN, task=one, steps=None, epochs=2.0).with_steps(6).steps == 2
 
 
 def test_the_embedding_has_the_rows_of_the_vocabulary_unless_they_are_set(tmp_path: Path) -> None:

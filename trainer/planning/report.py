@@ -37,7 +37,8 @@ def as_json(
     """Lists every figure of a training plan; None where it is not known."""
     step_s, topology = plan.step_s, plan.topology
     timing = plan.timing
-    hours = None if step_s is None else step_s * plan.run.steps / HOUR_S
+    steps = plan.run.steps
+    hours = None if step_s is None or steps is None else step_s * steps / HOUR_S
     traffic = collectives(plan, plan.work.collectives)
     weights = sorted(table(plan.weights, layout, plan.mesh), key=lambda w: -w.bytes_per_device)
     return {
@@ -61,7 +62,7 @@ def as_json(
         "tokens_per_s": None if step_s is None else plan.tokens_per_step / step_s,
         "utilisation": plan.utilisation,
         "utilisation_full_attention": plan.utilisation_full_attention,
-        "run_steps": plan.run.steps,
+        "run_steps": steps,
         "run_hours": hours,
         "chip_hours": None if hours is None or topology is None else hours * topology.chips,
         "run_cost": run_cost(plan, assumed, price),

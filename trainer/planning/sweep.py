@@ -76,7 +76,7 @@ def sweep(run: Run, layouts: Mapping[str, Layout], topology: Topology) -> list[S
 
     Each combination has the fewest microbatches with which it fits; more save only memory.
     """
-    tokens = run.steps * run.batch_sequences * run.task.length
+    tokens = run.total_steps * run.batch_sequences * run.task.length
     combinations = [(name, variant) for variant in variants(run) for name in layouts]
     points = []
     for number, (name, variant) in enumerate(combinations, 1):

@@ -18,8 +18,9 @@ from trainer.step import train_step_spec
 
 # Settings that may change at any time: how long, how often, how fast.  Models and their parts list
 # theirs in `free_on_resume`.
-FREE = ("Run.start_from", "Run.steps", "Run.checkpoint_every", "Run.log_every", "Run.stall_minutes",
-        "Run.compiler_options", "Run.microbatches", "Run.trackers")  # fmt: skip
+FREE = ("Run.start_from", "Run.steps", "Run.epochs", "Run.checkpoint_every", "Run.log_every",
+        "Run.stall_minutes", "Run.compiler_options", "Run.microbatches",
+        "Run.trackers")  # fmt: skip
 FREE_PREFIXES = ("Run.keep_", "Run.evaluate_")
 # Settings that change how the weights develop, and neither what they are nor the order of the data.
 OVERRIDABLE = ("Run.batch_sequences", "Run.label_smoothing", "Run.z_loss", "Run.r_drop",

@@ -52,6 +52,8 @@ class Start:
     """The text of config.gin; only the newest record has it, and those of older versions none."""
     saved: int | None = None
     """The step of the newest checkpoint that this start has saved or restored."""
+    train_rows: int | None = None
+    """Rows of training, from which the steps of Run.epochs follow."""
 
     def dump(self) -> Line:
         """Returns what `parse` reads."""

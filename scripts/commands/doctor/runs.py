@@ -8,7 +8,7 @@ from configs.load import Config
 from data import manifest
 from data.cache import TaskCaches, cache_folders, check_rows
 from data.storage.lookup import sizes_below
-from scripts.commands.common import task_of
+from scripts.commands.common import epochs_text, task_of
 from scripts.commands.doctor.findings import Finding, failure
 from scripts.commands.shared_flags import SavedSettingsFlags
 from trainer.checkpoints.manager import Checkpoints
@@ -16,6 +16,7 @@ from trainer.metrics.jsonl import EVALUATIONS, METRICS, split_lines
 from trainer.model_dir import ModelDir
 from trainer.processes.training_lock import holder_of
 from trainer.resume.history import last_saved
+from trainer.run import Run
 
 
 def task_cache(
@@ -48,8 +49,13 @@ def task_cache(
         return
     if prepared is None:
         text = f"not in {data_dir} yet: training prepares it first"
+        if config.value("Run.epochs") is not None:
+            text += ", and the number of steps follows from it (Run.epochs)"
         yield Finding(name, "warning", text, command)
         return
+    if config.value("Run.epochs") is not None and "Run.model" in config.bound:
+        text = epochs_text(config.make(Run), len(prepared.splits["train"]))
+        yield Finding("length of the run", "ok", text)
     read = ", all rows read" if reads_rows else ""
     text = f"content hash {prepared.manifest['content_hash'][:16]}{read}"
     yield Finding(name, "ok", text, "Copy one host's cache to the others, or correct their text: "

@@ -13,6 +13,7 @@ class InspectConfigFlags:
     """Shows the value of each setting and the file that set it."""
 
     EXAMPLES = ("meshloom inspect config --gin_file=configs/runs/quickstart.gin",)
+    data_dir: DataDir = None
     json_file: JsonFile = None
     settings: SavedSettingsFlags = field(default_factory=SavedSettingsFlags)
 

@@ -52,8 +52,10 @@ class Setting(NamedTuple):
 
 def config(flags: InspectConfigFlags) -> None:
     """Prints every setting of a run: its value and the file that set it."""
-    rows = common.settings_of(flags.settings).table(Run, Layout)
+    settings = common.settings_of(flags.settings)
+    rows = settings.table(Run, Layout)
     print_table(["name", "value", "set in"], [(r.name, repr(r.value), r.origin) for r in rows])
+    common.with_known_steps(settings.make(Run), flags.settings.model_dir, flags.data_dir)
     table = [{"name": r.name, "value": r.value, "set_in": r.origin} for r in rows]
     common.write_json(flags.json_file, table)
 

@@ -78,7 +78,7 @@ class PlanFlags:
     currency: Annotated[str, Flag(metavar="NAME")] = "USD"
     """Currency of --price_per_chip_hour."""
     tokens: Annotated[float | None, Flag(metavar="N", above=0, max=1e18)] = None
-    """Tokens of the whole run, as in 1e12, in place of Run.steps."""
+    """Tokens of the whole run, as in 1e12, in place of Run.steps or Run.epochs."""
     topology: shared.Topology = None
     analytic: bool = False
     """Predicts from the layout alone, in seconds, and compiles nothing."""
@@ -87,6 +87,7 @@ class PlanFlags:
     json_file: shared.JsonFile = None
     decode: bool = False
     """Plans decoding instead of training."""
+    data_dir: shared.DataDir = None
     settings: shared.SavedSettingsFlags = field(default_factory=shared.SavedSettingsFlags)
     run_cost: RunCostFlags = field(default_factory=RunCostFlags)
     decoding: DecodePlanFlags = field(default_factory=DecodePlanFlags)

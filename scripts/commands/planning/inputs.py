@@ -17,7 +17,7 @@ from layouts.cost.collectives import format_mesh
 from layouts.cost.interconnect import Topology, check_offered
 from layouts.layout import Layout
 from layouts.mesh import make_mesh, mesh_sizes
-from scripts.commands.common import setting_origins, settings_of
+from scripts.commands.common import setting_origins, settings_of, with_known_steps
 from scripts.commands.planning.flags import PlanFlags
 from scripts.terminal import print_note
 from trainer import checks
@@ -81,11 +81,12 @@ def read_inputs(flags: PlanFlags, *layout_files: str) -> PlanInputs:
     files = (*flags.settings.gin_file, *layout_files)
     config = settings_of(dataclasses.replace(flags.settings, gin_file=files))
     inputs = PlanInputs.read(config, parse_topology(flags.topology))
-    if flags.tokens is None:
-        return inputs
     run = inputs.run
+    if flags.tokens is None:
+        data_dir = flags.data_dir
+        return inputs._replace(run=with_known_steps(run, flags.settings.model_dir, data_dir))
     steps = math.ceil(flags.tokens / (run.batch_sequences * run.task.length))
-    return inputs._replace(run=dataclasses.replace(run, steps=steps))
+    return inputs._replace(run=dataclasses.replace(run, steps=steps, epochs=None))
 
 
 def named_layouts(files: Iterable[str], *taken: str) -> dict[str, str]:

@@ -179,7 +179,10 @@ def summary(figures: dict[str, Any]) -> str:
             f"step {figures['step_time_s']:.4g} s{limits}",
             f"{figures['tokens_per_s']:,.0f} {figures['unit']}/s",
             f"utilisation {figures['utilisation']:.1%}",
-            f"{figures['run_steps']:,} steps in {with_unit(figures['run_hours'], 'hours')}, "
-            f"{with_unit(figures['chip_hours'], 'chip-hours')}",
         ]
+        if figures["run_steps"] is not None:
+            parts.append(
+                f"{figures['run_steps']:,} steps in {with_unit(figures['run_hours'], 'hours')}, "
+                f"{with_unit(figures['chip_hours'], 'chip-hours')}"
+            )
     return page.summary_line(figures, parts)

@@ -16,13 +16,21 @@ from data.sources.clean import Clean
 from data.sources.text import Source
 from data.task import Task
 from data.vocab import Tokenizer
-from scripts.commands.common import check_same_settings, data_dir_of, settings, task_of, warn_unused
+from scripts.commands.common import (
+    check_same_settings,
+    data_dir_of,
+    epochs_text,
+    settings,
+    task_of,
+    warn_unused,
+)
 from scripts.commands.training.flags import PrepareFlags
 from scripts.commands.training.progress import build_bar
 from scripts.terminal import print_note, print_table
 from trainer.model_dir import starting_vocabs
 from trainer.multihost import is_first_process
 from trainer.prepare import prepare
+from trainer.run import Run
 
 DEFAULT_RUNNER = "DirectRunner"
 KINDS = (Task, Source, Tokenizer, Clean)  # a gin file may have other settings, for a run
@@ -56,6 +64,8 @@ def prepare_task(flags: PrepareFlags) -> None:
     numbers = {name: rows.numbers() for name, rows in prepared.splits.items()}
     print_table(["split", *numbers["train"]], [(s, *n.values()) for s, n in numbers.items()])
     print_parts(prepared.splits)
+    if config.value("Run.epochs") is not None and "Run.model" in config.bound:
+        print_note(epochs_text(config.make(Run), len(prepared.splits["train"])))
     steps, batch = config.value("Run.steps"), config.value("Run.batch_sequences")
     is_of_run = isinstance(steps, int) and isinstance(batch, int)
     for line in mixture_lines(prepared.splits["train"], steps * batch if is_of_run else None):

@@ -12,7 +12,7 @@ from configs.paths import absolute
 from data.cache import Prepared
 from layouts.layout import Layout
 from models.transformer import Transformer
-from scripts.commands.common import data_dir_of, settings
+from scripts.commands.common import data_dir_of, epochs_text, settings
 from scripts.commands.training.flags import TrainFlags
 from scripts.commands.training.prepare import mixture_lines
 from scripts.commands.training.progress import build_bar
@@ -85,11 +85,11 @@ def print_changes(changes: Sequence[Change], run: Run, step: int) -> None:
             first, end = sorted((step * old, step * new))
             what = "skipped" if new > old else "read again"
             print_note(f"Rows {first:,} to {end - 1:,} of the data order are {what}.")
-    if changes and step < run.steps:
-        rate = run.optimizer.schedule.rate(run.steps)
-        now, last = (float(rate(jnp.asarray(s))) for s in (step, run.steps - 1))
+    if changes and step < (steps := run.total_steps):
+        rate = run.optimizer.schedule.rate(steps)
+        now, last = (float(rate(jnp.asarray(s))) for s in (step, steps - 1))
         print_note(
-            f"Learning rate now {now:.3g}; the schedule ends at step {run.steps:,} with {last:.3g}."
+            f"Learning rate now {now:.3g}; the schedule ends at step {steps:,} with {last:.3g}."
         )
 
 
@@ -106,7 +106,10 @@ def prepared_data(flags: TrainFlags, run: Run, *, is_continued: bool) -> Prepare
             run.task, data_dir, vocabs=vocabs, content_hash=content_hash,
             on_progress=on_progress,
         )  # fmt: skip
-    for line in mixture_lines(prepared.splits["train"], run.steps * run.batch_sequences):
+    rows = prepared.splits["train"]
+    if run.epochs is not None:
+        print_note(epochs_text(run, len(rows)))
+    for line in mixture_lines(rows, run.with_steps(len(rows)).total_steps * run.batch_sequences):
         print_note(line)
     check_vocabs(run, prepared.vocabs)
     if is_continued:
@@ -126,7 +129,8 @@ def save_start(
     """Writes down what this part of the run is made of, for those that continue it."""
     directory = ModelDir(flags.model_dir)
     data_dir = absolute(data_dir_of(flags.data_dir, flags.model_dir).expanduser())
-    print_changes(changes, run, step)
+    rows = len(prepared.splits["train"])
+    print_changes(changes, run.with_steps(rows), step)
     if is_first_process():
         if is_layout_given(config):
             directory.save_layout(layout)
@@ -134,6 +138,7 @@ def save_start(
             config, run, prepared.vocabs, step, data_dir=str(data_dir),
             saved=max(step, last_saved(directory.model_dir)) or None,
             content_hash=prepared.manifest["content_hash"], rows_hash=prepared.rows_hash,
+            train_rows=rows,
             changes=[{"name": c.name, "old": repr(c.old), "new": repr(c.new)} for c in changes],
         )  # fmt: skip
         if run.start_from is not None and step == 0:

@@ -35,6 +35,7 @@ from trainer.processes.join import leave
 from trainer.processes.training_lock import training_lock
 from trainer.processes.watchdog import Watchdog
 from trainer.run import Run
+from trainer.step import UNKNOWN_STEPS
 from trainer.traces import trace_evaluate_step, trace_train_step
 from trainer.translation.evaluate import TranslationEval
 
@@ -70,11 +71,6 @@ def train_locked(flags: TrainFlags) -> None:
         print_note(warning)
     if step is None:
         start.note_no_export(run)
-    elif run.steps < step:
-        print_note(
-            f"Warning: Run.steps = {run.steps} is below step {step} of the newest checkpoint, so "
-            f"nothing is trained.  Set Run.steps above {step} to train on."
-        )
     for line in checks.attention_lines(checks.attention_choices(run, layout, mesh)):
         print_note(line)
     note_layout(layout, mesh, setting_origins(config))
@@ -92,6 +88,12 @@ def train_locked(flags: TrainFlags) -> None:
             trace_fn(run, layout, mesh)
         prepared = start.prepared_data(flags, run, is_continued=step is not None)
         start.save_start(flags, config, run, layout, prepared, step or 0, changes)
+        run = run.with_steps(len(prepared.splits["train"]))
+        if run.total_steps < (step or 0):
+            print_note(
+                f"Warning: Run.steps = {run.steps} is below step {step} of the newest checkpoint, "
+                f"so nothing is trained.  Set Run.steps above {step} to train on."
+            )
         train_run(flags, run, layout, mesh, prepared, profile)
 
 
@@ -99,7 +101,7 @@ def profile_observers(flags: TrainFlags, run: Run, first_step: int) -> list[Prof
     """Returns the steps of --profile_steps; a run that resumes may be past them."""
     if flags.profile_steps is None:
         return []
-    steps = ProfileSteps.parse(flags.profile_steps, run.steps)
+    steps = ProfileSteps.parse(flags.profile_steps, run.steps or UNKNOWN_STEPS)
     if steps.first <= first_step:
         print_note(f"warning: no profile: the run resumes after step {first_step}.")
         return []

@@ -21,7 +21,7 @@ def test_the_page_of_settings_is_fresh() -> None:
 
 def test_a_setting_has_its_type_its_default_and_its_docstring() -> None:
     settings = {setting.name: setting for setting in settings_of(Run)}
-    assert settings["Run.steps"].default == "required"
+    assert settings["Run.batch_sequences"].default == "required"
     assert settings["Run.keep_last"] == Setting(
         "Run.keep_last", "an integer of at least 1", "3", settings["Run.keep_last"].meaning
     )

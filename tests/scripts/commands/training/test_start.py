@@ -253,3 +253,38 @@ def test_a_task_of_another_vocabulary_is_built_beside(
     assert not (other_text.folder / "run").exists()
     nowhere = f"--gin_param=Run.start_from='{other_text.folder}'"
     assert "no trained model there" in refused(run("train", other_text.model_dir, *flags, nowhere))
+
+
+def test_a_run_of_epochs_has_the_steps_of_its_rows(run: Meshloom, place: Place) -> None:
+    """Commands say how many as soon as they have the data or the record of the run."""
+    params = "Run.steps = None", "Run.epochs = 0.125"
+    flags, split = (place.flags(*params, layout=name) for name in ("whole", "data_parallel"))
+    answer = run("plan", *split, "--analytic", "--topology=v3:2x2")
+    assert answer.code == 0 and "utilisation" in answer.out and "steps in" not in answer.out
+    assert f"follow from the rows of task toy, which {place.folder / 'data'} does" in answer.error
+    answer = run("plan", *split, "--sweep", "--topology=v3:2x2")
+    assert "Run.epochs = 0.125: the number of steps follows" in refused(answer)
+    assert "the number of steps follows from it (Run.epochs)" in run("doctor", *flags).out
+
+    answer = run("train", place.model_dir, *flags)
+    assert answer.code == 0, answer.error
+    rows = history(run, place)[-1]["train_rows"]
+    assert isinstance(rows, int)
+    steps, doubled = -(-rows // 64), -(-rows // 32)  # in batches of 8
+    said = f"Run.epochs = 0.125: {steps} steps, as training has {rows:,} rows."
+    for command in ("prepare", "doctor", "inspect config", "plan"):
+        answer = run(*command.split(), *flags)
+        assert answer.code == 0 and said in answer.out + answer.error, command
+    settings = (place.folder / "run/config.gin").read_text()
+    assert "Run.epochs = 0.125\n" in settings and "Run.steps = None\n" in settings
+    assert run("evaluate", place.model_dir).code == 0
+    before = losses(place)
+    assert list(before) == [*range(1, steps + 1)]
+    answer = run("train", place.model_dir, "--gin_param=Run.epochs=0.25")
+    assert f"Finished after step {doubled} of {doubled}." in answer.error
+    assert before.items() <= losses(place).items() and len(losses(place)) == doubled
+
+    shutil.rmtree(place.folder / "data")
+    answer = run("plan", place.model_dir, f"--json={(file := place.folder / 'plan.json')}")
+    assert f"0.25: {doubled} steps" in answer.error
+    assert json.loads(file.read_text())["run_steps"] == doubled
