@@ -4,7 +4,9 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from fractions import Fraction as Exact
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
 
 from configs.errors import UserError
 from configs.spec import Count, CountOrZero, Fraction, NotNegative, Positive, Seed, spec
@@ -57,6 +59,9 @@ class Run:
     skip_spikes: Positive | None = None
     """Skips an update whose gradient norm exceeds this many times its moving average (for example
     5), or is not finite; a run that skips more than ten in a row stops. None: skips no update."""
+    ema: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """Decay of an exponential moving average of the weights, such as 0.999, which checkpoints keep
+    in float32, and commands load by --average=ema. None: keeps none."""
     label_smoothing: Fraction = 0.0
     """Share of each target's probability that is spread evenly over the vocabulary."""
     z_loss: NotNegative = 0.0

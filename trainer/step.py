@@ -18,6 +18,7 @@ from layouts.reduction import defer_sum, zero_gradient
 from layouts.shards import mesh_axes, spec_of
 from models.api import Batch, Model, Params
 from models.loss import Criterion, LossSums, source_token_weight
+from trainer.optimizers.moving_average import keep_average
 from trainer.optimizers.optimizer import OptimizerSpec
 from trainer.optimizers.spikes import skip_spikes
 from trainer.run import Run
@@ -43,11 +44,13 @@ class TrainStepSpec:
     seed: int
     microbatches: int = 1
     skip_spikes: float | None = None
+    ema: float | None = None
 
     def transform(self) -> optax.GradientTransformation:
         weights, layout = self.model.weights(), self.model.layout
         weights = {path: info for path, info in weights.items() if self.model.trains(path)}
         transform = self.optimizer.transform(self.steps, weights, layout)
+        transform = transform if self.ema is None else keep_average(transform, self.ema)
         return transform if self.skip_spikes is None else skip_spikes(transform, self.skip_spikes)
 
     def without_padding(self) -> "TrainStepSpec":
@@ -96,6 +99,7 @@ def train_step_spec(run: Run, layout: Layout) -> TrainStepSpec:
         seed=run.seed,
         microbatches=run.microbatches,
         skip_spikes=run.skip_spikes,
+        ema=run.ema,
     )
 
 

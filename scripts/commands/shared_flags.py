@@ -111,8 +111,8 @@ class StoredModelFlags:
     model_dir: ModelDir
     checkpoint: Annotated[str, Flag(metavar="latest|best|all|STEP,…")] = "latest"
     """Checkpoint to load: the latest, the best by its evaluation, all, or steps."""
-    average: Annotated[int | None, Flag(min=1)] = None
-    """Averages the weights of the last N checkpoints."""
+    average: Annotated[str | None, Flag(metavar="N|ema")] = None
+    """Averages the weights of the last N checkpoints; ema loads their moving average (Run.ema)."""
     gin_file: GinFile = ()
     gin_param: GinParam = ()
     gin_import_path: GinImportPath = ()

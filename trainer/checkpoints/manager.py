@@ -372,8 +372,8 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
     def _compare(
         self, step: int, saved: Mapping[str, Saved], want: Mapping[str, tuple[int, ...]]
     ) -> None:
-        parts = {path.split("/")[0] for path in want}
-        have = {path: a.shape for path, a in saved.items() if path.split("/")[0] in parts}
+        parts = set(map(_part, want))
+        have = {path: a.shape for path, a in saved.items() if _part(path) in parts}
         wrong = [path for path in sorted({**have, **want}) if have.get(path) != want.get(path)]
         if not wrong:
             return
@@ -432,6 +432,12 @@ def _sync(name: str) -> None:
 def _by_path(tree: Tree) -> dict[str, Any]:
     leaves, _ = jax.tree.flatten_with_path(tree)
     return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in leaves}
+
+
+def _part(path: str) -> str:
+    """Returns what a command restores whole: a moving average, or what is first in the path."""
+    before, average, _ = path.partition("/average/")
+    return f"{before}{average}" if average else path.split("/")[0]
 
 
 def _nested(tree: Tree) -> Tree:

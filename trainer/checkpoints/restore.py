@@ -10,9 +10,10 @@ from pathlib import Path
 
 import jax
 import numpy as np
+from flax import traverse_util
 from jax.sharding import Mesh
 
-from configs.errors import UserError
+from configs.errors import UserError, brief
 from data.vocabs import Vocabs
 from layouts.layout import Layout
 from layouts.mesh import make_mesh
@@ -27,6 +28,8 @@ from trainer.run import Run
 from trainer.step import State, TrainStepSpec, abstract_state, train_step_spec
 
 logger = logging.getLogger(__name__)
+EMA = "ema"
+"""In place of a number of checkpoints to average: the moving average that each of them has."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,8 +145,26 @@ def chosen_steps(checkpoints: Checkpoints, which: str) -> list[int | None]:
     )
 
 
-def averaged_steps(checkpoints: Checkpoints, step: int | None, average: int) -> list[int]:
+def weights_path(run: Run, average: str | None) -> str:
+    """Returns where a checkpoint has the weights of a step, or their moving average."""
+    if average != EMA:
+        return "params"
+    if run.ema is None:
+        raise UserError(
+            "--average=ema: the run keeps no moving average of its weights.  Train with Run.ema, "
+            "such as 0.999, or give a number of checkpoints."
+        )
+    return f"opt_state/{'' if run.skip_spikes is None else 'inner/'}average"
+
+
+def averaged_steps(checkpoints: Checkpoints, step: int | None, average_text: str) -> list[int]:
     """Returns the last few steps up to one, or up to the newest."""
+    average = int(average_text) if re.fullmatch(r"[0-9]{1,9}", average_text) else 0
+    if not average:
+        raise UserError(
+            f"--average={brief(average_text)}: legal: a number of checkpoints of at least 1, or "
+            f"{EMA}."
+        )
     last = checkpoints.latest if step is None else step
     steps = [s for s in checkpoints.steps() if last is None or s <= last]
     if average > len(steps):
@@ -172,18 +193,23 @@ class ModelRestorer(contextlib.AbstractContextManager["ModelRestorer"]):
                 f"{model_dir}: no checkpoint there yet.  Let `meshloom train` save one."
             )
 
-    def restore(self, step: int | None, average: int | None = None) -> TrainedModel:
-        """Restores the weights of one step, or the mean of the last few checkpoints up to it."""
+    def restore(self, step: int | None, average: str | None = None) -> TrainedModel:
+        """Restores the weights of one step, their moving average, or the mean of the last few
+        checkpoints up to it."""
         saved = self.padding.step_spec.saved(self.padding.unpadded)  # traced once, for all
         abstract, model, run = saved["params"], self.padding.step_spec.model, self.run.merged
         with jax.set_mesh(self.mesh):
-            if average is not None:
+            if average is not None and average != EMA:
                 steps = averaged_steps(self.checkpoints, step, average)
                 logger.info("Averaging the checkpoints of steps %s.", ", ".join(map(str, steps)))
                 params, step = self.checkpoints.average(steps, abstract), steps[-1]
             else:
-                state, step = self.checkpoints.restore({"params": abstract}, step)
-                params, steps = state["params"], [step]
+                path = weights_path(run, average)
+                tree = traverse_util.unflatten_dict({path: abstract}, sep="/")
+                state, step = self.checkpoints.restore(tree, step)
+                logger.info("Loaded %s of step %d.", path, step)
+                params = jax.tree.unflatten(jax.tree.structure(abstract), jax.tree.leaves(state))
+                steps = [step]
             if "base" in saved:
                 state = self.checkpoints.restore({"base": saved["base"]}, step)[0] | {"params": {}}
                 self.padding.add_base(state, run.start_from)

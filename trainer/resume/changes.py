@@ -24,7 +24,7 @@ FREE = ("Run.start_from", "Run.steps", "Run.epochs", "Run.checkpoint_every", "Ru
 FREE_PREFIXES = ("Run.keep_", "Run.evaluate_")
 # Settings that change how the weights develop, and neither what they are nor the order of the data.
 OVERRIDABLE = ("Run.batch_sequences", "Run.label_smoothing", "Run.z_loss", "Run.r_drop",
-               "Run.best_by", "Run.bleu_sentences", "Run.skip_spikes")  # fmt: skip
+               "Run.best_by", "Run.bleu_sentences", "Run.skip_spikes", "Run.ema")  # fmt: skip
 
 
 def check_changes(title: str, saved: Run, run: Run, *, override: bool) -> list[Change]:
@@ -66,7 +66,7 @@ def _may_change_arrays(change: Change) -> bool:
     """Returns whether the arrays that an optimizer keeps may depend on a setting."""
     is_of_optimizer = issubclass(_spec_of(change), OptimizerSpec)
     is_schedule = isinstance(change.new, ScheduleSpec)
-    return change.name == "Run.skip_spikes" or (is_of_optimizer and not is_schedule)
+    return change.name in ("Run.skip_spikes", "Run.ema") or (is_of_optimizer and not is_schedule)
 
 
 def _needs_override(change: Change) -> bool:

@@ -30,7 +30,13 @@ from scripts.terminal import print_note
 from trainer.checkpoints.huggingface.folder import SETTINGS, TENSORS, tensor_writer
 from trainer.checkpoints.huggingface.weights import ConvertedWeight, TensorInfo
 from trainer.checkpoints.manager import Checkpoints
-from trainer.checkpoints.restore import ModelRestorer, StatePadding, averaged_steps
+from trainer.checkpoints.restore import (
+    EMA,
+    ModelRestorer,
+    StatePadding,
+    averaged_steps,
+    weights_path,
+)
 from trainer.model_dir import HUGGINGFACE, ModelDir
 from trainer.resume.history import CHECKPOINTS, FILE
 from trainer.run import Run
@@ -115,11 +121,13 @@ def export_weights(
     `factors` has what some weights are multiplied by, by path.  `merged` is the run where the
     weights have adapters.
     """
-    by_path = {f"params/{weight.path}": weight for weight in weights}
+    average, run = flags.model.average, ModelDir(flags.model.model_dir).recorded_run()
+    root = weights_path(run, average) if merged is None else "params"
+    by_path = {f"{root}/{weight.path}": weight for weight in weights}
     shapes = {path: weight.shape for path, weight in by_path.items()}
     infos = {name: TensorInfo(w.tensor_shape, dtype) for w in weights for name in w.names}
     with Checkpoints(flags.model.model_dir) as checkpoints:
-        steps = exported_steps(checkpoints, flags.model.checkpoint, flags.model.average)
+        steps = exported_steps(checkpoints, flags.model.checkpoint, average)
         try:
             output.mkdir(parents=True, exist_ok=True)
             with tensor_writer(output, infos, MAX_FILE_BYTES, name) as write:
@@ -127,7 +135,7 @@ def export_weights(
                 if merged is not None:
                     layout = Layout(mesh="data:1", rules="")
                     with ModelRestorer(flags.model.model_dir, merged, layout) as models:
-                        params = models.restore(steps[-1], flags.model.average).params
+                        params = models.restore(steps[-1], average).params
                     flat = traverse_util.flatten_dict({"params": params}, sep="/")
                     by_step = [((path, np.asarray(flat[path])) for path in shapes)]
                 for arrays in zip(*by_step, strict=True):
@@ -147,10 +155,10 @@ def export_weights(
     print_note(f"Exported {count:,} weights of {of} to {output}.")
 
 
-def exported_steps(checkpoints: Checkpoints, which: str, average: int | None) -> list[int]:
+def exported_steps(checkpoints: Checkpoints, which: str, average: str | None) -> list[int]:
     """Returns the steps whose mean is exported."""
     step = single_checkpoint(checkpoints, which)
-    if average is not None:
+    if average is not None and average != EMA:
         return averaged_steps(checkpoints, step, average)
     newest_first = checkpoints.steps()[::-1]
     whole = (step for step in newest_first if checkpoints.damage(step) is None)

@@ -142,6 +142,7 @@ def evaluate_model(flags: EvaluateFlags) -> list[dict[str, Any]]:
             line: dict[str, Any] = {
                 "step": trained.step,
                 "averaged_steps": trained.averaged_steps,
+                "average": flags.model.average,
                 **evaluation.numbers(),
                 "left_out_pairs": rows.counts.left_out if task.takes_pairs else None,
                 "drop_tokens": flags.drop_tokens and models.run.model.drops_tokens,

@@ -1,9 +1,13 @@
 """Evaluation through the command line: what its JSON says of a task of prompts."""
 
 import json
+import shutil
 from pathlib import Path
 
+import numpy as np
+
 from tests.scripts.conftest import Meshloom, Place
+from trainer.checkpoints.manager import Checkpoints
 
 
 def test_prompts_that_do_not_fit_a_row_are_counted(
@@ -22,3 +26,54 @@ def test_prompts_that_do_not_fit_a_row_are_counted(
     answer = run("evaluate", place.model_dir, flags[0], f"--json={json_file}")
     assert "1 of 91 pairs do not fit a row (length 24)" in answer.error
     assert json.loads(json_file.read_text())["left_out_pairs"] == 1
+
+
+def test_commands_load_the_average(run: Meshloom, place: Place) -> None:
+    """So do exports, whose tensors are those of the average."""
+    model = "Transformer.positions = @Rotary()", "Mlp.gated = True"  # which Hugging Face has
+    assert run("train", place.model_dir, *place.flags("Run.ema = 0.5", *model)).code == 0
+    numbers = {}
+    for average in ("1", "ema"):
+        file = place.folder / f"{average}.json"
+        answer = run("evaluate", place.model_dir, f"--average={average}", f"--json={file}")
+        assert answer.code == 0, answer.error
+        numbers[average] = json.loads(file.read_text())
+    assert "Loaded opt_state/average of step 4." in answer.error
+    assert numbers["ema"]["average"] == "ema" and numbers["ema"]["averaged_steps"] == [4]
+    assert numbers["ema"]["loss"] != numbers["1"]["loss"]
+    for command in ("decode", "score"):
+        flags = [f"--input={place.text}", f"--output={place.folder / 'out'}", "--average=ema"]
+        answer = run(command, place.model_dir, *flags)
+        assert answer.code == 0 and "Loaded opt_state/average of step 4." in answer.error
+
+    outputs = {average: place.folder / f"exported {average}" for average in ("1", "ema")}
+    for average, output in outputs.items():
+        answer = run("export", "hf", place.model_dir, f"--output={output}", f"--average={average}")
+        assert answer.code == 0, answer.error
+    imported = place.folder / "imported"
+    answer = run("import", "hf", f"--model_dir={imported}", f"--input={outputs['ema']}")
+    assert answer.code == 0, answer.error
+    with Checkpoints(imported) as new, Checkpoints(place.folder / "run") as checkpoints:
+        roots = (new, 0, "params/"), (checkpoints, 4, "opt_state/average/")
+        shapes = {p: a.shape for p, a in new.describe(0).items() if p.startswith("params/")}
+        weights, averages = (
+            {
+                path.removeprefix(root): array
+                for path, array in saved.arrays(
+                    step, {path.replace("params/", root): shapes[path] for path in shapes}
+                )
+            }
+            for saved, step, root in roots
+        )
+    layers = [path for path in weights if "/layers_N/" in path]  # others are scaled
+    for path in layers:
+        np.testing.assert_array_equal(weights[path], averages[path], err_msg=path)
+    assert len(layers) > 8
+
+    answer = run("evaluate", place.model_dir, "--average=none")
+    assert "--average=none: legal: a number of checkpoints" in answer.error and answer.code == 2
+    shutil.rmtree(place.folder / "run")
+    assert run("train", place.model_dir, *place.flags("Run.steps = 1", *model)).code == 0
+    for command in (["evaluate"], ["export", "hf", f"--output={place.folder / 'other'}"]):
+        answer = run(*command, place.model_dir, "--average=ema")
+        assert answer.code == 2 and "the run keeps no moving average" in answer.error
