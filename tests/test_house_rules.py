@@ -136,6 +136,7 @@ TESTED_ELSEWHERE = {
     "models/feed_forward/moe/grouped_matmul.py": "models/feed_forward/moe/test_grouped_kernel.py",
     "models/network_model.py": "models/test_convolutional.py",
     "models/parts.py": "models/layers/test_blocks.py",  # protocols and defaults
+    "models/positions/none.py": "models/test_transformer.py",
     "scripts/benchmarks/*": "scripts/benchmarks/test_rounds.py",  # run by hand
     # Flags have no logic, and a command few calls: tests run it as a user does.
     "scripts/*flags.py": "scripts/test_command_line.py",

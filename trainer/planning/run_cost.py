@@ -62,12 +62,12 @@ def saving_of(plan: "StepPlan", assumed: Assumptions) -> Saving:
 
 
 def run_cost(plan: "StepPlan", assumed: Assumptions, price: float | None) -> dict[str, Any] | None:
-    """Lists what a run costs; None where its step time or its devices are unknown.
+    """Lists what a run costs; None where its length, step time or devices are unknown.
 
     `price` is that of a chip and hour.
     """
     step_s, topology, run = plan.step_s, plan.topology, plan.run
-    if step_s is None or topology is None or plan.timing is None:
+    if step_s is None or topology is None or plan.timing is None or run.steps is None:
         return None
     saving = saving_of(plan, assumed)
     failures_per_s = assumed.failures_per_chip_day * topology.chips / DAY_S
@@ -126,20 +126,20 @@ def hours_of(
     A failure costs the restart, the restore, half an interval, and the steps during which the
     newest checkpoint was written. Infinite where failures come faster than a run recovers.
     """
-    run, topology = plan.run, plan.topology
+    run, topology, steps = plan.run, plan.topology, plan.run.total_steps
     step_s = plan.step_s if step_s is None else step_s
     assert step_s is not None and topology is not None
-    every = min(every, run.steps)
+    every = min(every, steps)
     wait_s = max(0.0, saving.write_s - every * step_s)  # for the checkpoint before
-    saves_s = math.ceil(run.steps / every) * (saving.copy_s + wait_s)
-    evaluations = 1 if run.evaluate_every is None else math.ceil(run.steps / run.evaluate_every)
+    saves_s = math.ceil(steps / every) * (saving.copy_s + wait_s)
+    evaluations = 1 if run.evaluate_every is None else math.ceil(steps / run.evaluate_every)
     evaluating_s = evaluations * (run.evaluate_batches or 0) * step_s * FORWARD
-    planned_s = run.steps * step_s + saves_s + evaluating_s
-    interval_s = planned_s * every / run.steps
+    planned_s = steps * step_s + saves_s + evaluating_s
+    interval_s = planned_s * every / steps
     lost_s = 60 * assumed.restart_minutes + saving.restore_s + interval_s / 2 + saving.write_s
     lost = rate * assumed.failures_per_chip_day * topology.chips / DAY_S * lost_s  # of all time
     failing_s = planned_s * lost / (1 - lost) if lost < 1 else math.inf
-    seconds = {"steps": run.steps * step_s, "checkpoints": saves_s, "failures": failing_s}
+    seconds = {"steps": steps * step_s, "checkpoints": saves_s, "failures": failing_s}
     if run.evaluate_batches is not None:
         seconds["evaluations"] = evaluating_s
     return {name: value / HOUR_S for name, value in seconds.items()}
