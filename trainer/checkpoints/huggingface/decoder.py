@@ -41,6 +41,7 @@ FLAGS = ("tie_word_embeddings", "attention_bias", "use_sliding_window", "norm_to
 COUNTS = (
     "num_key_value_heads", "head_dim", "sliding_window", "num_local_experts", "num_experts",
     "num_experts_per_tok", "moe_intermediate_size", "sliding_window_pattern",
+    "no_rope_layer_interval",
 )  # fmt: skip
 UNSET = ("num_key_value_heads", "head_dim", "sliding_window", *CAPS)
 """Settings that may be null."""
@@ -139,6 +140,10 @@ def _wrong_windows(full: families.Settings) -> Iterator[str]:
         yield f"layer_types = {brief(repr(kinds))}: legal: {legal} for each layer, or null."
     elif not isinstance(first, int) or first < 0:
         yield f"max_window_layers = {first!r}: legal: an integer of at least 0."
+    rotates = full.get("no_rope_layers")
+    is_one_each = isinstance(rotates, list) and len(rotates) == layers
+    if rotates is not None and not (is_one_each and all(one in (0, 1) for one in rotates)):
+        yield f"no_rope_layers = {brief(repr(rotates))}: legal: 0 or 1 for each layer, or null."
 
 
 def _unknown_settings(full: families.Settings, family: families.Family) -> Iterator[str]:
@@ -163,10 +168,22 @@ def kinds_of_layers(full: families.Settings) -> Sequence[str]:
     first, turn = full.get("max_window_layers") or 0, full.get("sliding_window_pattern")
     layers = range(full["num_hidden_layers"])
     slides = [bool((i + 1) % turn) if turn else i >= first for i in layers]
+    if "no_rope_layers" in full:  # windows are where no positions are
+        slides = [not one for one in layers_that_rotate(full)]
     return [rope.KINDS[one] for one in slides]
 
 
-def block_of(full: families.Settings, family: families.Family, kind: str) -> Block:
+def layers_that_rotate(full: families.Settings) -> Sequence[bool]:
+    """Returns whether each layer has rotary positions."""
+    if full.get("no_rope_layers") is not None:
+        return [bool(one) for one in full["no_rope_layers"]]
+    interval = full.get("no_rope_layer_interval")
+    return [not interval or (i + 1) % interval != 0 for i in range(full["num_hidden_layers"])]
+
+
+def block_of(
+    full: families.Settings, family: families.Family, kind: str, *, rotates: bool
+) -> Block:
     """Makes the block of a layer of this kind."""
     slides = kind == rope.SLIDING and full.get("use_sliding_window", True)
     query = full.get("query_pre_attn_scalar", width_of_heads(full)) ** -0.5
@@ -178,7 +195,7 @@ def block_of(full: families.Settings, family: families.Family, kind: str) -> Blo
         "query_scale": None if query == width_of_heads(full) ** -0.5 else query,
         **family.attention,
     }
-    positions = rope.rotary_of(rope.of_layers(full, kind))
+    positions = rope.rotary_of(rope.of_layers(full, kind)) if rotates else NoPositions()
     return Block(attention=MultiHead(**attention), positions=positions, **family.block)
 
 
@@ -202,11 +219,12 @@ def spec_of(settings: families.Settings, store: FloatType, source: object) -> Tr
     norm: dict[str, Any] = {"epsilon": full["rms_norm_eps"], **family.norm}
     try:
         mlp = Mlp(activation=family.activations[full["hidden_act"]], gated=True)
-        blocks = {kind: block_of(full, family, kind) for kind in rope.KINDS}
+        layers = zip(kinds_of_layers(full), layers_that_rotate(full), strict=True)
+        blocks = tuple(block_of(full, family, kind, rotates=one) for kind, one in layers)
         spec = Transformer(
             **fields,
             positions=NoPositions(),
-            pattern=tuple(blocks[kind] for kind in kinds_of_layers(full)),
+            pattern=blocks,
             feed_forward=mlp if family.experts is None else experts_of(full, mlp),
             norm=RmsNorm(**norm),
             precision=Precision(store=store),
@@ -291,9 +309,9 @@ def settings_of(spec: Transformer, kind: str) -> families.Settings:
     attention, norm = of_kind(spec.attention, MultiHead), of_kind(spec.norm, RmsNorm)
     layers = spec.blocks * (spec.layers // len(spec.blocks))
     kinds = [rope.KINDS[layer.attention.window is not None] for layer in layers]
-    rotary = {
-        kind: of_kind(layer.positions, Rotary) for kind, layer in zip(kinds, layers, strict=True)
-    }
+    rotates = [isinstance(layer.positions, Rotary) for layer in layers]
+    pairs = zip(kinds, layers, strict=True)
+    rotary = {kind: x.positions for kind, x in pairs if isinstance(x.positions, Rotary)}
     window = next((layer.attention.window for layer in layers if layer.attention.window), None)
     moe = spec.feed_forward if isinstance(spec.feed_forward, Moe) else None
     mlp = of_kind(spec.feed_forward, Mlp) if moe is None else moe.expert
@@ -315,6 +333,7 @@ def settings_of(spec: Transformer, kind: str) -> families.Settings:
         "use_sliding_window": window is not None,
         "max_window_layers": 0 if window else spec.layers,
         "layer_types": kinds,
+        "no_rope_layers": [int(one) for one in rotates],
         "query_pre_attn_scalar": spec.d_kv if query is None else round(query**-2),
         "attn_logit_softcapping": attention.logit_cap,
         "final_logit_softcapping": spec.logit_cap,

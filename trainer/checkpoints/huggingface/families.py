@@ -231,6 +231,14 @@ FAMILIES: Mapping[str, Family] = {
         attention={"qk_norm": True, "qk_norm_over": "heads"},
         block={"norm_places": "after"},
     ),
+    "smollm3": Family(
+        "SmolLM3ForCausalLM",
+        defaults={
+            "num_key_value_heads": 4, "attention_bias": False, "rope_theta": 2e6,
+            "tie_word_embeddings": True, **WINDOWS, "sliding_window": None,
+            "no_rope_layers": None, "no_rope_layer_interval": 4,
+        },
+    ),
     "mixtral": Family(
         "MixtralForCausalLM",
         defaults={

@@ -33,7 +33,6 @@ from models.feed_forward.mlp import Mlp
 from models.loss import capped
 from models.parts import Block
 from models.positions.learned import Learned
-from models.positions.none import NoPositions
 from models.transformer import TransformerModel
 from scripts.commands.conversion import folders, hf
 from scripts.commands.conversion.flags import ExportHfFlags, ImportHfFlags
@@ -114,11 +113,15 @@ CASES: dict[str, dict[str, Any]] = {
         "head_dim": 4, "use_sliding_window": True, "sliding_window": 3, "max_window_layers": 1,
     },
     "olmo2": {"num_hidden_layers": 3, "head_dim": 4},
+    "smollm3": {
+        "num_hidden_layers": 4, "use_sliding_window": True, "sliding_window": 5, "head_dim": 4,
+        "no_rope_layer_interval": 2, "tie_word_embeddings": False,
+    },
 }  # fmt: skip
 DECODED = ("qwen2", "mistral", "mixtral")
-SEEDS = {"gemma2": 6, "gemma3_text": 2, "olmo2": 18}
+SEEDS = {"gemma2": 6, "gemma3_text": 2, "olmo2": 18, "smollm3": 18}
 """Of weights with which texts are long."""
-LONG = ("gemma2", "gemma3_text", "olmo2")
+LONG = ("gemma2", "gemma3_text", "olmo2", "smollm3")
 """Cases with longer texts, and with a bound of the logits' difference by their spread."""
 Case = dict[str, Any]
 
@@ -534,6 +537,9 @@ def miss_a_shard(folder: Path) -> None:
         ("gemma2", change(final_logit_softcapping=-1), ["legal: a number above 0 or null"]),
         ("gemma2", change(layer_types=None, num_hidden_layers=3), ["11 unexpected"]),
         ("gemma2", change(sliding_window_pattern=3), ["sliding_window_pattern = 3: legal: 2"]),
+        ("smollm3", change(no_rope_layers=[1, 2, 1, 0]), ["legal: 0 or 1 for each layer, or null"]),
+        ("smollm3", change(no_rope_layers=[1]), ["no_rope_layers = [1]: legal: 0 or 1 for each"]),
+        ("smollm3", change(no_rope_layer_interval=0), ["no_rope_layer_interval = 0: legal"]),
         ("gemma3_text", change(attn_logit_softcapping=5.0), ["softcapping = 5.0: legal: None"]),
         ("gemma3_text", change(rope_parameters=LINEAR), ["'full_attention' and of 'sliding_att"]),
         (
@@ -799,7 +805,7 @@ def test_weights_alone_do_not_train_on(imported: Path) -> None:
         ({"attention": MultiHead(logit_cap=50.0)}, "MultiHead.logit_cap = 50.0, legal: None"),
         ({"pattern": (Block(norm_places="both"),)}, "Block.norm_places = 'both', legal: 'before'"),
         (
-            {"pattern": (Block(), Block(positions=NoPositions()))},
+            {"pattern": (Block(), Block(feed_forward=Mlp(activation="relu", gated=True)))},
             "pattern = (@Block(), @Block()), legal: (@Block(),)",
         ),
         ({"logit_cap": 20.0}, "Transformer.logit_cap = 20.0, legal: None"),
