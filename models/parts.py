@@ -10,7 +10,7 @@ import jax
 from flax import nnx
 
 from configs.errors import UserError
-from configs.spec import abstract_spec, spec
+from configs.spec import Positive, abstract_spec, spec
 from layouts.axes import Axis
 from layouts.layout import Layout
 from models.api import Cache
@@ -255,6 +255,8 @@ class Block(Part):
     norm_places: NormPlaces = "before"
     """Where the norms are: before attention and feed-forward layers, after them, on what they add
     to the residual, as in OLMo 2, or both, as in Gemma 2."""
+    residual_scale: Positive = 1.0
+    """Multiplies what each of them adds to the residual, as in Granite."""
 
 
 class BlockParts(NamedTuple):
@@ -266,6 +268,7 @@ class BlockParts(NamedTuple):
     feed_forward: FeedForward
     norm: Norm
     norm_places: NormPlaces = "before"
+    residual_scale: float = 1.0
 
     @property
     def parts(self) -> tuple[Part, ...]:

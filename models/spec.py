@@ -153,6 +153,7 @@ class TransformerSpec(Sizes):
                 feed_forward=block.feed_forward or self.feed_forward,
                 norm=block.norm or self.norm,
                 norm_places=block.norm_places,
+                residual_scale=block.residual_scale,
             )
             for block in pattern
         )

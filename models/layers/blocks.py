@@ -43,6 +43,7 @@ class BlockLayer(nnx.Module):
         cross_attention: bool = False,
     ):
         self.dropout = sizes.dropout
+        self.residual_scale = parts.residual_scale
         self.layout = layout
         self.kind = kind
 
@@ -95,6 +96,9 @@ class BlockLayer(nnx.Module):
         return {**cache, **self.source_attention.init_cache(rows, length, memory_BMD)}
 
     def drop(self, y_BLD: Array, key: Array | None) -> Array:
+        """Scales what is added to the residual, and drops some of it."""
+        if self.residual_scale != 1:
+            y_BLD *= self.residual_scale
         return dropout(self.layout, key, self.dropout, y_BLD, "BLD")
 
 

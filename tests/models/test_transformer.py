@@ -81,7 +81,7 @@ IMPORTED_KINDS = {
     "norms after and around, bounded logits of tokens": toy(
         positions=Rotary(), norm=RmsNorm(offset=True), logit_cap=2.0,
         attention=MultiHead(qk_norm=True, qk_norm_over="heads"),
-        pattern=(Block(norm_places="after"), Block(norm_places="both")),
+        pattern=(Block(norm_places="after", residual_scale=0.3), Block(norm_places="both")),
     ),
 }  # fmt: skip
 PLAIN = Criterion()

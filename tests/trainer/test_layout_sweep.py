@@ -290,7 +290,7 @@ def test_layers_of_two_kinds_are_equal_too(name: str) -> None:
     """
     attention = dataclasses.replace(SPEC.attention, window=3, qk_norm=True, qk_norm_over="heads")
     window = Block(attention=attention, positions=Rotary(theta=100.0), norm_places="both")
-    pattern = (window, Block(norm_places="after"))
+    pattern = (window, Block(norm_places="after", residual_scale=0.5))
     spec = dataclasses.replace(SPEC, layers=4, pattern=pattern, logit_cap=3.0)
     computed, expected = trained(ADAMW, LAYOUTS[name], spec), trained(ADAMW, WHOLE, spec)
     assert_equal_to_round_off(computed, expected)

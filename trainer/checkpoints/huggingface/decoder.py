@@ -36,7 +36,10 @@ FREE = (
 SCALES = ("Transformer.embed_scale", "MultiHead.query_scale", "Transformer.logit_scale")
 NUMBERS = ("rms_norm_eps", "attention_dropout", "router_aux_loss_coef")
 CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
-POSITIVE = ("query_pre_attn_scalar", *CAPS)
+POSITIVE = (
+    "query_pre_attn_scalar", "embedding_multiplier", "attention_multiplier", "residual_multiplier",
+    "logits_scaling", *CAPS,
+)  # fmt: skip
 FLAGS = ("tie_word_embeddings", "attention_bias", "use_sliding_window", "norm_topk_prob")
 COUNTS = (
     "num_key_value_heads", "head_dim", "sliding_window", "num_local_experts", "num_experts",
@@ -187,6 +190,7 @@ def block_of(
     """Makes the block of a layer of this kind."""
     slides = kind == rope.SLIDING and full.get("use_sliding_window", True)
     query = full.get("query_pre_attn_scalar", width_of_heads(full)) ** -0.5
+    query = full.get("attention_multiplier", query)
     attention: dict[str, Any] = {
         "biases": "all" if full.get("attention_bias") else "none",
         "dropout": float(full["attention_dropout"]),
@@ -196,7 +200,8 @@ def block_of(
         **family.attention,
     }
     positions = rope.rotary_of(rope.of_layers(full, kind)) if rotates else NoPositions()
-    return Block(attention=MultiHead(**attention), positions=positions, **family.block)
+    residual: dict[str, Any] = {"residual_scale": float(full.get("residual_multiplier", 1.0))}
+    return Block(attention=MultiHead(**attention), positions=positions, **residual, **family.block)
 
 
 def width_of_heads(full: families.Settings) -> int:
@@ -212,7 +217,8 @@ def spec_of(settings: families.Settings, store: FloatType, source: object) -> Tr
         "kv_heads": full["num_key_value_heads"] or full["num_attention_heads"],
         "d_kv": width_of_heads(full),
         "tied": full["tie_word_embeddings"],
-        "embed_scale": 1.0,
+        "embed_scale": float(full.get("embedding_multiplier", 1.0)),
+        "logit_scale": 1 / full.get("logits_scaling", 1.0),
         "logit_cap": full.get("final_logit_softcapping"),
         **family.fields,
     }
@@ -337,6 +343,10 @@ def settings_of(spec: Transformer, kind: str) -> families.Settings:
         "query_pre_attn_scalar": spec.d_kv if query is None else round(query**-2),
         "attn_logit_softcapping": attention.logit_cap,
         "final_logit_softcapping": spec.logit_cap,
+        "embedding_multiplier": spec.embed_scale or spec.d_model**0.5,
+        "attention_multiplier": query or spec.d_kv**-0.5,
+        "residual_multiplier": spec.pattern[0].residual_scale,
+        "logits_scaling": 1 / spec.logit_scale,
     }
     if moe is not None:
         every |= {
@@ -361,22 +371,23 @@ def factors(model: Transformer, settings: families.Settings) -> dict[str, float]
     scales embeddings, queries and hidden states otherwise, predicts the same."""
     exported = spec_of(settings, model.precision.store, "config.json")
     here, there = scales(model), scales(exported)
-    embed, query = here[0] / there[0], here[1] / there[1]
+    embed, query, logits = (mine / other for mine, other in zip(here, there, strict=True))
     has_qk_norm = of_kind(model.blocks[0].attention, MultiHead).qk_norm
     norms = ("q_norm/scale_K", "q_norm/scale_JQK")
     queries = norms if has_qk_norm else ("wq_DJQK", "bq_JQK")
     by_path = {
         "embed_VD": embed,
-        "decoder/norm/scale_D": model.logit_scale / (embed if model.tied else 1.0),
+        "decoder/norm/scale_D": logits / (embed if model.tied else 1.0),
         **{f"{b}/attention/{name}": query for b in block_paths(model) for name in queries},
     }
     return {path: factor for path, factor in by_path.items() if factor != 1.0}
 
 
-def scales(spec: Transformer) -> tuple[float, float]:
-    """Returns the factors of embeddings and of queries."""
+def scales(spec: Transformer) -> tuple[float, float, float]:
+    """Returns the factors of embeddings, of queries and of hidden states before the softmax."""
     attention = of_kind(spec.blocks[0].attention, MultiHead)
-    return spec.embed_scale or spec.d_model**0.5, attention.query_scale or spec.d_kv**-0.5
+    embed, query = spec.embed_scale or spec.d_model**0.5, attention.query_scale or spec.d_kv**-0.5
+    return embed, query, spec.logit_scale
 
 
 def exported_settings(model: ModelSpec, original: families.Settings | None) -> families.Settings:

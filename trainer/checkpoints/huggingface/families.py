@@ -231,6 +231,13 @@ FAMILIES: Mapping[str, Family] = {
         attention={"qk_norm": True, "qk_norm_over": "heads"},
         block={"norm_places": "after"},
     ),
+    "granite": Family(
+        "GraniteForCausalLM",
+        defaults={
+            "num_key_value_heads": None, "attention_bias": False, "embedding_multiplier": 1.0,
+            "attention_multiplier": 1.0, "residual_multiplier": 1.0, "logits_scaling": 1.0,
+        },
+    ),
     "smollm3": Family(
         "SmolLM3ForCausalLM",
         defaults={

@@ -113,15 +113,19 @@ CASES: dict[str, dict[str, Any]] = {
         "head_dim": 4, "use_sliding_window": True, "sliding_window": 3, "max_window_layers": 1,
     },
     "olmo2": {"num_hidden_layers": 3, "head_dim": 4},
+    "granite": {
+        "embedding_multiplier": 3.0, "attention_multiplier": 0.3, "residual_multiplier": 0.22,
+        "logits_scaling": 0.7, "num_hidden_layers": 3, "num_key_value_heads": 3,
+    },
     "smollm3": {
         "num_hidden_layers": 4, "use_sliding_window": True, "sliding_window": 5, "head_dim": 4,
         "no_rope_layer_interval": 2, "tie_word_embeddings": False,
     },
 }  # fmt: skip
 DECODED = ("qwen2", "mistral", "mixtral")
-SEEDS = {"gemma2": 6, "gemma3_text": 2, "olmo2": 18, "smollm3": 18}
+SEEDS = {"gemma2": 6, "gemma3_text": 2, "olmo2": 18, "smollm3": 18, "granite": 4}
 """Of weights with which texts are long."""
-LONG = ("gemma2", "gemma3_text", "olmo2", "smollm3")
+LONG = ("gemma2", "gemma3_text", "olmo2", "smollm3", "granite")
 """Cases with longer texts, and with a bound of the logits' difference by their spread."""
 Case = dict[str, Any]
 
@@ -540,6 +544,8 @@ def miss_a_shard(folder: Path) -> None:
         ("smollm3", change(no_rope_layers=[1, 2, 1, 0]), ["legal: 0 or 1 for each layer, or null"]),
         ("smollm3", change(no_rope_layers=[1]), ["no_rope_layers = [1]: legal: 0 or 1 for each"]),
         ("smollm3", change(no_rope_layer_interval=0), ["no_rope_layer_interval = 0: legal"]),
+        ("granite", change(logits_scaling=0), ["logits_scaling = 0: legal: a number above 0."]),
+        ("granite", change(mlp_bias=True), ["mlp_bias = True: legal: False"]),
         ("gemma3_text", change(attn_logit_softcapping=5.0), ["softcapping = 5.0: legal: None"]),
         ("gemma3_text", change(rope_parameters=LINEAR), ["'full_attention' and of 'sliding_att"]),
         (

@@ -71,6 +71,27 @@ PUBLISHED: list[tuple[dict[str, Any], int, int]] = [
         },
         3_075_098_624, 4,
     ),
+    (
+        {
+            "model_type": "olmo2", "attention_bias": False, "hidden_act": "silu",
+            "hidden_size": 4096, "intermediate_size": 11008, "max_position_embeddings": 4096,
+            "num_attention_heads": 32, "num_hidden_layers": 32, "num_key_value_heads": 32,
+            "rms_norm_eps": 1e-06, "rope_scaling": None, "rope_theta": 500000,
+            "tie_word_embeddings": False, "vocab_size": 100352,
+        },
+        7_298_617_344, 1,
+    ),
+    (
+        {
+            "model_type": "granite", "attention_dropout": 0.1, "attention_multiplier": 0.015625,
+            "embedding_multiplier": 12, "hidden_act": "silu", "hidden_size": 2048,
+            "intermediate_size": 8192, "logits_scaling": 8, "max_position_embeddings": 4096,
+            "mlp_bias": False, "num_attention_heads": 32, "num_hidden_layers": 40,
+            "num_key_value_heads": 8, "residual_multiplier": 0.22, "rms_norm_eps": 1e-05,
+            "rope_theta": 10000, "tie_word_embeddings": True, "vocab_size": 49155,
+        },
+        2_533_531_648, 1,
+    ),
 ]  # fmt: skip
 
 
