@@ -18,6 +18,7 @@ from layouts.reduction import defer_sum, zero_gradient
 from layouts.shards import mesh_axes, spec_of
 from models.api import Batch, Model, Params
 from models.loss import Criterion, LossSums, source_token_weight
+from trainer.metrics.grad_norms import grad_norms
 from trainer.optimizers.moving_average import keep_average
 from trainer.optimizers.optimizer import OptimizerSpec
 from trainer.optimizers.spikes import skip_spikes
@@ -161,7 +162,7 @@ def train_step(step_spec: TrainStepSpec, state: State, batch: Batch) -> tuple[St
         "objective": sums.total_objective(source_token_weight(batch)) / sums.tokens,
         "accuracy": sums.correct / sums.tokens,
         "tokens": sums.tokens,
-        "grad_norm": optax.tree.norm(gradients),
+        **grad_norms(gradients),
         "learning_rate": step_spec.optimizer.schedule.rate(step_spec.steps)(state["step"]),
     }
     if sums.loads:

@@ -113,7 +113,11 @@ def test_the_gradient_is_that_of_the_mean_objective() -> None:
         np.testing.assert_allclose(gradients[name][at], (values[0] - values[1]) / 2e-4, rtol=1e-6)
     tokens = objective(weights())[2]
     norm = np.sqrt(sum((g.astype(np.float64) ** 2).sum() for g in gradients.values())) / tokens
-    np.testing.assert_allclose(step(train_spec)[1]["grad_norm"], norm, rtol=ROUND_OFF)
+    metrics = step(train_spec)[1]
+    np.testing.assert_allclose(metrics["grad_norm"], norm, rtol=ROUND_OFF)
+    for name, part in (("embed_VD", "embed"), ("softmax_VD", "softmax")):
+        norm = np.linalg.norm(gradients[name].astype(np.float64)) / tokens
+        np.testing.assert_allclose(metrics[f"grad_norm/{part}"], norm, rtol=ROUND_OFF)
 
 
 @pytest.mark.parametrize(("layout", "microbatches"), [(WHOLE, 3), (SPLIT, 1), (SPLIT, 2)], ids=str)
