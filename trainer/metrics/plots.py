@@ -3,7 +3,7 @@
 import io
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,15 @@ class RunPlots:
         self.parts: dict[str, Line] = next(
             (line["parts"] for line in reversed(of_one_shape(self.checks, "parts"))), {}
         )
+
+    def total(self, name: str, steps: Sequence[float]) -> np.ndarray:
+        """Sums a number of the steps, such as their tokens, up to each of some steps.
+
+        A line of metrics stands for all steps since the line before.
+        """
+        logged, each = curve(self.train, name)
+        sums = np.cumsum([0.0, *np.array(each) * np.diff([0, *logged])])
+        return np.interp(steps, [0, *logged], sums)
 
     def names(self) -> list[str]:
         """Returns the names of the plots that there are; none before the first step."""
@@ -139,6 +148,31 @@ class RunPlots:
         panels[0, 0].set_yticks(range(len(parts)), list(parts), fontsize="x-small")
         figure.colorbar(drawn, ax=panels, label="load over its even share", extend="max")
         return figure
+
+
+def compared(runs: Mapping[str, RunPlots], split: str, name: str) -> bytes:
+    """Draws a number of several runs, of "training" or "validation", over their steps, their tokens
+    and the hours of their steps, as a PNG file."""
+
+    def draw(pyplot: Any) -> Any:
+        figure, panels = pyplot.subplots(1, 3, figsize=(12, 4), layout="constrained", sharey=True)
+        for number, (label, run) in enumerate(runs.items()):
+            is_training, colour = split == "training", f"C{number % 10}"
+            steps, values = curve(run.train if is_training else run.checks, name)
+            values = smoothed(values) if is_training else values
+            hours = run.total("step_s", steps) / 3600
+            for axes, places in zip(
+                panels, (steps, run.total("tokens", steps), hours), strict=True
+            ):
+                axes.plot(places, values, "-" if is_training else "o-", color=colour, label=label)
+        for axes, xlabel in zip(panels, ("step", "tokens", "hours of steps"), strict=True):
+            axes.set(xlabel=xlabel)
+            axes.grid(alpha=0.3)
+        panels[0].set(ylabel=f"{split} {name.replace('_', ' ')}")
+        panels[0].legend(fontsize="small")
+        return figure
+
+    return png_of(draw)
 
 
 def draw_load(axes: Any, load: np.ndarray, **options: Any) -> Any:

@@ -1,6 +1,7 @@
 """Defines the flags of `meshloom train`, `prepare`, `report` and `supervise`."""
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated
 
 from scripts.commands.shared_flags import DataDir, ModelDir, SettingsFlags, Strings
@@ -66,13 +67,22 @@ class PrepareFlags:
 
 @dataclass(frozen=True, kw_only=True)
 class ReportFlags:
-    """Plots the curves of a run and the load of its experts, as pictures and one page."""
+    """Plots the curves of a run and the load of its experts, as pictures and one page.
+
+    Of several runs, the page has their curves in the same axes, their last numbers, and the
+    settings in which they differ.
+    """
 
     EXAMPLES = (
         "meshloom report --model_dir=runs/mine",
+        "meshloom report runs/mine runs/other --output=comparison.html",
         "meshloom report --model_dir=runs/mine --watch",
     )
-    model_dir: ModelDir
+    runs: Annotated[Strings, Flag("", metavar="[DIR]...", is_argument=True)] = ()
+    model_dir: Path | None = None
+    """The run's directory, in place of several."""
+    output: Annotated[str | None, Flag(metavar="FILE", names_output=True)] = None
+    """Page of several runs. Default: report.html in the current folder."""
     watch: bool = False
     """Writes the page again every 10 s while the run trains; a browser follows."""
 

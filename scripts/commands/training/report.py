@@ -1,8 +1,9 @@
-"""Runs `meshloom report`: plots the curves of a run as pictures and as one page."""
+"""Runs `meshloom report`: plots the curves of one or several runs, as one page."""
 
 import contextlib
 import html
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +11,17 @@ import click
 
 from configs.errors import UserError
 from configs.json_reader import read_json
+from configs.paths import path_of
+from configs.write import values
 from data.storage.files import atomic_write
 from scripts.commands.planning.page import head
 from scripts.commands.training.flags import ReportFlags
 from scripts.html_page import cell, image, page, table
 from scripts.terminal import print_note
-from trainer.metrics.plots import RunPlots
+from trainer.metrics.plots import RunPlots, compared, curve
 from trainer.model_dir import ModelDir
 from trainer.planning.figures import SCHEMA_VERSION
+from trainer.planning.report import HOUR_S
 from trainer.processes.training_lock import holder_of
 
 WATCH_S = 10.0  # between two looks at a run
@@ -33,6 +37,9 @@ UNITS = {
     "bleu": "percent",
 }
 SPLIT = ("tokens", "words", "lines", "bytes")
+NOT_DRAWN = {"step", "parts", "examples", "bleu_sentences", *SPLIT,
+             "perplexity_per_token", "perplexity_per_word"}  # fmt: skip
+"""What evaluations have besides the curves of a comparison; perplexities follow from the loss."""
 PICTURES = {  # title and caption
     "loss": (
         "Loss",
@@ -53,11 +60,79 @@ PICTURES = {  # title and caption
 
 
 def report(flags: ReportFlags) -> None:
-    """Writes report.html and its pictures into the model directory, once or while a run trains."""
+    """Writes report.html and its pictures into the model directory, once or while a run trains; or
+    one page that compares several runs."""
+    folders = [*flags.runs, *([] if flags.model_dir is None else [str(flags.model_dir)])]
+    if not folders or len(set(folders)) < len(folders):
+        raise UserError("report: name one run by --model_dir=DIR, or several, each once: DIR DIR.")
+    if len(folders) > 1:
+        if flags.watch:
+            raise UserError("--watch follows one run.  Leave it out, or name one run.")
+        file = path_of(flags.output or "report.html")
+        atomic_write(file, comparison_page({name: path_of(name) for name in folders}))
+        click.echo(f"Wrote {file}.")
+        return
+    if flags.output is not None:
+        raise UserError("--output names the page of several runs; that of one is in its folder.")
+    model_dir = path_of(folders[0])
     if flags.watch:
-        watch(flags.model_dir)
-    written = write_report(flags.model_dir, RunPlots(flags.model_dir))
+        watch(model_dir)
+    written = write_report(model_dir, RunPlots(model_dir))
     click.echo("Wrote " + ", ".join(map(str, written)) + ".")
+
+
+def comparison_page(folders: Mapping[str, Path]) -> str:
+    """Writes the page of several runs, by name."""
+    runs = {name: RunPlots(folder) for name, folder in folders.items()}
+    if empty := [name for name, run in runs.items() if not run.train]:
+        raise UserError(f"{', '.join(empty)}: no step in its metrics.jsonl.  Train first.")
+    differ = settings_that_differ(folders)
+    parts = ["<h2>Settings that differ</h2>", table(differ) if differ else "<p>None.</p>"]
+    last = [{"run": name, **last_numbers(run)} for name, run in runs.items()]
+    parts += ["<h2>Last numbers</h2>", table(transposed(last))]
+    lines = [line for run in runs.values() for line in run.checks]
+    checked = dict.fromkeys(n for line in lines for n in line if n not in NOT_DRAWN)
+    drawn = [("validation", name) for name in checked if curve(lines, name)[0]]
+    for split, name in [("training", "loss"), *drawn]:
+        title = html.escape(f"{split} {heading(name)}".capitalize())
+        parts += [f"<h2>{title}</h2>", image(compared(runs, split, name), title)]
+    return page("Comparison of runs", parts)
+
+
+def settings_that_differ(folders: Mapping[str, Path]) -> list[dict[str, str]]:
+    """Returns the rows of a table: a setting, and its value in each of some runs, by name."""
+    settings = dict[str, dict[str, Any]]()
+    for name, folder in folders.items():
+        directory = ModelDir(folder)
+        specs = [directory.recorded_run()] if directory.has_run() else []
+        layout = directory.layout  # the one that was given last
+        settings[name] = values([*specs, *([] if layout is None else [layout])])
+    rows = [
+        {"setting": setting, **{name: str(run.get(setting, "")) for name, run in settings.items()}}
+        for setting in dict.fromkeys(setting for run in settings.values() for setting in run)
+    ]
+    return [row for row in rows if len({row[name] for name in folders}) > 1]
+
+
+def last_numbers(run: RunPlots) -> dict[str, Any]:
+    """Returns the numbers of the last step and of the last validation, and sums of all steps."""
+    line, steps = run.train[-1], [run.train[-1]["step"]]
+    sums = {
+        "all tokens": round(float(run.total("tokens", steps)[0])),
+        "hours of steps": float(run.total("step_s", steps)[0]) / HOUR_S,
+    }
+    checks = {f"validation {n}": x for check in run.checks[-1:] for n, x in numbers(check).items()}
+    return sums | numbers(line) | checks
+
+
+def transposed(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Returns the rows of a table as its columns; the first value of each names it.
+
+    >>> transposed([{"run": "a", "loss": 1.5}, {"run": "b", "step": 2}])
+    [{'run': 'loss', 'a': 1.5, 'b': None}, {'run': 'step', 'a': None, 'b': 2}]
+    """
+    first, *names = dict.fromkeys(name for row in rows for name in row)
+    return [{first: name, **{row[first]: row.get(name) for row in rows}} for name in names]
 
 
 def watch(model_dir: Path) -> None:

@@ -3,6 +3,7 @@
 import html.parser
 import json
 import os
+import shutil
 import socket
 from pathlib import Path
 
@@ -11,6 +12,9 @@ import pytest
 from scripts.commands.planning.page import write_page
 from scripts.commands.training.flags import ReportFlags
 from scripts.commands.training.report import report
+from tests.scripts.conftest import Meshloom, Place
+from trainer.metrics.jsonl import read_lines
+from trainer.metrics.plots import RunPlots
 from trainer.planning.figures import SCHEMA_VERSION
 from trainer.processes.training_lock import FILE, Holder
 
@@ -160,3 +164,47 @@ def test_a_plan_of_hostile_names(tmp_path: Path) -> None:
     # platform; a part of the model in its bar, legend and table, and with a line of other compute;
     # part and kind of collectives, and their cells; two sentences, two cells of the weights.
     check(tmp_path / "plan.html", 2 + 5 + 1 + (3 + 2) + (2 + 3) + 2 + 2)
+
+
+def test_several_runs_are_compared_on_one_page(
+    run: Meshloom, trained: Place, tmp_path: Path, model_dir: Path
+) -> None:
+    """Names of folders are text; a run without settings has its curves and numbers."""
+    other, file = tmp_path / "other", tmp_path / "page.html"
+    shutil.copytree(trained.folder / "run", other, ignore=shutil.ignore_patterns("events"))
+    changed = "--gin_param=Run.steps=6", "--gin_param=Run.keep_last=2"
+    assert run("train", f"--model_dir={other}", *changed).code == 0
+    folders = [str(trained.folder / "run"), str(other), str(model_dir)]
+    answer = run("report", *folders, f"--output={file}")
+    assert answer.code == 0 and f"Wrote {file}." in answer.out, answer.error
+    page = Page(file)
+    assert page.elements <= ELEMENTS and page.attributes <= ATTRIBUTES
+    assert page.text.count(str(model_dir)) == 2 and "src=" not in page.text
+    text = file.read_text()
+    differ, numbers = text.split("<h2>Last numbers")[0], text.split("<h2>Last numbers")[1]
+    assert "<td>Run.steps<td>4<td>6<td>" in differ and "<td>Run.keep_last<td>3<td>2<td>" in differ
+    assert "<td>step<td>4<td>6<td>1" in numbers
+    last = [read_lines(Path(folder) / "metrics.jsonl")[-1]["loss"] for folder in folders[:2]]
+    assert f"<td>loss (nats per token)<td>{last[0]:.4g}<td>{last[1]:.4g}<td>2.5" in numbers
+    titles = ["Training loss", "Validation loss", "Validation accuracy", "Validation bits per byte"]
+    assert all(f"<h2>{title}" in text for title in titles) and text.count("<img") == 5
+    for flags, message in (
+        ([], "name one run by --model_dir=DIR, or several"),
+        (folders[:1] * 2, "or several, each once"),
+        ([*folders, "--watch"], "--watch follows one run"),
+        ([*folders[:1], f"--output={file}"], "--output names the page of several runs"),
+        ([*folders, str(tmp_path / "none")], "none: no step in its metrics.jsonl"),
+    ):
+        answer = run("report", *flags)
+        assert answer.code == 2 and message in answer.error
+
+
+def test_curves_over_tokens_and_time_count_the_steps_between_lines(tmp_path: Path) -> None:
+    lines = [
+        {"step": step, "loss": 1.0, "tokens": tokens, "step_s": 0.5}
+        for step, tokens in ((2, 10.0), (4, 20.0), (6, 30.0))
+    ]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    plots = RunPlots(tmp_path)
+    assert plots.total("tokens", [0, 1, 2, 4, 5, 6]).tolist() == [0, 10, 20, 60, 90, 120]
+    assert plots.total("step_s", [4]).tolist() == [2]
