@@ -7,7 +7,7 @@ from pathlib import Path
 from configs.errors import UserError
 from configs.paths import is_remote, path_of
 from data import manifest
-from data.build_log import NAME as BUILD_LOG
+from data.build import BUILD_LOG
 from data.cache import TaskCaches, cache_folders, folders_of, foreign_name
 from data.manifest import CacheKey
 from data.storage import folders, locks, lookup

@@ -4,6 +4,7 @@ A part is a spec with its settings, their checks, and `build`, which makes the n
 A part of a new kind is a module with such a spec, which a run file imports.
 """
 
+from collections.abc import Callable
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 import jax
@@ -39,16 +40,13 @@ class Part:
         encoder of a model of these sizes."""
 
 
-class NormLayer(Protocol):
-    """Normalizes hidden states."""
-
-    def __call__(self, x_BLD: Array) -> Array: ...
-
-
-class HeadNormLayer(Protocol):
-    """Normalizes each head of queries or keys."""
-
-    def __call__(self, x: Array, axes: str) -> Array: ...
+NormLayer = Callable[[Array], Array]
+"""Normalizes hidden states x_BLD."""
+HeadNormLayer = Callable[[Array, str], Array]
+"""Normalizes each head of queries or keys, given with their axes."""
+BiasLayer = Callable[[Array, bool], Bias]
+"""Computes a bias of logits by query position - key position, with axes "LM" or "BLM", of attention
+that is causal or not."""
 
 
 @abstract_spec
@@ -65,13 +63,6 @@ class Norm(Part):
             f"@{type(self).__name__}() does not normalize heads (build_for_heads).  Legal: "
             "another norm, or attention without a norm of its heads."
         )
-
-
-class BiasLayer(Protocol):
-    """Computes a bias of logits."""
-
-    def __call__(self, relative_positions: Array, causal: bool) -> Bias:
-        """Returns the bias by query position - key position, with axes "LM" or "BLM"."""
 
 
 @abstract_spec

@@ -19,8 +19,7 @@ from layouts.device_order import Torus
 from layouts.layout import Layout
 from layouts.lint.errors import LintContext, Problem
 from layouts.lint.recorder import Record, record
-from layouts.lint.report import check, lint, report
-from layouts.lint.tracing import find_trace_problem
+from layouts.lint.report import check, find_trace_problem, lint, report
 from layouts.mesh import abstract_mesh, use_mesh
 from layouts.shards import num_shards
 from models.layers.pipeline import Schedule, stage_axes

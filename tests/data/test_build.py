@@ -18,7 +18,7 @@ import zstandard
 from pyarrow import parquet
 
 from data import build
-from data.build_log import NAME, BuildLog
+from data.build import BUILD_LOG, BuildLog
 from data.cache import prepare
 from data.packing.rows import Counts
 from data.sources.mixing import TextMixture
@@ -182,7 +182,7 @@ def test_a_killed_build_goes_on(
 ) -> None:
     root, script = Path(__file__).parents[2], tmp_path / "script.py"
     script.write_text(KILLED)
-    log = tmp_path / f"data/.mine.building/{NAME}"
+    log = tmp_path / f"data/.mine.building/{BUILD_LOG}"
     environment = {**os.environ, "PYTHONPATH": str(root)}
     process = subprocess.Popen(
         [sys.executable, str(script), str(text), str(tmp_path / "data")], env=environment
@@ -237,8 +237,8 @@ def test_what_is_damaged_of_a_killed_build_is_built_again(
         prepare(task_of(copy), tmp_path)
     monkeypatch.setattr(build.manifest, "write", write)
     folder = tmp_path / ".mine.building"
-    log = (folder / NAME).read_text().splitlines(keepends=True)
-    (folder / NAME).write_text("".join(line for line in log if '"entry"' not in line))
+    log = (folder / BUILD_LOG).read_text().splitlines(keepends=True)
+    (folder / BUILD_LOG).write_text("".join(line for line in log if '"entry"' not in line))
     if damage == "rows":
         rows = bytearray((folder / "train.targets.npy").read_bytes())
         rows[len(rows) // 2] ^= 1

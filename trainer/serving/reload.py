@@ -3,7 +3,7 @@
 import dataclasses
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -20,26 +20,23 @@ TRIES = 3
 """How often a checkpoint that cannot be read is tried, while its files stay as they are."""
 
 
-class FiniteCheck:
-    """Refuses weights that are NaN or infinite.  Compiles for the first, which all are like."""
+@jax.jit
+def _all_finite(arrays: Sequence[jax.Array]) -> list[jax.Array]:
+    return [jnp.all(jnp.isfinite(x)) for x in arrays]
 
-    def __init__(self) -> None:
-        self._all_finite: jax.stages.Compiled | None = None
 
-    def __call__(self, trained: TrainedModel) -> None:
-        paths, arrays = zip(*jax.tree.leaves_with_path(trained.params), strict=True)
-        with jax.set_mesh(trained.mesh):
-            if self._all_finite is None:
-                check = jax.jit(lambda arrays: [jnp.all(jnp.isfinite(x)) for x in arrays])
-                self._all_finite = check.lower(arrays).compile()
-            finite = fetched(self._all_finite(arrays))
-        names = [jax.tree_util.keystr(path, simple=True, separator="/") for path in paths]
-        bad = [name for name, is_finite in zip(names, finite, strict=True) if not is_finite]
-        if bad:
-            raise UserError(
-                f"checkpoint {trained.step}: NaN or infinity in {brief(', '.join(bad))}.  Serve an "
-                "earlier one: --checkpoint=STEP."
-            )
+def check_finite(trained: TrainedModel) -> None:
+    """Refuses weights that are NaN or infinite."""
+    paths, arrays = zip(*jax.tree.leaves_with_path(trained.params), strict=True)
+    with jax.set_mesh(trained.mesh):
+        finite = fetched(_all_finite(arrays))
+    names = [jax.tree_util.keystr(path, simple=True, separator="/") for path in paths]
+    bad = [name for name, is_finite in zip(names, finite, strict=True) if not is_finite]
+    if bad:
+        raise UserError(
+            f"checkpoint {trained.step}: NaN or infinity in {brief(', '.join(bad))}.  Serve an "
+            "earlier one: --checkpoint=STEP."
+        )
 
 
 @dataclasses.dataclass(eq=False)

@@ -30,7 +30,7 @@ from trainer.decoding.requests import DecodeOptions
 from trainer.run import Run
 from trainer.serving.batches import BatchService, batch_lengths
 from trainer.serving.continuous import ContinuousService
-from trainer.serving.reload import CheckpointWatcher, FiniteCheck
+from trainer.serving.reload import CheckpointWatcher, check_finite
 from trainer.serving.service import Compilations, ServedWeights, Service
 from trainer.serving.slot_engine import SlotEngine
 
@@ -53,7 +53,6 @@ def server_of(flags: ServeFlags) -> Iterator[tuple[Server, socket.socket]]:
         trained_models(flags.model, traces) as models,
     ):
         steps = chosen_steps(models.checkpoints, flags.model.checkpoint)
-        check_finite = FiniteCheck()
 
         def restore(step: int | None) -> TrainedModel:
             trained = models.restore(step, flags.model.average)

@@ -10,7 +10,7 @@ from configs.errors import UserError
 from layouts.layout import Layout
 from layouts.lint.errors import LintContext, Problem
 from layouts.lint.recorder import record
-from layouts.lint.tracing import find_trace_problem
+from layouts.lint.report import find_trace_problem
 from layouts.mesh import abstract_mesh, use_mesh
 
 SIZES = {"x": 2, "y": 4}

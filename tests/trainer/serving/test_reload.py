@@ -11,7 +11,7 @@ from layouts.mesh import make_mesh
 from tests.toys import WHOLE
 from tests.trainer.serving.test_service import Failing
 from trainer.checkpoints.restore import TrainedModel
-from trainer.serving.reload import TRIES, CheckpointWatcher, FiniteCheck
+from trainer.serving.reload import TRIES, CheckpointWatcher, check_finite
 from trainer.serving.service import ServedWeights
 
 
@@ -71,13 +71,13 @@ def test_a_checkpoint_that_is_copied_slowly_is_served_when_it_is_whole() -> None
 
 
 def test_weights_that_are_not_finite_are_refused() -> None:
-    check, fine = FiniteCheck(), {"mlp": {"wi_DF": jnp.ones((1, 2)), "wo_FD": jnp.zeros((2, 1))}}
+    fine = {"mlp": {"wi_DF": jnp.ones((1, 2)), "wo_FD": jnp.zeros((2, 1))}}
     bad = {"mlp": {**fine["mlp"], "wi_DF": jnp.array([[1, jnp.nan]])}}
 
     def trained(params: Any) -> TrainedModel:
         missing: Any = None
         return TrainedModel(missing, params, missing, missing, make_mesh(WHOLE), step=2)
 
-    check(trained(fine))
+    check_finite(trained(fine))
     with pytest.raises(UserError, match="checkpoint 2: NaN or infinity in mlp/wi_DF"):
-        check(trained(bad))
+        check_finite(trained(bad))
