@@ -165,7 +165,7 @@ class TaskCaches:
             return reasons
         if self._stamps in (None, stored["fingerprint"]):
             return []
-        if stored.get("text_hash", stored["content_hash"]) == self._text_hash:  # older: one hash
+        if stored["text_hash"] == self._text_hash:
             return []
         before = stored["fingerprint"] or {}
         changed = [

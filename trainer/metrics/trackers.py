@@ -223,12 +223,11 @@ class MLflowRun(Tracker):
         path = run.folder / MLFLOW_ID
         is_new = not path.exists()
         self._id = known_id(path, lambda: self._create(spec, run))
-        if is_new:  # MLflow allows no change later, and 100 at a time
+        if is_new:  # MLflow allows no change later
             params = [
                 Param(name, str(x)[:MAX_PARAM_CHARACTERS]) for name, x in run.settings.items()
             ]
-            for start in range(0, len(params), 100):
-                self._client.log_batch(self._id, params=params[start : start + 100])
+            self._client.log_batch(self._id, params=params)
         else:
             self._client.update_run(self._id, status="RUNNING")
         # The last step of a metric that the service had when this process began.
