@@ -77,7 +77,6 @@ class Trainer:
 
 
 LEGAL = ("meshloom", "torch", "torch_compiled")
-DEFAULT_SHAPE = "small"
 
 Run = Callable[[int], object]  # runs a number of steps and waits for the last
 
@@ -148,7 +147,7 @@ class Flags(BaselineFlags):
     """Systems to compare, separated by commas.  Legal: meshloom, torch, torch_compiled."""
     steps: Count = 6
     """Steps in a round."""
-    shape: Annotated[str, Flag(choices=tuple(SHAPES))] = DEFAULT_SHAPE
+    shape: Annotated[str, Flag(choices=tuple(SHAPES))] = "small"
     """The model and its batch."""
 
 
@@ -160,9 +159,7 @@ def benchmark(flags: Flags) -> None:
         run, about = meshloom(shape) if flags.worker == "meshloom" else torch(shape, compiled)
         about["warm_s"] = rounds.seconds(lambda: run(1))
         return rounds.serve_steps(about, run, warmup=2)
-    # Older checkouts have no --shape.
-    arguments = [] if flags.shape == DEFAULT_SHAPE else [f"--shape={flags.shape}"]
-    result, times = rounds.compare("train", flags, flags.steps, *arguments)
+    result, times = rounds.compare("train", flags, flags.steps, f"--shape={flags.shape}")
     rate = max(system.get("matrix_flops_per_s", 0) for system in result.values())
     for system in result.values():
         system["tokens_per_s"] = shape.tokens / system["median_s"]
