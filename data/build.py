@@ -6,7 +6,6 @@ number of processes, and again after a kill, and are always the same.
 
 import contextlib
 import dataclasses
-import functools
 import hashlib
 import itertools
 import json
@@ -122,17 +121,8 @@ class Packing:
 
     task: Task
     vocabs: Vocabs
-    versions: Mapping[str, str]
-    """Versions of the packages that tokenize: equal in all workers."""
 
     def __call__(self) -> Callable[..., PackedChunk]:
-        here = manifest.tokenizer_versions(self.task)
-        for name, version in self.versions.items():
-            if here[name] != version:
-                raise UserError(
-                    f"a worker has {name} {here[name]}, and the command {version}.  Install the "
-                    "same packages on all machines."
-                )
         pack = self.task.chunk_packer(self.vocabs)
 
         def pack_arrays(*job: Any) -> PackedChunk:
@@ -140,12 +130,6 @@ class Packing:
             return packed.arrays, counts
 
         return pack_arrays
-
-    @functools.cached_property
-    def key(self) -> str:
-        """Returns a text that differs if the rows of a chunk do."""
-        settings = manifest.settings(self.task)
-        return json.dumps([settings, self.vocabs.hashes(), dict(self.versions)], sort_keys=True)
 
 
 InOrder = Callable[[Iterator[Job], Packing], Iterator[PackedChunk]]
@@ -179,7 +163,7 @@ def build(
     key = manifest.CacheKey.of(task, given)
     log = BuildLog(folder, key.digest(stamps))
     vocabs = _make_vocabs(folder, task, given, log)
-    packing = Packing(task, vocabs, key.versions)
+    packing = Packing(task, vocabs)
     builder = SplitBuilder(folder, packing, log, in_order, on_progress)
     names = task.source.splits()
     built = {name: log.splits.get(name) or builder.build(name) for name in names}

@@ -20,7 +20,6 @@ from data import manifest, workers
 from data.build import InOrder, OnProgress, build
 from data.manifest import CacheKey
 from data.packing.rows import Rows
-from data.pipeline import BeamPipeline
 from data.sources.text import SPLITS
 from data.storage import folders, locks, lookup, remote
 from data.storage.arrays import CheckedArray
@@ -61,7 +60,6 @@ def prepare(
     content_hash: str | None = None,
     rebuild: bool = False,
     worker_count: int = 1,
-    pipeline: BeamPipeline | None = None,
     on_progress: OnProgress | None = None,
 ) -> Prepared:
     """Returns the rows of a task from data_dir, building them first where they are not there yet.
@@ -69,7 +67,7 @@ def prepare(
     vocab and source_vocab replace those that the task would train, for a model that was trained
     with them.  content_hash names the text that a run began with: its cache serves although the
     text has changed since.  More workers than one are processes, which import the main module
-    again; a pipeline takes their place.
+    again.
     """
     while True:
         caches = TaskCaches(task, data_dir, vocab, source_vocab, content_hash)
@@ -87,13 +85,9 @@ def prepare(
                     "%s: builds %s beside %s, because %s.",
                     task.name, match.folder, match.nearest.name, "; ".join(match.reasons),
                 )  # fmt: skip
-            shared = folders.unfinished(match.folder) / "chunks"
             in_order: InOrder = functools.partial(workers.in_order, workers=worker_count)
-            if pipeline is not None:
-                in_order = functools.partial(pipeline.in_order, folder=shared)
             with folders.resumable_folder(copy) as building:
                 build(building, task, caches.given, in_order, on_progress)
-                folders.remove_folder(shared)
             folders.publish(copy, match.folder, last=manifest.NAME)
         rebuild = False
 

@@ -7,7 +7,6 @@ from typing import Any
 from data import cache
 from data.build import OnProgress
 from data.cache import Prepared
-from data.pipeline import BeamPipeline
 from data.task import Task
 from data.vocab import cores
 from data.vocabs import Vocabs
@@ -24,18 +23,16 @@ def prepare(
     content_hash: str | None = None,
     rebuild: bool = False,
     worker_count: int | None = None,
-    pipeline: BeamPipeline | None = None,
     on_progress: OnProgress | None = None,
 ) -> Prepared:
     """Returns the rows of a task: process 0 prepares them while the others wait.
 
     A process that then has no rows in data_dir has a separate disk, and prepares them there.
     Raises in every process unless all have the same rows.  Without a worker_count there are as many
-    workers as cores; a pipeline has its own.
+    workers as cores.
     """
     build: dict[str, Any] = {
-        "worker_count": worker_count or cores(), "pipeline": pipeline,
-        "on_progress": on_progress,
+        "worker_count": worker_count or cores(), "on_progress": on_progress,
     }  # fmt: skip
     given: dict[str, Any] = {"content_hash": content_hash}
     if vocabs is not None:

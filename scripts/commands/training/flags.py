@@ -36,8 +36,6 @@ class PrepareFlags:
     EXAMPLES = (
         "meshloom prepare --gin_file=configs/runs/quickstart.gin",
         "meshloom prepare --list --gin_file=configs/runs/quickstart.gin",
-        "meshloom prepare --beam --gin_file=configs/runs/quickstart.gin -- --direct_num_workers=2 "
-        "--direct_running_mode=multi_processing",
     )
     data_dir: DataDir = None
     rebuild: bool = False
@@ -45,14 +43,6 @@ class PrepareFlags:
     workers: Annotated[int | None, Flag(min=1)] = None
     """Number of processes that tokenize and pack. They do not change the result. Default: the
     number of cores."""
-    beam: bool = False
-    """Tokenizes and packs on the workers of an Apache Beam pipeline. --data_dir must be a folder
-    that all of them share, or gs://bucket/name."""
-    runner: Annotated[str | None, Flag(metavar="NAME")] = None
-    """Beam's runner, such as DataflowRunner. Default: DirectRunner."""
-    runner_flags: Annotated[
-        Strings, Flag("", metavar="[-- RUNNER FLAGS...]", is_argument=True)
-    ] = ()
     lists: Annotated[bool, Flag(name="list")] = False
     """Lists the caches of --data_dir instead, and how those of the task differ from its settings
     and text."""

@@ -11,7 +11,6 @@ from configs.errors import UserError
 from data.cache import TaskCaches
 from data.listing import CacheEntry, entries, prune
 from data.packing.rows import Rows
-from data.pipeline import BeamPipeline
 from data.sources.clean import Clean
 from data.sources.text import Source
 from data.task import Task
@@ -32,7 +31,6 @@ from trainer.multihost import is_first_process
 from trainer.prepare import prepare
 from trainer.run import Run
 
-DEFAULT_RUNNER = "DirectRunner"
 KINDS = (Task, Source, Tokenizer, Clean)  # a gin file may have other settings, for a run
 
 
@@ -44,7 +42,6 @@ def prepare_task(flags: PrepareFlags) -> None:
     if manages and not flags.settings.gin_file and not flags.settings.gin_param:
         manage_caches(flags, data_dir, None)
         return
-    pipeline = pipeline_of(flags)
     config = settings(None, flags.settings.gin_file, flags.settings.gin_param)
     check_same_settings(config)
     task = task_of(config)
@@ -59,7 +56,7 @@ def prepare_task(flags: PrepareFlags) -> None:
     with build_bar() as on_progress:
         prepared = prepare(
             task, data_dir, vocabs=vocabs, rebuild=flags.rebuild, worker_count=flags.workers,
-            pipeline=pipeline, on_progress=on_progress,
+            on_progress=on_progress,
         )  # fmt: skip
     numbers = {name: rows.numbers() for name, rows in prepared.splits.items()}
     print_table(["split", *numbers["train"]], [(s, *n.values()) for s, n in numbers.items()])
@@ -71,19 +68,6 @@ def prepare_task(flags: PrepareFlags) -> None:
     for line in mixture_lines(prepared.splits["train"], steps * batch if is_of_run else None):
         print_note(line)
     print_note(f"content hash {prepared.manifest['content_hash']}")
-
-
-def pipeline_of(flags: PrepareFlags) -> BeamPipeline | None:
-    """Returns the pipeline that the flags describe, after a check that it can run; or None."""
-    if flags.beam:
-        if flags.workers is not None:
-            raise UserError("--workers: with --beam, flags of the runner set it.  Leave it out.")
-        pipeline = BeamPipeline(flags.runner or DEFAULT_RUNNER, flags.runner_flags)
-        pipeline.check()
-        return pipeline
-    for name in ("--runner",) if flags.runner else flags.runner_flags[:1]:
-        raise UserError(f"{name}: it is for a pipeline.  Add --beam, or leave it out.")
-    return None
 
 
 def mixture_lines(rows: Rows, sequences: int | None) -> Iterator[str]:

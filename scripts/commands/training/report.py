@@ -21,7 +21,7 @@ from scripts.terminal import print_note
 from trainer.metrics.plots import RunPlots, compared, curve
 from trainer.model_dir import ModelDir
 from trainer.planning.figures import SCHEMA_VERSION
-from trainer.planning.report import HOUR_S
+from trainer.planning.run_cost import HOUR_S
 from trainer.processes.training_lock import holder_of
 
 WATCH_S = 10.0  # between two looks at a run

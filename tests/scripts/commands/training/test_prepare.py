@@ -1,17 +1,14 @@
 """What `meshloom prepare` prints of the pairs of each part."""
 
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import tokenizers
 
-from configs.errors import UserError
 from data.mixture import MixtureOrder
 from data.packing.rows import Counts, Rows, RowsOfPart
-from scripts.commands.training.flags import PrepareFlags
-from scripts.commands.training.prepare import mixture_lines, pipeline_of, print_parts
+from scripts.commands.training.prepare import mixture_lines, print_parts
 from tests.scripts.conftest import Meshloom, Place
 
 
@@ -80,23 +77,6 @@ def test_a_task_in_a_scope_reads_its_settings_and_what_a_file_had_for_another_is
     warnings = [line for line in answer.error.splitlines() if line.startswith("Warning: -")]
     assert warnings == ["Warning: --gin_param: Clean.max_ratio is set, but nothing uses it."]
     assert "SentencePiece" not in answer.error
-
-
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (PrepareFlags(runner="DirectRunner"), r"--runner: .*Add --beam"),
-        (PrepareFlags(runner_flags=("--direct_num_workers=2",)), r"--direct_num_workers=2: .*Add"),
-        (PrepareFlags(beam=True, workers=2), r"--workers: with --beam"),
-        (PrepareFlags(beam=True), r"--beam needs apache_beam, .*'.\[beam\]'"),
-    ],
-)
-def test_flags_of_a_pipeline_are_checked(
-    flags: PrepareFlags, message: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "apache_beam", None)
-    with pytest.raises(UserError, match=message):
-        pipeline_of(flags)
 
 
 OTHER = "--gin_param=SentencePiece.size = 280"
