@@ -21,7 +21,6 @@ WORK = {
     "serve": work("serving", "ServeFlags", "serve:serve"),
     "score": work("decoding", "ScoreFlags", "score:score_file"),
     "rescore": work("decoding", "RescoreFlags", "score:rescore_file"),
-    "compare": work("evaluation", "CompareFlags", "compare:compare"),
     "gains": work("evaluation", "GainsFlags", "gains:gains"),
     "report": work("training", "ReportFlags", "report:report"),
     "supervise": work("training", "SuperviseFlags", "supervise:supervise"),

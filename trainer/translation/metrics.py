@@ -12,7 +12,6 @@ from sacrebleu.metrics.base import Metric, Score, Signature
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF, CHRFScore
 from sacrebleu.metrics.ter import TER, TERScore
-from sacrebleu.significance import PairedTest, Result
 from sacrebleu.tokenizers.tokenizer_spm import SPM_MODELS
 from sacrebleu.utils import SACREBLEU_DIR
 
@@ -102,46 +101,11 @@ class TranslationMetrics:
         }
 
 
-@dataclasses.dataclass(frozen=True)
-class PairedSystem:
-    """Holds one of several systems; the baseline has no p-values."""
-
-    system: str
-    bleu: float
-    bleu_p: float | None
-    chrf: float
-    chrf_p: float | None
-
-
-@dataclasses.dataclass(frozen=True)
-class Paired:
-    """Holds systems in the order given, the baseline first, all on the same resamples."""
-
-    baseline: str
-    systems: tuple[PairedSystem, ...]
-    bleu_signature: str
-    chrf_signature: str
-
-    HEADERS = ("system", "BLEU", "p", "chrF2", "p")
-
-    def rows(self) -> list[tuple[str, ...]]:
-        """Returns a row under `HEADERS` for each system."""
-        return [
-            (s.system, f"{s.bleu:.2f}", _shown(s.bleu_p), f"{s.chrf:.2f}", _shown(s.chrf_p))
-            for s in self.systems
-        ]
-
-    def as_dict(self) -> dict[str, Any]:
-        """Returns names and numbers for JSON."""
-        return dataclasses.asdict(self)
-
-
 def compute_metrics(
     hypotheses: Sequence[str],
     references: References,
     *,
     tokenize: str | None = None,
-    lowercase: bool = False,
     resamples: int = RESAMPLES,
     ter: bool = True,
     test_set: str | None = None,
@@ -151,11 +115,11 @@ def compute_metrics(
     """Measures raw, detokenised hypotheses against one or more references.
 
     `tokenize` is a tokenizer of sacrebleu's for BLEU; None takes 13a, or what sacrebleu takes for
-    the target language where `languages`, such as en-zh, is given.  `lowercase` is for BLEU and
-    chrF; TER has no case.  With fewer than 2 resamples there is no interval; where more would take
-    too much memory, there are fewer, as the signatures say.  `test_set` and `languages` go into
-    the signatures, `name` into messages.  TER takes several seconds for 3,000 sentences, and
-    minutes for sentences with their words in a wrong order.
+    the target language where `languages`, such as en-zh, is given.  With fewer than 2 resamples
+    there is no interval; where more would take too much memory, there are fewer, as the signatures
+    say.  `test_set` and `languages` go into the signatures, `name` into messages.  TER takes
+    several seconds for 3,000 sentences, and minutes for sentences with their words in a wrong
+    order.
     """
     check_texts({name: hypotheses}, references)
     check_settings(tokenize, languages)
@@ -168,62 +132,14 @@ def compute_metrics(
         named = {name: getattr(score, name) for name in details}
         return Measure(score.name, score.score, low, high, signature, named)
 
-    bleu = _bleu(tokenize, lowercase, languages)
+    bleu = _bleu(tokenize, languages)
     return TranslationMetrics(
         bleu=measure(bleu, "ref_len", "sys_len", "bp", "precisions"),
-        chrf=measure(Chrf(lowercase=lowercase)),
+        chrf=measure(Chrf()),
         ter=measure(Ter()) if ter else None,
         sentences=len(hypotheses),
         hypotheses_hash=text_hash([hypotheses]),
         references_hash=text_hash(references),
-    )
-
-
-def paired(
-    references: References,
-    systems: Mapping[str, Sequence[str]],
-    *,
-    tokenize: str | None = None,
-    lowercase: bool = False,
-    resamples: int = RESAMPLES,
-    test_set: str | None = None,
-    languages: str | None = None,
-) -> Paired:
-    """Compares systems with the first of them by sacrebleu's paired bootstrap resampling.
-
-    A p-value says how often a difference of this size comes by chance: Philipp Koehn,
-    Statistical Significance Tests for Machine Translation Evaluation, 2004.
-    """
-    if len(systems) < 2:
-        raise UserError(f"Paired resampling compares 2 or more systems; found {len(systems)}.")
-    check_texts(systems, references)
-    check_settings(tokenize, languages)
-    if resamples < 2:
-        raise UserError(f"resamples = {resamples}: paired resampling takes at least 2.")
-    metrics = {"BLEU": _bleu(tokenize, lowercase, languages), "chrF2": Chrf(lowercase=lowercase)}
-    resamples = max(2, affordable_resamples(resamples, len(references[0])))
-    test = PairedTest([*systems.items()], metrics, references, "bs", n_samples=resamples)
-    signatures, results = test()
-
-    def scores_and_ps(metric: str) -> list[tuple[float, float | None]]:
-        """Returns the score of each system with its p-value; the baseline's is None.
-
-        sacrebleu calls a difference of exactly nothing significant, because its test counts only
-        what is larger; each resample is as large, so p is 1.
-        """
-        baseline, *rivals = (r for r in results[metric] if isinstance(r, Result))
-        return [(baseline.score, None)] + [
-            (r.score, 1.0 if r.score == baseline.score else r.p_value) for r in rivals
-        ]
-
-    return Paired(
-        baseline=next(iter(systems)),
-        systems=tuple(
-            PairedSystem(name, *scores, *others)
-            for name, scores, others in zip(systems, *map(scores_and_ps, metrics), strict=True)
-        ),
-        bleu_signature=_signature(signatures["BLEU"], test_set, languages),
-        chrf_signature=_signature(signatures["chrF2"], test_set, languages),
     )
 
 
@@ -262,7 +178,7 @@ def check_settings(tokenize: str | None = None, languages: str | None = None) ->
                 f"echo a | sacrebleu <(echo a) --tokenize {tokenize}."
             )
     try:
-        _bleu(tokenize, False, languages)
+        _bleu(tokenize, languages)
     except (ImportError, RuntimeError) as error:
         raise UserError(
             f"tokenize = {tokenize}, languages = {languages}: {' '.join(str(error).split())}"
@@ -282,9 +198,9 @@ def text_hash(texts: References) -> str:
     return whole.hexdigest()
 
 
-def _bleu(tokenize: str | None, lowercase: bool, languages: str | None) -> BLEU:
+def _bleu(tokenize: str | None, languages: str | None) -> BLEU:
     target = (languages or "").rpartition("-")[2]
-    return BLEU(lowercase=lowercase, tokenize=tokenize, trg_lang=target)
+    return BLEU(tokenize=tokenize, trg_lang=target)
 
 
 def affordable_resamples(resamples: int, sentences: int) -> int:
@@ -310,7 +226,3 @@ def _named(prefix: str, measure: Measure | None) -> dict[str, Any]:
     fields = {name: getattr(measure, name, None) for name in ("low", "high", "signature")}
     fields |= {} if measure is None else measure.details
     return {prefix: measure and measure.score} | {f"{prefix}_{k}": v for k, v in fields.items()}
-
-
-def _shown(p: float | None) -> str:
-    return "baseline" if p is None else f"{p:.4f}"

@@ -1,4 +1,4 @@
-"""Defines the flags of `meshloom evaluate`, `compare` and `gains`."""
+"""Defines the flags of `meshloom evaluate` and `meshloom gains`."""
 
 from dataclasses import dataclass, field
 from typing import Annotated
@@ -71,35 +71,6 @@ class EvaluateFlags:
     search: shared.BeamFlags = field(default_factory=shared.BeamFlags)
     metrics: shared.MetricFlags = field(default_factory=shared.MetricFlags)
     devices: ProcessFlags = field(default_factory=ProcessFlags)
-
-
-@dataclass(frozen=True, kw_only=True)
-class ComparedMetricFlags(shared.MetricFlags):
-    """Selects the metrics of translations, which may ignore case."""
-
-    lowercase: bool = False
-    """Ignores case in BLEU and chrF."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class CompareFlags:
-    """Measures translations by BLEU, chrF and TER, and compares several with the first.
-
-    Differences come with p-values by paired bootstrap resampling.
-    """
-
-    EXAMPLES = (
-        "meshloom compare --system=ours.de --references=test.de",
-        "meshloom compare --system=base.de --system=ours.de --test_set=wmt14/full "
-        "--languages=en-de",
-    )
-    system: Annotated[shared.Strings, Flag(metavar="FILE")]
-    """Translations, one per line. Repeat it for several; the first is the baseline."""
-    references: shared.References = ()
-    test_set: shared.TestSet = None
-    languages: shared.Languages = None
-    json_file: shared.JsonFile = None
-    metrics: ComparedMetricFlags = field(default_factory=ComparedMetricFlags)
 
 
 @dataclass(frozen=True, kw_only=True)

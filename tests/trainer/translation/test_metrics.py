@@ -5,7 +5,6 @@ import json
 import math
 import os
 import random
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -16,7 +15,7 @@ import sacrebleu
 
 from configs.errors import UserError
 from data.sources.text_files import read_lines
-from trainer.translation.metrics import check_settings, compute_metrics, paired
+from trainer.translation.metrics import check_settings, compute_metrics
 
 SHARED = Path(os.environ.get("MESHLOOM_SHARED_DATA", Path(__file__).parents[4] / "shared" / "data"))
 WORDS = ["The", "cat", "sat", "on", "a", "mat,", "“quietly”,", "and", "saw", "1,234.5", "dogs."]
@@ -91,15 +90,15 @@ def test_an_interval_holds_its_score_and_narrows_with_more_text() -> None:
 
 def test_a_signature_names_what_was_done() -> None:
     computed = compute_metrics(
-        GOOD, [REFERENCE], tokenize="char", lowercase=True, resamples=50,
+        GOOD, [REFERENCE], tokenize="char", resamples=50,
         test_set="wmt14/full", languages="en-de", ter=False,
     )  # fmt: skip
     parts = set(computed.bleu.signature.split("|"))
     assert parts >= {
-        "nrefs:1", "bs:50", "seed:12345", "case:lc", "tok:char", "test:wmt14/full", "lang:en-de",
+        "nrefs:1", "bs:50", "seed:12345", "case:mixed", "tok:char", "test:wmt14/full", "lang:en-de",
         f"version:{sacrebleu.__version__}",
     }  # fmt: skip
-    assert {"case:lc", "nc:6", "nw:0"} <= set(computed.chrf.signature.split("|"))
+    assert {"case:mixed", "nc:6", "nw:0"} <= set(computed.chrf.signature.split("|"))
     assert computed.ter is None
     assert computed.bleu.signature in str(computed) and computed.chrf.signature in str(computed)
 
@@ -115,11 +114,9 @@ def test_the_target_language_chooses_the_tokenizer() -> None:
     )
 
 
-def test_case_counts_unless_told_otherwise() -> None:
+def test_case_counts() -> None:
     shouted = [text.upper() for text in REFERENCE]
     assert compute_metrics(shouted, [REFERENCE], resamples=0, ter=False).bleu.score < 50
-    lower = compute_metrics(shouted, [REFERENCE], resamples=0, ter=False, lowercase=True)
-    assert lower.bleu.score == pytest.approx(100) and lower.chrf.score == pytest.approx(100)
 
 
 def test_resamples_follow_the_seed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,34 +174,6 @@ def test_resamples_may_be_without_a_match() -> None:
 def test_large_texts_get_fewer_resamples(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trainer.translation.metrics.MAX_RESAMPLE_BYTES", 80 * len(GOOD) * 30)
     assert "bs:30|" in compute_metrics(GOOD, [REFERENCE], ter=False).bleu.signature
-    assert "bs:30|" in paired([REFERENCE], {"a": GOOD, "b": BAD}).bleu_signature
-
-
-def test_paired_resampling_is_that_of_sacrebleus_command(tmp_path: Path) -> None:
-    other = worse(REFERENCE, 0.22, seed=5)
-    answer = by_sacrebleu(
-        "ref", "-i", "good", "other", "bad", "-m", "bleu", "chrf", "--paired-bs",
-        "--paired-bs-n=200", "--format=latex", folder=tmp_path, ref=REFERENCE, good=GOOD,
-        other=other, bad=BAD,
-    )  # fmt: skip
-    computed = paired([REFERENCE], {"good": GOOD, "other": other, "bad": BAD}, resamples=200)
-    assert computed.baseline == computed.systems[0].system == "good"
-    for ours in computed.systems:
-        (line,) = re.findall(rf"^ *(?:Baseline: )?{ours.system} +&.*", answer, re.MULTILINE)
-        assert re.findall(r"([\d.]+) \(", line) == [f"{ours.bleu:.9f}", f"{ours.chrf:.9f}"]
-        expected = [p for p in (ours.bleu_p, ours.chrf_p) if p is not None]
-        assert re.findall(r"p = ([\d.]+)", line) == [f"{p:.4f}" for p in expected]
-    assert f"BLEU       {computed.bleu_signature}\n" in answer
-    assert f"chrF2      {computed.chrf_signature}\n" in answer
-    assert computed.systems[2].bleu_p == pytest.approx(1 / 201)
-    assert computed.rows()[0][2] == "baseline" and computed.rows()[2][0] == "bad"
-
-
-def test_a_system_does_not_differ_from_itself() -> None:
-    computed = paired([REFERENCE], {"a": GOOD, "b": list(GOOD), "c": BAD})
-    assert (computed.systems[1].bleu_p, computed.systems[1].chrf_p) == (1, 1)
-    assert computed.systems[2].bleu_p is not None and computed.systems[2].bleu_p < 0.01
-    assert json.loads(json.dumps(computed.as_dict()))["systems"][1]["chrf_p"] == 1
 
 
 def refused(call: Any, *words: str) -> None:
@@ -220,14 +189,11 @@ def test_unequal_counts_are_refused_with_both() -> None:
         lambda: compute_metrics(GOOD, [REFERENCE, REFERENCE[:7]], name="out.txt"),
         "out.txt: 60", "reference 2 of 2 has 7",
     )  # fmt: skip
-    refused(lambda: paired([REFERENCE], {"a": GOOD, "b": BAD[2:]}), "b: 58", "60")
 
 
 def test_nothing_to_score_is_refused() -> None:
     for references in ([], [[]], [[" ", ""]]):
         refused(lambda given=references: compute_metrics([], given), "Nothing to score")
-    refused(lambda: paired([REFERENCE], {"a": GOOD}), "2 or more", "found 1")
-    refused(lambda: paired([REFERENCE], {"a": GOOD, "b": BAD}, resamples=1), "resamples = 1", "2")
 
 
 def test_an_unknown_tokenizer_is_refused_with_the_legal_ones() -> None:
@@ -267,7 +233,6 @@ def test_a_seed_that_cannot_be_repeated_is_refused(
         f"SACREBLEU_SEED={seed}",
         "an integer of at least 1",
     )
-    refused(lambda: paired([REFERENCE], {"a": GOOD, "b": BAD}), "SACREBLEU_SEED")
 
 
 @pytest.mark.parametrize(("pair", "ref_len"), [("en-de", 62_688), ("en-fr", 77_306)])
