@@ -55,12 +55,12 @@ UNSET = ("num_key_value_heads", "head_dim", "sliding_window", *CAPS)
 
 def text_part(settings: families.Settings) -> families.Settings:
     """Returns the settings of a decoder, or those of the decoder in a model of texts and images."""
-    if settings.get("model_type") not in families.WRAPPERS:
+    kind = families.WRAPPERS.get(str(settings.get("model_type")))
+    if kind is None or not isinstance(settings.get("text_config"), dict):
         return settings
-    kind = families.WRAPPERS[settings["model_type"]]
-    shared = {name: settings[name] for name in families.SHARED if name in settings}
-    text = settings.get("text_config") or {}
-    return {**shared, **text, "model_type": kind, "architectures": [families.FAMILIES[kind][0]]}
+    shared = {name: value for name, value in settings.items() if name not in families.IMAGES}
+    named = {"model_type": kind, "architectures": [families.FAMILIES[kind].architecture]}
+    return {**shared, **settings["text_config"], **named}
 
 
 def text_name(name: str) -> str | None:
@@ -78,6 +78,7 @@ def family_of(settings: families.Settings, source: object) -> families.Family:
     kind = settings.get("model_type")
     if not isinstance(kind, str) or kind not in families.FAMILIES:
         hint = "  `meshloom import t5` imports a T5." if kind == "t5" else ""
+        hint = "  It has no text_config." if kind in [*families.WRAPPERS] else hint
         raise UserError(
             f"{source}: model_type = {kind!r}: not a decoder that Meshloom imports.  Legal: "
             f"{', '.join(map(repr, [*families.FAMILIES, *families.WRAPPERS]))}.{hint}"
@@ -87,9 +88,9 @@ def family_of(settings: families.Settings, source: object) -> families.Family:
 
 def completed(settings: families.Settings, family: families.Family) -> families.Settings:
     """Returns the settings with the defaults of the family, under their first names."""
-    other = {first: settings[name] for name, first in family.aliases.items() if name in settings}
-    named = {name: value for name, value in settings.items() if name not in family.aliases}
-    return {**families.DEFAULTS, **family.defaults, **named, **other}
+    full = {**families.DEFAULTS, **family.defaults, **settings}
+    named = {first: full.pop(name) for name, first in family.aliases.items() if name in full}
+    return {**full, **named}
 
 
 def legal_values(family: families.Family) -> Mapping[str, tuple[Any, ...]]:

@@ -179,7 +179,8 @@ GEMMA = Family(
 GEMMA2 = GEMMA._replace(
     architecture="Gemma2ForCausalLM",
     defaults={
-        **GEMMA.defaults, "num_key_value_heads": 4, "hidden_activation": None,
+        **GEMMA.defaults, "num_key_value_heads": 4,
+        "hidden_activation": "gelu_pytorch_tanh",  # the one that is read: hidden_act is not
         "query_pre_attn_scalar": 256, "sliding_window": 4096, "layer_types": None,
         "sliding_window_pattern": 2, "attn_logit_softcapping": 50.0,
         "final_logit_softcapping": 30.0,
@@ -274,10 +275,11 @@ FAMILIES: Mapping[str, Family] = {
 }  # fmt: skip
 WRAPPERS = {"gemma3": "gemma3_text"}
 """Models of texts and images, and the family of the decoder in each."""
-SHARED = (
-    "tie_word_embeddings", "torch_dtype", "dtype", "bos_token_id", "eos_token_id", "pad_token_id",
+IMAGES = (
+    "boi_token_id", "boi_token_index", "eoi_token_id", "eoi_token_index", "image_token_id",
+    "image_token_index", "mm_tokens_per_image", "text_config", "vision_config",
 )  # fmt: skip
-"""Settings of such a model that are also the decoder's, unless that has them."""
+"""Settings of such a model that are not the decoder's."""
 TEXT_TENSOR = (
     r"(language_model\.model|model\.language_model)\.(?P<rest>.+)"
     r"|(language_model\.)?(?P<head>lm_head\.weight)"

@@ -553,6 +553,7 @@ def miss_a_shard(folder: Path) -> None:
             change(rope_parameters={"full_attention": {"rope_type": "dynamic"}}),
             ["rope_type = 'dynamic': legal: 'default', 'linear', 'llama3', 'yarn'"],
         ),
+        ("gemma3_text", change(model_type="gemma3"), ["has no text_config"]),
         ("gemma3_text", change(model_type="gemma3n_text"), ["'gemma3_text'", "'gemma3'."]),
         ("llama", change(hidden_act=["silu"]), ["hidden_act = ['silu']: legal: 'silu'"]),
         ("mistral", change(sliding_window=[None]), ["sliding_window = [None]: legal: an integer"]),
@@ -618,6 +619,9 @@ def test_the_text_part_of_a_model_of_images_is_imported(
     shared = {key: config.pop(key) for key in ("tie_word_embeddings", "dtype", "eos_token_id")}
     del config["model_type"], config["architectures"]
     wrapper = {"model_type": "gemma3", "text_config": config, "vision_config": {}, **shared}
+    (folder / "config.json").write_text(json.dumps({**wrapper, "quantization_config": {}}))
+    with pytest.raises(UserError, match="quantization_config"):
+        import_hf(folder, tmp_path / "run")
     (folder / "config.json").write_text(json.dumps(wrapper))
     tensors = load_file(folder / "model.safetensors")
     renamed = {
@@ -836,6 +840,21 @@ def test_settings_that_are_made_from_a_model_make_the_same_model(name: str) -> N
     check_settings(made, "made")
     assert spec_of(made, "float32", "made") == spec
     assert closest_family(spec)[1] == []
+
+
+def test_gemma_reads_its_own_name_of_the_activation() -> None:
+    config = {**golden()["gemma2"]["config"], "hidden_act": "relu"}
+    assert spec_of(config, "float32", "config.json").feed_forward == Mlp(
+        activation="gelu", gated=True
+    )
+    config["hidden_activation"] = "silu"
+    assert spec_of(config, "float32", "config.json").feed_forward == Mlp(
+        activation="silu", gated=True
+    )
+    del config["hidden_activation"]
+    assert spec_of(config, "float32", "config.json").feed_forward == Mlp(
+        activation="gelu", gated=True
+    )
 
 
 def test_a_block_may_name_the_parts_of_all_layers() -> None:
