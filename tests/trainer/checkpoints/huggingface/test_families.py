@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 
+from models.positions.rope_scaling import LinearScaling
+from models.positions.rotary import Rotary
 from tests.trainer.checkpoints.huggingface.test_decoder import CASES
 from trainer.checkpoints.huggingface import decoder
 from trainer.checkpoints.huggingface.families import DEFAULTS, FAMILIES, IGNORED, SIZES
@@ -105,5 +107,9 @@ def test_published_settings_have_as_many_weights(
     weights = decoder.weights_of(spec, FAMILIES[text["model_type"]])
     assert sum(math.prod(weight.shape) for weight in weights) == count
     assert len(spec.pattern) == pattern
-    last = spec.blocks[-1]
-    assert last.positions == spec.positions or last.attention.window is None
+    if text["model_type"] == "gemma3_text":
+        local, whole = spec.blocks[4:6]
+        scaling = LinearScaling(factor=8) if pattern == 34 else None
+        assert local.positions == Rotary(theta=1e4) and local.attention.window
+        assert whole.positions == Rotary(theta=1e6, scaling=scaling)
+        assert whole.attention.window is None
