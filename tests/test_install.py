@@ -89,7 +89,7 @@ def test_the_lock_of_the_installer_is_its_entry_alone(tmp_path: Path) -> None:
         ("matplotlib", "plot", lambda: png_of(lambda pyplot: pyplot.figure())),
         ("matplotlib", "plot", lambda: next(Glyphs().read("train"))),
         ("babel", "phrases", lambda: next(Phrases(train=1).read("train"))),
-        ("num2words", "phrases", lambda: Phrases().fingerprint()),
+        ("babel", "phrases", lambda: Phrases().fingerprint()),
         ("tensorflow_datasets", "tfds", lambda: next(Tfds(name="lm1b").lines("train"))),
         ("jinja2", "serve", lambda: serve(ServeFlags(model=CheckpointFlags(model_dir=Path("x"))))),
     ],

@@ -9,20 +9,6 @@ from typing import TypeVar
 from data.corpora import phrase_words as say
 from data.corpora.phrase_words import Meaning
 
-# What a price may be of.
-_PRICED = (
-    "volume-liter",
-    "mass-kilogram",
-    "mass-gram",
-    "duration-hour",
-    "duration-day",
-    "duration-month",
-    "duration-night",
-    "area-square-meter",
-    "length-meter",
-    "length-kilometer",
-)
-
 _T = TypeVar("_T")
 
 
@@ -33,9 +19,6 @@ class Draw:
         # Of all that `random` offers, Python promises the same numbers for this method alone.
         self._fraction = random.Random(f"{language} {target} {seed}").random
         self._codes = shared_names(language, target)
-        self.priced = [u for u in _PRICED if all(say.has_price(u, x) for x in (language, target))]
-        forms = ("cardinal", "ordinal")
-        self.forms = [f for f in forms if all(say.has_words(f, x) for x in (language, target))]
 
     def between(self, low: int, high: int) -> int:
         return low + int(self._fraction() * (high - low + 1))
@@ -100,8 +83,8 @@ def _style(draw: Draw) -> str:
 # Names
 
 
-_NAMED = ("territory",) * 4 + ("language",) * 3 + ("city",) * 3 + ("currency",) * 2 + ("zone",)
-_LISTED = (*_NAMED, *_NAMED, "script", "weekday", "month")
+_NAMED = ("territory",) * 4 + ("language",) * 3 + ("city",) * 3 + ("currency",) * 2
+_LISTED = (*_NAMED, *_NAMED, "weekday", "month")
 
 
 def _name(draw: Draw) -> Meaning:
@@ -112,21 +95,13 @@ def _name(draw: Draw) -> Meaning:
 def _names(draw: Draw) -> Meaning:
     """Draws a list of names of one kind."""
     kind = draw.one(_LISTED)
-    count = draw.between(2, 3) if kind == "zone" else draw.between(3, 5)
-    codes = draw.codes(kind, count)
+    codes = draw.codes(kind, draw.between(3, 5))
     return _listed([partial(say.name, kind, code) for code in codes], _style(draw))
 
 
 def _city(draw: Draw) -> Meaning:
     code = draw.code("city")
     return _joined("{} ({})", partial(say.name, "city", code), partial(say.name, "territory", code))
-
-
-def _dialect(draw: Draw) -> Meaning:
-    """Draws a language with a territory or a script."""
-    kind = draw.one(("territory", "territory", "script"))
-    language = partial(say.name, "language", draw.code("language"))
-    return _joined("{} ({})", language, partial(say.name, kind, draw.code(kind)))
 
 
 # Times
@@ -171,12 +146,6 @@ _LARGEST: tuple[tuple[say.Unit, int], ...] = (
 )
 
 
-def _from_now(draw: Draw) -> Meaning:
-    unit, largest = draw.one(_LARGEST)
-    count = draw.between(1, largest)
-    return partial(say.from_now, count if draw.chance(50) else -count, unit)
-
-
 def _span(draw: Draw) -> Meaning:
     unit, largest = draw.one(_LARGEST)
     return partial(say.span, draw.between(1, largest), unit)
@@ -212,20 +181,14 @@ def _money(draw: Draw) -> Meaning:
     return partial(say.money, _round(draw, (1, 10, 100)), draw.code("currency"), "name")
 
 
-def _price(draw: Draw) -> Meaning:
-    return partial(say.price, _round(draw), draw.one(_PAID), draw.one(draw.priced))
-
-
 def _number(draw: Draw) -> Meaning:
     if draw.chance(50):
         return partial(say.percent, draw.between(1, 199) / draw.one((1, 2)))
-    if draw.chance(50):
-        return partial(say.number, _round(draw, (1, 10, 100, 1000)))
-    return partial(say.compact, draw.between(2, 99) * 10 ** draw.one((5, 6, 8, 9)))
+    return partial(say.number, _round(draw, (1, 10, 100, 1000)))
 
 
-_MEASURES = (_amount, _amount, _money, _price, _number, _span)
-_VALUES = (*_MEASURES, *_MEASURES, *(_date,) * 4, _from_now, _from_now, _interval, _interval, _time)
+_MEASURES = (_amount, _amount, _money, _number, _span)
+_VALUES = (*_MEASURES, *_MEASURES, *(_date,) * 4, _interval, _interval, _time)
 
 
 def _value(draw: Draw) -> Meaning:
@@ -237,7 +200,7 @@ def _value(draw: Draw) -> Meaning:
 
 def _labelled(draw: Draw) -> Meaning:
     """Draws who, and what is said of it: "Germany: 12 hours", "Germany: Sorbian and Frisian"."""
-    label = draw.one((_name, _city, _dialect, _names))(draw)
+    label = draw.one((_name, _city, _names))(draw)
     what = draw.one((_value, _value, _spans, _values, _names))
     return _joined("{}: {}", label, what(draw))
 
@@ -259,12 +222,8 @@ def _route(draw: Draw) -> Meaning:
 
 def _agenda(draw: Draw) -> Meaning:
     """Draws a time, and who or what is due."""
-    when = draw.one((_date, _date_and_time, _interval, _from_now))(draw)
+    when = draw.one((_date, _date_and_time, _interval))(draw)
     return _joined("{}: {}", when, draw.one((_names, _mixed, _values))(draw))
-
-
-def _exchange(draw: Draw) -> Meaning:
-    return _joined("{} = {}", _money(draw), _money(draw))
 
 
 def _values(draw: Draw) -> Meaning:
@@ -274,7 +233,7 @@ def _values(draw: Draw) -> Meaning:
 
 
 def _mixed(draw: Draw) -> Meaning:
-    kinds = (_name, _name, _city, _dialect, _value, _value)
+    kinds = (_name, _name, _city, _value, _value)
     return _listed([draw.one(kinds)(draw) for _ in range(draw.between(2, 4))], _style(draw))
 
 
@@ -283,26 +242,10 @@ def _clauses(draw: Draw) -> Meaning:
     return _joined("{}; {}", draw.one(kinds)(draw), draw.one(kinds)(draw))
 
 
-def _in_words(draw: Draw) -> Meaning:
-    """Draws numbers in words, alone or with their digits, where num2words has both languages."""
-    if not draw.forms:
-        return _values(draw)
-    form = draw.one(draw.forms)
-    digits = form == "cardinal" and draw.chance(50)
-    parts: list[Meaning] = []
-    for _ in range(draw.between(2, 3)):
-        value = draw.between(1, draw.one((20, 99, 999)))
-        words = partial(say.in_words, value, form)
-        parts.append(_joined("{} ({})", words, partial(say.number, value)) if digits else words)
-    return _listed(parts, _style(draw))
-
-
 _SENTENCES = (
     *(_labelled,) * 5,
     *(_names, _report, _mixed) * 3,
     *(_route, _agenda, _values, _clauses) * 2,
-    _in_words,
-    _exchange,
 )
 
 

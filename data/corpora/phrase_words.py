@@ -1,4 +1,4 @@
-"""Says names, dates and amounts in the words of a language: CLDR's, through Babel, and num2words'.
+"""Says names, dates and amounts in the words of a language: CLDR's, through Babel.
 
 Every function takes the code of the language last, so that `partial` makes a meaning of it.
 """
@@ -11,7 +11,6 @@ from typing import Any, Literal
 
 from babel import Locale, dates, lists, numbers, units
 from babel.core import get_global
-from num2words import num2words
 
 Meaning = Callable[[str], str]
 """Something to say: given the code of a language, its words."""
@@ -47,7 +46,6 @@ _SECONDS: dict[Unit, int] = {
     "month": 30 * 24 * 3600,
     "year": 365 * 24 * 3600,
 }
-_NUM2WORDS = {"nb": "no", "pt": "pt_BR"}  # where its code is not Babel's
 # Spaces of typography become plain ones; a soft hyphen is none.
 _PLAIN = str.maketrans({"\u00a0": " ", "\u202f": " ", "\u2009": " ", "\u00ad": None})
 _cached = functools.lru_cache(maxsize=1 << 16)
@@ -72,7 +70,7 @@ def names(kind: str, language: str) -> dict[str, str]:
     return {code: _plain(name) for code, name in names_by_code.items()}
 
 
-KINDS = ("territory", "language", "currency", "city", "zone", "script", "unit", "weekday", "month")
+KINDS = ("territory", "language", "currency", "city", "unit", "weekday", "month")
 
 
 def name(kind: str, code: str, language: str) -> str:
@@ -98,13 +96,6 @@ def _languages(locale: Locale) -> dict[str, str]:
         code for table in spoken.values() for code, how in table.items() if how["official_status"]
     )
     return _known((code for code, _ in official.most_common()), locale.languages)
-
-
-def _scripts(locale: Locale) -> dict[str, str]:
-    """Names the scripts that languages of two letters are written in."""
-    likely = get_global("likely_subtags")
-    used = Counter(tag.split("_")[1] for code, tag in likely.items() if len(code) == 2)
-    return _known((code for code, _ in used.most_common()), locale.scripts)
 
 
 def _currencies(locale: Locale) -> dict[str, str]:
@@ -135,14 +126,6 @@ def _cities(locale: Locale) -> dict[str, str]:
     return {c: city for c, city in cities.items() if city != locale.territories.get(c)}
 
 
-def _zones(locale: Locale) -> dict[str, str]:
-    return {
-        f"{zone}/{season}": text
-        for zone, entry in sorted(locale.meta_zones.items())
-        for season, text in sorted(entry.get("long", {}).items())
-    }
-
-
 def _units(locale: Locale) -> dict[str, str]:
     """Names two of each unit, where Babel has every plural; it says the code where it has not."""
     counts = (1, 2, 3, 5, 21, 2.5)
@@ -159,8 +142,6 @@ _NAMES: dict[str, Callable[[Locale], dict[str, str]]] = {
     "language": _languages,
     "currency": _currencies,
     "city": _cities,
-    "zone": _zones,
-    "script": _scripts,
     "unit": _units,
     "weekday": lambda locale: {str(i): locale.days["stand-alone"]["wide"][i] for i in range(7)},
     "month": lambda locale: {str(i): locale.months["stand-alone"]["wide"][i] for i in range(1, 13)},
@@ -210,19 +191,9 @@ def interval(first: datetime, last: datetime, skeleton: str, language: str) -> s
 def span(count: int, unit: Unit, language: str) -> str:
     """Says how long, such as "3 days"."""
     # Babel's own names of days and hours lack plurals in some languages (see _units); these do not.
-    return _plain(_timedelta(count, unit, False, language))
-
-
-@_cached
-def from_now(count: int, unit: Unit, language: str) -> str:
-    """Says how far ahead or, below zero, how long ago, such as "in 3 days"."""
-    return _plain(_timedelta(count, unit, True, language))
-
-
-def _timedelta(count: int, unit: Unit, directed: bool, language: str) -> str:
     delta = timedelta(seconds=count * _SECONDS[unit])
     # The threshold keeps it from the next larger unit.
-    return dates.format_timedelta(delta, unit, 1_000_000, directed, locale=_locale(language))
+    return _plain(dates.format_timedelta(delta, unit, 1_000_000, locale=_locale(language)))
 
 
 # Amounts
@@ -242,16 +213,6 @@ def percent(value: float, language: str) -> str:
 
 
 @_cached
-def compact(value: int, language: str) -> str:
-    """Says a large number in short, such as "2.5 million"."""
-    locale = _locale(language)
-    text = numbers.format_compact_decimal(
-        value, format_type="long", locale=locale, fraction_digits=1
-    )
-    return _plain(text)
-
-
-@_cached
 def amount(value: float, unit: str, language: str) -> str:
     return _plain(units.format_unit(value, unit, locale=_locale(language)))
 
@@ -267,35 +228,3 @@ def money(value: float, currency: str, style: str, language: str) -> str:
         currency_digits=style != "name",
     )
     return _plain(text)
-
-
-@_cached
-def price(value: float, currency: str, unit: str, language: str) -> str:
-    """Says what one unit costs."""
-    locale = _locale(language)
-    text = numbers.format_currency(value, currency, locale=locale)
-    return _plain(units.format_compound_unit(text, denominator_unit=unit, locale=locale) or "")
-
-
-# Numbers in words
-
-
-@_cached
-def in_words(value: int, form: str, language: str) -> str:
-    """Writes a number out as a cardinal or an ordinal."""
-    return str(num2words(value, lang=_NUM2WORDS.get(language, language), to=form))
-
-
-@functools.cache
-def has_words(form: str, language: str) -> bool:
-    """Returns whether num2words has the language and the form."""
-    try:
-        return bool(in_words(3, form, language))
-    except NotImplementedError:
-        return False
-
-
-@functools.cache
-def has_price(unit: str, language: str) -> bool:
-    """Returns whether Babel has the language's word for one such unit; else it says the code."""
-    return unit not in price(3.5, "EUR", unit, language)

@@ -53,7 +53,6 @@ def versions() -> dict[str, str]:
     rules = b"".join(Path(__file__).with_name(name).read_bytes() for name in files)
     return {
         "babel": importlib.metadata.version("babel"),
-        "num2words": importlib.metadata.version("num2words"),
         "cldr": str(get_global("cldr")["version"]),
         "rules": hashlib.sha256(rules).hexdigest()[:16],
     }

@@ -106,18 +106,11 @@ SUNDAY = datetime(2014, 5, 4, 17)
         (lambda x: say.interval(WEDNESDAY, WEDNESDAY.replace(hour=17), "hm", x),
          "14:30\u201317:30 Uhr", "2:30 \u2013 5:30 PM"),
         (lambda x: say.span(1, "hour", x), "1 Stunde", "1 hour"),
-        (lambda x: say.from_now(3, "day", x), "in 3 Tagen", "in 3 days"),
-        (lambda x: say.from_now(-2, "year", x), "vor 2 Jahren", "2 years ago"),
         (lambda x: say.amount(2.5, "length-kilometer", x), "2,5 Kilometer", "2.5 kilometers"),
         (lambda x: say.money(1250, "EUR", "sign", x), "1.250,00 €", "€1,250.00"),
         (lambda x: say.money(2, "PLN", "name", x), "2 Polnische Złoty", "2 Polish zlotys"),
-        (lambda x: say.price(3.5, "EUR", "mass-kilogram", x),
-         "3,50 € pro Kilogramm", "€3.50 per kilogram"),
         (lambda x: say.percent(12.5, x), "12,5 %", "12.5%"),
         (lambda x: say.number(34000, x), "34.000", "34,000"),
-        (lambda x: say.compact(2_500_000, x), "2,5 Millionen", "2.5 million"),
-        (lambda x: say.in_words(23, "cardinal", x), "dreiundzwanzig", "twenty-three"),
-        (lambda x: say.in_words(3, "ordinal", x), "dritte", "third"),
         (lambda x: say.listed(("A", "B", "C"), "and", x), "A, B und C", "A, B, and C"),
         (lambda x: say.listed(("A", "B"), "or", x), "A oder B", "A or B"),
         (lambda x: say.name("city", "AT", x), "Wien", "Vienna"),
@@ -149,14 +142,14 @@ def test_a_unit_without_a_plural_is_not_drawn():
 
 
 def test_an_ambiguous_name_is_not_drawn():
-    """In Russian, the time of Afghanistan is called as the country is."""
-    shared = shared_names("ru", "en")
-    assert "Afghanistan/standard" in say.names("zone", "ru")
-    assert "Afghanistan/standard" not in shared["zone"]
+    """In German, Fijian is called as the country is."""
+    shared = shared_names("de", "en")
+    assert "fj" in say.names("language", "de")
+    assert "fj" not in shared["language"]
     translations = {}
     for kind, codes in shared.items():
         for code in codes:
-            name, translation = say.name(kind, code, "ru"), say.name(kind, code, "en")
+            name, translation = say.name(kind, code, "de"), say.name(kind, code, "en")
             assert translations.setdefault(name, translation) == translation
 
 
@@ -175,7 +168,7 @@ def test_held_out_names_were_seen_in_training(corpus):
 
 def test_versions_name_libraries_data_and_rules():
     actual = phrases.versions()
-    assert list(actual) == ["babel", "num2words", "cldr", "rules"]
+    assert list(actual) == ["babel", "cldr", "rules"]
     assert all(actual.values())
 
 
