@@ -1,16 +1,24 @@
-"""Writes a run's numbers: metrics.jsonl, evaluations.jsonl, its trackers, a plot of the loss."""
+"""Observes a run: writes its numbers, a plot of the loss and a profile; warns of its routers.
+
+Numbers go to metrics.jsonl, evaluations.jsonl and the trackers.
+"""
 
 import contextlib
 import dataclasses
 import json
 import logging
+import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import jax
+
+from configs.errors import UserError, brief
 from data.storage.files import WorkingFolder, atomic_write, sync, write_errors
+from models.feed_forward.moe.routing import Router
 from trainer.evaluate import PartEvaluation
-from trainer.metrics.expert_load import scalars, stats_by_layer
+from trainer.metrics.expert_load import Layer, scalars, stats_by_layer
 from trainer.metrics.jsonl import EVALUATIONS, METRICS, split_lines
 from trainer.metrics.plots import RunPlots
 from trainer.metrics.trackers import ID_FILES, TrackedRun
@@ -19,6 +27,10 @@ from trainer.resume.history import last_saved
 from trainer.run import Run
 
 logger = logging.getLogger(__name__)
+PROFILE_FOLDER = "profile"  # in the model directory
+WARN_EVERY = 100  # steps
+DROPPED_BOUND = 0.25  # of the choices of a layer
+LOAD_BOUND = 8.0  # times the even share that one expert gets
 
 
 class MetricsFile:
@@ -143,3 +155,100 @@ class LossPlot(Observer):
 
     def close(self) -> None:
         RunPlots(self._model_dir).save(self._model_dir, "loss")
+
+
+class ProfileSteps(NamedTuple):
+    """Holds the first and the last step of a profile, both included."""
+
+    first: int
+    last: int
+
+    @classmethod
+    def parse(cls, text: str, steps: int) -> "ProfileSteps":
+        """Parses the range of steps, which must be within the steps of the run.
+
+        >>> ProfileSteps.parse("10:13", steps=100)
+        ProfileSteps(first=10, last=13)
+        """
+        match = re.fullmatch(r"(\d{1,18}):(\d{1,18})", text)
+        chosen = cls(int(match[1]), int(match[2])) if match else None
+        if chosen is None or not 1 <= chosen.first <= chosen.last <= steps:
+            raise UserError(
+                f"--profile_steps={brief(text)}: not a range of steps of this run.  Legal: the "
+                "first and the last step with a colon between them, as in 10:13, from 1 to "
+                f"{steps} (Run.steps)."
+            )
+        return chosen
+
+
+class Profile(Observer):
+    """Profiles a range of steps with `jax.profiler`, in the first process.
+
+    The range begins where its first step is dispatched, while the one before may still run, and
+    ends with the metrics of its last step, or with the run.
+    """
+
+    def __init__(self, model_dir: Path, steps: ProfileSteps):
+        self._target = model_dir / PROFILE_FOLDER
+        self._steps = steps
+        self._is_running = False
+
+    def before_step(self, step: int) -> None:
+        if step == self._steps.first and jax.process_index() == 0:
+            self._folder = WorkingFolder(self._target)
+            jax.profiler.start_trace(str(self._folder.path))
+            self._is_running = True
+
+    def on_step(self, result: StepResult) -> None:
+        if result.step == self._steps.last:
+            self.close()
+
+    def close(self) -> None:
+        if self._is_running:
+            self._is_running = False
+            jax.profiler.stop_trace()
+            self._folder.close()
+
+
+class RouterWarnings(Observer):
+    """Logs the warnings of a step now and then."""
+
+    def on_start(self, run: Run, first_step: int) -> None:
+        self._run = run
+
+    def on_step(self, result: StepResult) -> None:
+        if self._run.at_interval(result.step, WARN_EVERY):
+            for warning in warnings(stats_by_layer(result.loads), self._run.model.router):
+                logger.warning("Step %d: warning: %s", result.step, warning)
+
+
+def warnings(layers: dict[str, Layer], router: Router | None) -> list[str]:
+    """Names the layers that drop too much or use their experts too unevenly, and the remedy."""
+    messages = []
+    more_slots, more_even = remedy(router, "capacity_factor"), remedy(router, "aux_loss")
+    for name, layer in layers.items():
+        for i, share in enumerate(layer["dropped"], 1):
+            if share > DROPPED_BOUND:
+                messages.append(
+                    f"{name}: {share:.0%} of the choices number {i} found no place.  "
+                    f"Raise {more_slots}, or {more_even}."
+                )
+        times = max(layer["load"]) * len(layer["load"])
+        if times > LOAD_BOUND:
+            messages.append(
+                f"{name}: one expert has {times:.1f} times its even share of the tokens.  "
+                f"Raise {more_even}."
+            )
+    return messages
+
+
+def remedy(router: Router | None, setting: str) -> str:
+    """Names a setting of the router with its value.
+
+    >>> from models.feed_forward.moe.routing import Top2
+    >>> remedy(Top2(aux_loss=0.02), "aux_loss")
+    'Top2.aux_loss (now 0.02)'
+    """
+    if router is None:
+        return f"the router's {setting}"
+    return f"{type(router).__name__}.{setting} (now {getattr(router, setting)})"

@@ -25,9 +25,7 @@ from trainer.interrupts import NotFinite
 from trainer.loop import TrainJob
 from trainer.loop import train as train_loop
 from trainer.memory import check_memory
-from trainer.metrics.profile import Profile, ProfileSteps
-from trainer.metrics.router_warnings import RouterWarnings
-from trainer.metrics.writers import LossPlot, MetricsWriter
+from trainer.metrics.writers import LossPlot, MetricsWriter, Profile, ProfileSteps, RouterWarnings
 from trainer.model_dir import ModelDir
 from trainer.observers import Observer, on_first_process
 from trainer.planning.report import CostPrediction

@@ -8,16 +8,16 @@ import pytest
 from configs.errors import UserError
 from tests.trainer.test_loop import RUN, job
 from trainer.loop import train
-from trainer.metrics.profile import FOLDER, Profile, ProfileSteps
+from trainer.metrics.writers import PROFILE_FOLDER, Profile, ProfileSteps
 
 
 def test_a_profile_names_the_steps_and_the_parts_of_the_model(tmp_path: Path) -> None:
     train(job(tmp_path), [Profile(tmp_path, ProfileSteps(2, 3))])
-    (xplane,) = (tmp_path / FOLDER).rglob("*.xplane.pb")
+    (xplane,) = (tmp_path / PROFILE_FOLDER).rglob("*.xplane.pb")
     names = xplane.read_bytes()
     for name in (b"attention", b"mlp", b"softmax_loss", b"optimizer", b"norm"):
         assert name in names, name
-    (events,) = (tmp_path / FOLDER).rglob("*.trace.json.gz")
+    (events,) = (tmp_path / PROFILE_FOLDER).rglob("*.trace.json.gz")
     timeline = gzip.decompress(events.read_bytes()).decode()
     assert [step for step in range(1, 6) if f'"step_num":"{step}"' in timeline] == [2, 3, 4]
     assert '"data"' in timeline and '"device"' in timeline and '"checkpoints"' in timeline

@@ -13,7 +13,7 @@ from tests.toys import TOY, WHOLE
 from tests.trainer.metrics.test_expert_load import COUNTS, stacked
 from tests.trainer.planning.runs import TASK
 from trainer.metrics.expert_load import layer_stats, stats_by_layer
-from trainer.metrics.router_warnings import RouterWarnings, warnings
+from trainer.metrics.writers import RouterWarnings, warnings
 from trainer.observers import StepResult
 from trainer.run import Run
 
