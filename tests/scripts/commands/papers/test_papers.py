@@ -11,18 +11,18 @@ import pytest
 from configs.errors import UserError
 from scripts.commands.papers.figures import inputs_of, operator
 from scripts.commands.papers.items import COLUMNS, FOLDER, PAPERS, RUNS, Item, keyed_items
-from scripts.commands.papers.page import (
+from scripts.commands.papers.papers import (
     LIST_HEAD,
     PAGE,
     digest,
     list_row,
     markdown,
+    picture,
     read_record,
     rows_under,
     section,
     table_of,
 )
-from scripts.commands.papers.papers import picture
 from tests.scripts.conftest import Meshloom
 
 ROWS = [row for item in keyed_items().values() for row in item.rows]
