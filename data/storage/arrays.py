@@ -12,7 +12,6 @@ import numpy as np
 
 from configs.errors import UserError
 from data.storage.files import sync
-from data.storage.locks import SharedLock
 
 _CHUNK_BYTES = 1 << 16
 """Rows that share a checksum take at most as much: part of the format of a cache."""
@@ -81,7 +80,7 @@ class CheckedArray:
 
     def __init__(self, path: Path, remedy: str):
         """Opens a file that `GrowingArray` wrote."""
-        self._path, self._remedy, self._reading = path, remedy, SharedLock(path.parent)
+        self._path, self._remedy = path, remedy
         self._rows = self._load(path, dimensions=2, mmap_mode="r")
         self.shape, self.dtype, self.size = self._rows.shape, self._rows.dtype, self._rows.size
         self._rows_per_chunk = _rows_per_chunk(self.shape[1], self.dtype)

@@ -13,7 +13,7 @@ from pathlib import Path
 from configs.paths import REMOTE, is_remote
 from data.storage import remote
 from data.storage.files import Unfinished, sync, write_errors
-from data.storage.locks import is_used, lock
+from data.storage.locks import lock
 from data.storage.lookup import sizes_below
 
 logger = logging.getLogger(__name__)
@@ -72,24 +72,6 @@ def unfinished(target: Path) -> Path:
     return target.parent / f".{target.name}.building"
 
 
-def remove_unfinished(target: Path) -> bool:
-    """Removes what a kill left of a folder, unless a process builds it; returns whether it did."""
-    if is_used(target):
-        return False
-    with lock(target), write_errors(target):
-        shutil.rmtree(unfinished(target))
-    return True
-
-
-def remove_folder(folder: Path) -> None:
-    """Removes a folder, if there is one, with all that is in it."""
-    if is_remote(folder):
-        for name, _ in sizes_below(folder):
-            (folder / name).unlink()
-    elif folder.exists():
-        shutil.rmtree(folder)
-
-
 def _replace(folder: Path, target: Path) -> None:
     for path in folder.iterdir():
         sync(path)
@@ -134,22 +116,3 @@ def publish(copy: Path, folder: Path, last: str) -> None:
         (folder / last).unlink(missing_ok=True)
         for name in sorted((name for name, _ in sizes_below(copy)), key=lambda name: name == last):
             remote.upload(copy / name, folder / name)
-
-
-def remove_unused(folder: Path, first: str) -> bool:
-    """Removes a folder unless a process reads or builds it; returns whether it did.
-
-    Without the file `first`, a remote folder is not whole.
-    """
-    copy = local_copy(folder)
-    if is_used(copy):
-        return False
-    if is_remote(folder):
-        for name in sorted((n for n, _ in sizes_below(folder)), key=lambda name: name != first):
-            (folder / name).unlink()
-    if copy.exists():
-        with lock(copy), write_errors(copy):
-            removed = Path(tempfile.mkdtemp(dir=copy.parent, prefix=f".{copy.name}.building-"))
-            copy.rename(removed)  # a reader finds the folder whole or not at all
-            shutil.rmtree(removed)
-    return True

@@ -1,10 +1,8 @@
 """Locks files and folders among the processes of a file system."""
 
 import contextlib
-import fcntl
 import logging
 import os
-import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, TextIO
@@ -44,29 +42,6 @@ def lock(target: Path) -> Iterator[None]:
         yield
     finally:
         os.close(handle)
-
-
-class SharedLock:
-    """Keeps a folder of this machine from `remove_unused`, for as long as this object lives."""
-
-    def __init__(self, folder: Path):
-        handle = os.open(folder, os.O_RDONLY)
-        weakref.finalize(self, os.close, handle)
-        with contextlib.suppress(OSError):  # a file system without locks
-            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)  # filelock shares no descriptors
-
-
-def is_used(folder: Path) -> bool:
-    """Returns whether a process on this machine's file systems reads or builds a folder."""
-    for path in (folder, folder.parent / f".{folder.name}.lock"):
-        if path.exists():
-            handle = os.open(path, os.O_RDONLY)
-            try:
-                if try_lock(handle) is False:
-                    return True
-            finally:
-                os.close(handle)
-    return False
 
 
 def open_alone(path: Path) -> TextIO:

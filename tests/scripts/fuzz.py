@@ -301,7 +301,7 @@ def flag(random: Random, inputs: Inputs, folder: Path) -> Case:
 
 def commands() -> list[tuple[str, ...]]:
     """Lists commands that end at once where flags are missing or wrong."""
-    return [("train",), ("evaluate",), ("decode",), ("score",), ("rescore",), ("compare",),
+    return [("train",), ("evaluate",), ("decode",), ("score",), ("rescore",),
             ("gains",), ("report",), ("prepare",), ("inspect", "config"), ("inspect", "data"),
             ("inspect", "checkpoint"), ("import", "t5"), ("export", "t5")]  # fmt: skip
 
@@ -457,20 +457,9 @@ def rows(random: Random, inputs: Inputs, folder: Path) -> Case:
     return Case(["inspect", "data", *arguments])
 
 
-def translations(random: Random, inputs: Inputs, folder: Path) -> Case:
-    lines = b"the cat sat\non the mat\n\xc3\xa9\n"
-    names = [folder / "a.txt", folder / "b.txt"]
-    for name in names:
-        name.write_bytes(mutate_bytes(random, lines) if random.randint(0, 1) else lines)
-    flags = [f"--references={names[0]}", f"--resamples={random.choice(('0', '2'))}"]
-    tokenize = random.choice(("13a", "char", random.choice(ODD)))
-    flags += [f"--system={names[1]}", as_argument(f"--tokenize={tokenize}")]
-    return Case(["compare", *flags])
-
-
 KINDS: dict[Kind, int] = {
     gin_file: 25, gin_param: 20, layout: 15, flag: 10, saved_config: 4, checkpoint: 5, text: 4,
-    vocabulary: 3, json_file: 3, metrics_file: 1, hugging_face: 3, rows: 3, translations: 2,
+    vocabulary: 3, json_file: 3, metrics_file: 1, hugging_face: 3, rows: 3,
     prompt: 2, decode_flags: 3, cache: 3, run_records: 3,
 }  # fmt: skip
 

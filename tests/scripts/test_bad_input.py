@@ -275,8 +275,6 @@ def test_a_truncated_checkpoint_is_passed_over(
         "inspect data --model_dir=RUN --data_dir=X",
         "report --model_dir=X",
         "doctor --data_dir=X",
-        "compare --system=X --references=text",
-        "compare --system=text --references=X",
         "gains --baseline=X --evaluation=text --output=x.png",
         "import t5 --input=X --model_dir=new",
         "export t5 --model_dir=RUN --output=X",

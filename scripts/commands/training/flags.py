@@ -33,24 +33,13 @@ class TrainFlags:
 class PrepareFlags:
     """Trains the tokenizer, tokenizes and packs a task, without training a model."""
 
-    EXAMPLES = (
-        "meshloom prepare --gin_file=configs/runs/quickstart.gin",
-        "meshloom prepare --list --gin_file=configs/runs/quickstart.gin",
-    )
+    EXAMPLES = ("meshloom prepare --gin_file=configs/runs/quickstart.gin",)
     data_dir: DataDir = None
     rebuild: bool = False
     """Builds the cache again and replaces it."""
     workers: Annotated[int | None, Flag(min=1)] = None
     """Number of processes that tokenize and pack. They do not change the result. Default: the
     number of cores."""
-    lists: Annotated[bool, Flag(name="list")] = False
-    """Lists the caches of --data_dir instead, and how those of the task differ from its settings
-    and text."""
-    prune: bool = False
-    """Deletes instead the caches of the task that differ from its settings and text. It asks first,
-    and keeps those that a process reads or builds."""
-    yes: bool = False
-    """Deletes without asking, with --prune."""
     settings: SettingsFlags = field(default_factory=SettingsFlags)
     devices: ProcessFlags = field(default_factory=ProcessFlags)
 

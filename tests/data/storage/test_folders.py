@@ -7,8 +7,7 @@ import pytest
 import requests
 
 from configs.errors import UserError
-from data.cache import TaskCaches, prepare
-from data.listing import entries, prune
+from data.cache import prepare
 from data.sources.text import TextFiles
 from data.storage import folders
 from data.storage.folders import resumable_folder, whole_folder
@@ -80,11 +79,6 @@ def test_caches_of_two_settings_are_built_listed_and_removed(
     paths = [prepare(task, there).folder for task in tasks]
     assert [prepare(task, there).folder for task in tasks] == paths
     assert paths[0] == there / "mine" and paths[1].name.startswith("mine@")
-    for task, kept, removed in ((tasks[0], *paths), (tasks[1], *paths[::-1])):
-        listed = {entry.folder: entry for entry in entries(there, TaskCaches(task, there))}
-        assert not listed[kept].reasons and listed[removed].written_s > 0
-    assert listed[removed].is_prunable and prune(listed[removed])
-    assert [entry.folder for entry in entries(there)] == [kept]
 
 
 def test_a_text_of_another_date_is_compared_once_and_no_row_is_copied_again(

@@ -295,7 +295,7 @@ def test_a_row_of_32768_tokens_compiles_for_a_device() -> None:
     with optax_promotion():
         plan = plan_step(step, topology, compile_step(step))
     assert plan.fits and plan.memory.needed_bytes < 2**30
-    assert plan.work.kernels and plan.work.host_bytes == 0
+    assert any("splash" in op.source for op in plan.work.ops) and plan.work.host_bytes == 0
 
 
 def test_a_trace_counts_no_memory_of_the_host() -> None:
