@@ -168,6 +168,7 @@ def compared(runs: Mapping[str, RunPlots], split: str, name: str) -> bytes:
         for axes, xlabel in zip(panels, ("step", "tokens", "hours of steps"), strict=True):
             axes.set(xlabel=xlabel)
             axes.grid(alpha=0.3)
+            axes.locator_params(axis="x", nbins=5)  # long numbers do not touch
         panels[0].set(ylabel=f"{split} {name.replace('_', ' ')}")
         panels[0].legend(fontsize="small")
         return figure
