@@ -11,7 +11,7 @@ from layouts.cost.jaxpr_cost import GROWING, MEMORY_OPS, REDUCTIONS, Counter
 
 FUSED_INTO = (*REDUCTIONS, *VIEWS)
 """Operations, besides elementwise ones, that compute their operands while they read them."""
-COPIES = ("reshard", "device_put", "dynamic_update_slice")  # which are no elementwise operations
+COPIES = ("reshard", "device_put", "dynamic_update_slice")  # not elementwise
 IN_PLACE = ("scan", "while", "dynamic_update_slice", "scatter-add")
 """Operations, besides elementwise ones, whose results take the memory of operands."""
 

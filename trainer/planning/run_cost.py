@@ -90,8 +90,8 @@ def run_cost(plan: "StepPlan", assumed: Assumptions, price: float | None) -> dic
         "checkpoint_every": run.checkpoint_every,
         "best_checkpoint_every": best,
         "best_hours": sum(hours_of(plan, assumed, saving, best).values()),
-        "run_hours": all_hours,
-        "run_hours_range": ends,
+        "wall_hours": all_hours,
+        "wall_hours_range": ends,
         "chip_hours": all_hours * topology.chips,
     }
     if price is not None:
@@ -121,10 +121,11 @@ def hours_of(
     step_s: float | None = None,
     rate: float = 1.0,
 ) -> dict[str, float]:
-    """Predicts the hours of a run by what takes them, with a checkpoint every so many steps.
+    """Predicts the hours of a run by what takes them; `every` steps it saves a checkpoint.
 
     A failure costs the restart, the restore, half an interval, and the steps during which the
-    newest checkpoint was written. Infinite where failures come faster than a run recovers.
+    newest checkpoint was written. The hours are infinite where failures come faster than a run
+    recovers.
     """
     run, topology, steps = plan.run, plan.topology, plan.run.total_steps
     step_s = plan.step_s if step_s is None else step_s

@@ -44,7 +44,7 @@ class RunCostFlags:
     )
     """Failures of a chip and day that stop the run. The range is half to four times this."""
     restart_minutes: Annotated[float, Flag(metavar="N", min=0, max=1e4)] = ASSUMED.restart_minutes
-    """From a failure until the newest checkpoint is read."""
+    """From a failure until the run begins to read its newest checkpoint."""
     storage_gb_per_s: Annotated[float, Flag(metavar="N", above=0, max=1e4)] = (
         ASSUMED.storage_gb_per_s
     )

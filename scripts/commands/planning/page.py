@@ -120,7 +120,7 @@ def print_run_cost(figures: Mapping[str, Any]) -> None:
 def run_cost_rows(figures: Mapping[str, Any]) -> tuple[list[tuple[str, str, str]], list[str]]:
     """Lists the hours of a run by what takes them, and says what they assume."""
     cost = figures["run_cost"]
-    whole, assumed = cost["run_hours"], cost["assumptions"]
+    whole, assumed = cost["wall_hours"], cost["assumptions"]
     sentences = [
         f"Assumes {assumed['failures_per_chip_day']:g} failures of a chip and day (the range: half "
         f"to four times as many), {assumed['restart_minutes']:g} min for a restart, and "
@@ -137,7 +137,7 @@ def run_cost_rows(figures: Mapping[str, Any]) -> tuple[list[tuple[str, str, str]
     saved = with_unit(whole - cost["best_hours"], "hours")
     better = f"{best:,} would save {saved}" if cost["best_hours"] < whole else "no other is better"
     ends = " to ".join(
-        "never ends" if end is None else with_unit(end, "hours") for end in cost["run_hours_range"]
+        "never ends" if end is None else with_unit(end, "hours") for end in cost["wall_hours_range"]
     )
     price = f"; {with_unit(cost['price'], cost['currency'])}" if "price" in cost else ""
     if "evaluations" not in cost["hours"]:

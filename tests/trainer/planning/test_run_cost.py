@@ -53,19 +53,29 @@ def simulated_s(
     return now
 
 
-def test_failures_take_as_long_as_in_runs_that_fail_at_random(plan: StepPlan) -> None:
-    assumed = Assumptions(failures_per_chip_day=2.0)
+@pytest.mark.parametrize(
+    ("rate", "restart_minutes", "checkpoint_bytes"),
+    [(2.0, 10.0, 40 * 10**9), (5.0, 0.0, 15 * 10**10)],
+)
+def test_failures_take_as_long_as_in_runs_that_fail_at_random(
+    plan: StepPlan, rate: float, restart_minutes: float, checkpoint_bytes: int
+) -> None:
+    """First the restart takes most of it, then the reading and writing of checkpoints."""
+    shards = {"parameters": checkpoint_bytes // 4, "optimizer state": 0}  # of four devices
+    memory = plan.memory._replace(bytes_by_cause=shards)
+    plan = dataclasses.replace(plan, checkpoint_bytes=checkpoint_bytes, memory=memory)
+    assumed = Assumptions(failures_per_chip_day=rate, restart_minutes=restart_minutes)
     cost = run_cost(plan, assumed, None)
     assert cost is not None
     rng = np.random.default_rng(0)
     runs = [simulated_s(plan, assumed, cost["copy_s"], rng) for _ in range(200)]
-    assert cost["run_hours"] == pytest.approx(np.mean(runs) / HOUR_S, rel=0.02)
-    assert sum(cost["hours"].values()) == pytest.approx(cost["run_hours"])
+    assert cost["wall_hours"] == pytest.approx(np.mean(runs) / HOUR_S, rel=0.02)
+    assert sum(cost["hours"].values()) == pytest.approx(cost["wall_hours"])
     assert cost["hours"]["steps"] == pytest.approx(STEPS * STEP_S / HOUR_S)
-    assert cost["failures"] == pytest.approx(2.0 * 4 * cost["run_hours"] / 24)
-    assert cost["chip_hours"] == pytest.approx(4 * cost["run_hours"])
-    low, high = cost["run_hours_range"]
-    assert low < cost["run_hours"] < high
+    assert cost["failures"] == pytest.approx(rate * 4 * cost["wall_hours"] / 24)
+    assert cost["chip_hours"] == pytest.approx(4 * cost["wall_hours"])
+    low, high = cost["wall_hours_range"]
+    assert low < cost["wall_hours"] < high
 
 
 def test_the_best_interval_is_the_best_of_all(plan: StepPlan) -> None:
@@ -81,7 +91,7 @@ def test_the_best_interval_is_the_best_of_all(plan: StepPlan) -> None:
         every: sum(hours_of(slow, assumed, saving, every).values()) for every in range(1, 5000, 7)
     }
     assert cost["best_hours"] <= min(hours.values()) * 1.002
-    assert cost["best_hours"] < cost["run_hours"]
+    assert cost["best_hours"] < cost["wall_hours"]
 
 
 def test_a_save_waits_for_the_one_before(plan: StepPlan) -> None:
@@ -99,5 +109,5 @@ def test_evaluations_count_where_their_batches_are_known(plan: StepPlan) -> None
 
 def test_a_run_that_never_ends_has_no_length(plan: StepPlan) -> None:
     cost = run_cost(plan, Assumptions(failures_per_chip_day=1.0, restart_minutes=9000), 2.0)
-    assert cost is not None and cost["run_hours"] is None and cost["price"] is None
+    assert cost is not None and cost["wall_hours"] is None and cost["price"] is None
     assert cost["goodput"] == 0 and math.inf not in cost["hours"].values()

@@ -869,7 +869,7 @@ if __name__ == "__main__":
 
     cases = dict(golden())
     for number, name in enumerate(CASES):
-        if name in cases:  # remove it from the file to record it anew
+        if name in cases:  # remove it from the file to record it again
             continue
         with tempfile.TemporaryDirectory() as folder:
             case = record(name, Path(folder), seed=SEEDS.get(name, number))
