@@ -26,7 +26,7 @@ class ImportHfFlags:
 
 @dataclass(frozen=True, kw_only=True)
 class ImportT5Flags(ImportHfFlags):
-    """Makes a model directory of a T5 from Hugging Face.
+    """Makes a model directory of a T5, mT5, UMT5 or MADLAD-400 from Hugging Face.
 
     The settings choose its task and how to continue its training.
     """

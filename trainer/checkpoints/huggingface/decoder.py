@@ -77,7 +77,7 @@ def family_of(settings: families.Settings, source: object) -> families.Family:
     """Returns the family that the settings name."""
     kind = settings.get("model_type")
     if not isinstance(kind, str) or kind not in families.FAMILIES:
-        hint = "  `meshloom import t5` imports a T5." if kind == "t5" else ""
+        hint = "  `meshloom import t5` imports a T5." if str(kind).endswith("t5") else ""
         hint = "  It has no text_config." if kind in [*families.WRAPPERS] else hint
         raise UserError(
             f"{source}: model_type = {kind!r}: not a decoder that Meshloom imports.  Legal: "

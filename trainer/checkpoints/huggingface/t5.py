@@ -1,11 +1,13 @@
 """Converts T5 between Hugging Face's settings and tensors and the Transformer here.
 
-Raffel et al. 2020, and version 1.1 with gated activations (Shazeer 2020) and an untied softmax.
+Raffel et al. 2020, and version 1.1 with gated activations (Shazeer 2020) and an untied softmax,
+which is also mT5 (Xue et al. 2021) and MADLAD-400 (Kudugunta et al. 2023); UMT5 has a bias in each
+layer (Chung et al. 2023).
 """
 
 import dataclasses
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
 import numpy as np
@@ -51,14 +53,9 @@ RELATIVE = {
     "max_distance": "relative_attention_max_distance",
 }
 # Settings with one legal value.
-FIXED = {
-    "model_type": "t5",
-    "is_encoder_decoder": True,
-    "layer_norm_epsilon": 1e-6,
-    "pad_token_id": 0,
-    "eos_token_id": 1,
-    "decoder_start_token_id": 0,
-}
+FIXED: Settings = {"is_encoder_decoder": True, "layer_norm_epsilon": 1e-6}
+# Ids of the vocabulary: what a decoder reads first, and what ends a text.
+BEGIN, END = "decoder_start_token_id", "eos_token_id"
 # What a setting is where the file does not say.
 DEFAULTS = {
     "relative_attention_num_buckets": 32,
@@ -66,8 +63,17 @@ DEFAULTS = {
     "feed_forward_proj": "relu",
     "dropout_rate": 0.1,
     "tie_word_embeddings": True,
+    BEGIN: 0,
+    END: 1,
     **FIXED,
 }
+KINDS: Mapping[str, Settings] = {
+    "t5": {},
+    # Hugging Face's library scales no hidden states of an mT5 before the softmax.
+    "mt5": {"feed_forward_proj": "gated-gelu", "scale_decoder_outputs": False},
+    "umt5": {"feed_forward_proj": "gated-gelu"},
+}
+"""Other defaults of each model_type."""
 # Hugging Face's plain "gelu" is another function: only "gated-gelu" means the one with tanh.
 ACTIVATIONS: dict[str, tuple[Activation, bool]] = {
     "relu": ("relu", False),
@@ -83,7 +89,7 @@ SHARED, SOFTMAX = "shared.weight", "lm_head.weight"
 COPIES = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight", SOFTMAX)
 # The first T5 files have this one, and no implementation reads it.
 UNREAD = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
-BIAS = "{stack}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
+BIAS = "{stack}.block.{layer}.layer.0.SelfAttention.relative_attention_bias.weight"
 
 # Per weight here T5's name for it, and T5's axes: each is spelled with the letters that it merges.
 ATTENTION = {
@@ -106,14 +112,18 @@ FREE = (
 def weights_of(spec: Transformer) -> Iterator[ConvertedWeight]:
     """Yields all weights of a T5."""
     spec = with_parts_of_first_block(spec)
-    buckets = of_kind(spec.positions, Relative).buckets
-    weight = functools.partial(ConvertedWeight, sizes={**spec.sizes, "R": buckets})
+    relative = of_kind(spec.positions, Relative)
+    weight = functools.partial(ConvertedWeight, sizes={**spec.sizes, "R": relative.buckets})
     yield weight("embed_VD", (SHARED,), "V D")
     if not spec.tied:
         yield weight("softmax_VD", (SOFTMAX,), "V D")
     for stack, layers in (("encoder", spec.encoder_layers), ("decoder", spec.layers)):
         yield weight(f"{stack}/norm/scale_D", (f"{stack}.final_layer_norm.weight",), "D")
-        yield weight(f"{stack}/bias/bias_RJQ", (BIAS.format(stack=stack),), "R JQ")
+        biases = tuple(BIAS.format(stack=stack, layer=layer) for layer in range(layers))
+        if relative.shared:
+            yield weight(f"{stack}/bias/bias_RJQ", biases[:1], "R JQ")
+        else:
+            yield weight(f"{stack}/layers_N/attention/bias/bias_RJQ", biases, "R JQ")
         for path, name, axes in layer_weights(spec, cross_attention=stack == "decoder"):
             names = tuple(f"{stack}.block.{layer}.{name}.weight" for layer in range(layers))
             yield weight(f"{stack}/layers_N/{path}", names, axes)
@@ -138,13 +148,20 @@ def layer_weights(spec: Transformer, *, cross_attention: bool) -> Iterator[tuple
 def check_settings(settings: Settings, source: object) -> None:
     """Refuses the settings of another model, and those that the Transformer here lacks."""
     kind = settings.get("model_type")
-    if kind != "t5":
+    if kind not in [*KINDS]:  # it may have no hash
         is_decoder = isinstance(kind, str) and kind in FAMILIES
         hint = f"  `meshloom import hf` imports {kind}." if is_decoder else ""
-        raise UserError(f"{source}: model_type = {kind!r}: not a T5.  Legal: 't5'.{hint}")
-    problems = list(_wrong_settings({**DEFAULTS, **settings}))
+        legal = ", ".join(map(repr, KINDS))
+        raise UserError(f"{source}: model_type = {kind!r}: not a T5.  Legal: {legal}.{hint}")
+    problems = list(_wrong_settings(completed(settings)))
     if problems:
         raise UserError(listed(str(source), [f"{source}: {problem}" for problem in problems]))
+
+
+def completed(settings: Settings) -> Settings:
+    """Returns the settings with the defaults of their model_type."""
+    kind = KINDS[settings["model_type"]]
+    return {**DEFAULTS, **kind, **settings}
 
 
 def _wrong_settings(settings: Settings) -> Iterator[str]:
@@ -154,9 +171,13 @@ def _wrong_settings(settings: Settings) -> Iterator[str]:
             continue
         if not isinstance(size, int) or isinstance(size, bool) or size < 1:
             yield f"{name} = {size!r}: legal: an integer of at least 1."
-    for name, legal in FIXED.items():
-        if settings[name] != legal:
-            yield f"{name} = {settings[name]!r}: legal: {legal!r}."
+    for name in (BEGIN, END):
+        token = settings[name]
+        if not isinstance(token, int) or isinstance(token, bool) or token < 0:
+            yield f"{name} = {token!r}: legal: an id of the vocabulary."
+    for name, fixed in FIXED.items():
+        if settings[name] != fixed:
+            yield f"{name} = {settings[name]!r}: legal: {fixed!r}."
     if settings["feed_forward_proj"] not in list(ACTIVATIONS):  # it may have no hash
         value, legal = settings["feed_forward_proj"], ", ".join(map(repr, ACTIVATIONS))
         yield f"feed_forward_proj = {value!r}: legal: {legal}."
@@ -167,7 +188,7 @@ def _wrong_settings(settings: Settings) -> Iterator[str]:
 
 def read_tensors(settings: Settings, tensors: Tensors) -> Tensors:
     """Drops the tensors that repeat the embedding and those that nothing reads."""
-    tied = {**DEFAULTS, **settings}["tie_word_embeddings"]
+    tied = completed(settings)["tie_word_embeddings"]
 
     def is_copy(name: str) -> bool:
         if name not in COPIES or SHARED not in tensors or (name == SOFTMAX and not tied):
@@ -182,7 +203,7 @@ def spec_of(settings: Settings, tensors: Tensors) -> Transformer:
 
     Whether the softmax is tied shows in the tensors: newer files say in any case that it is.
     """
-    full = {**DEFAULTS, **settings}
+    full = completed(settings)
     sizes = {name: full.get(t5_name) for name, t5_name in SIZES.items()}
     sizes["layers"] = sizes["layers"] or sizes["encoder_layers"]
     relative: dict[str, Any] = {name: full[t5_name] for name, t5_name in RELATIVE.items()}
@@ -192,7 +213,7 @@ def spec_of(settings: Settings, tensors: Tensors) -> Transformer:
     return Transformer(
         **cast(dict[str, Any], sizes),
         attention=MultiHead(query_scale=1.0, dropout=rate),
-        positions=Relative(**relative, shared=True),
+        positions=Relative(**relative, shared=full["model_type"] != "umt5"),
         feed_forward=Mlp(activation=activation, gated=gated),
         tied=SOFTMAX not in tensors and bool(full["tie_word_embeddings"]),
         embed_scale=1.0,
@@ -227,7 +248,10 @@ def check_same(spec: Transformer, chosen: ModelSpec) -> None:
 
 
 def settings_of(model: ModelSpec) -> Settings:
-    """Makes config.json of a model; refuses one that no T5 is equal to."""
+    """Makes config.json of a model; refuses one that no T5 is equal to.
+
+    An mT5 becomes the T5 of version 1.1 that it is.
+    """
     if not isinstance(model, Transformer):
         raise UserError(f"Run.model = @{type(model).__name__}(): only a Transformer can be a T5.")
     model = with_parts_of_first_block(model)
@@ -248,8 +272,10 @@ def settings_of(model: ModelSpec) -> Settings:
         raise UserError("\n  ".join([title, *problems]))
     forms = {form: name for name, form in ACTIVATIONS.items()}
     relative, mlp = of_kind(model.positions, Relative), of_kind(model.feed_forward, Mlp)
+    kind, library_class = ("t5", "T5") if relative.shared else ("umt5", "UMT5")
     return {
-        "architectures": ["T5ForConditionalGeneration"],
+        "model_type": kind,
+        "architectures": [f"{library_class}ForConditionalGeneration"],
         **FIXED,
         **{t5_name: getattr(model, name) for name, t5_name in SIZES.items()},
         **{t5_name: getattr(relative, name) for name, t5_name in RELATIVE.items()},
@@ -278,7 +304,7 @@ def _nearest(model: Transformer) -> Transformer:
             chunks=attention.chunks,
             combined_qkv=attention.combined_qkv,
         ),
-        positions=dataclasses.replace(relative, shared=True),
+        positions=relative,
         feed_forward=dataclasses.replace(mlp, dropout=None),
         norm=RmsNorm(),
         pattern=ONE_KIND,
