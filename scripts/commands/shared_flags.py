@@ -24,17 +24,6 @@ BatchSequences = Annotated[
 Tag = Annotated[
     str | None, Flag("Language tag of the target, for a task with several target languages.")
 ]
-References = Annotated[
-    Strings,
-    Flag("Reference translations, one per line. Repeat it for several references.", metavar="FILE"),
-]
-TestSet = Annotated[
-    str | None,
-    Flag("Test set from sacrebleu's cache, by its name, such as wmt14/full.", metavar="NAME"),
-]
-Languages = Annotated[
-    str | None, Flag("Language pair of the test set, such as en-de.", metavar="SRC-TGT")
-]
 Topology = Annotated[
     str | None,
     Flag(
@@ -46,26 +35,6 @@ Beam = Annotated[
     int | None,
     Flag("Beam size. Default: 4 for a translation; other texts are decoded greedily.", min=1),
 ]
-Flat = Annotated[
-    bool,
-    Flag(
-        "Keeps all hypotheses of a line in one KV cache, or one cache for each. "
-        "The results are the same.",
-        off="apart",
-    ),
-]
-Temperature = Annotated[float | None, Flag("Samples at this temperature; 0 is greedy.", min=0)]
-TopK = Annotated[int | None, Flag("Samples from the K most likely tokens.", metavar="K", min=1)]
-TopP = Annotated[
-    float | None,
-    Flag(
-        "Samples from the most likely tokens whose probabilities add up to P.",
-        metavar="P",
-        min=0,
-        max=1,
-    ),
-]
-Samples = Annotated[int | None, Flag("Samples N texts per line.", min=1)]
 GinFile = Annotated[
     Strings, Flag("Settings file. Repeat it for several files; later files win.", metavar="FILE")
 ]
@@ -141,14 +110,26 @@ class BeamFlags:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SearchFlags(BeamFlags):
+class SampleFlags:
+    """Describes how the texts of a line are sampled, and where their KV caches are."""
+
+    flat: Annotated[bool, Flag(off="apart")] = True
+    """Keeps all hypotheses of a line in one KV cache, or one cache for each. The results are the
+    same."""
+    temperature: Annotated[float | None, Flag(min=0)] = None
+    """Samples at this temperature; 0 is greedy."""
+    top_k: Annotated[int | None, Flag(metavar="K", min=1)] = None
+    """Samples from the K most likely tokens."""
+    top_p: Annotated[float | None, Flag(metavar="P", min=0, max=1)] = None
+    """Samples from the most likely tokens whose probabilities add up to P."""
+    samples: Annotated[int | None, Flag(min=1)] = None
+    """Samples N texts per line."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchFlags(SampleFlags, BeamFlags):
     """Describes how to decode, and the limits of the output."""
 
-    flat: Flat = True
-    temperature: Temperature = None
-    top_k: TopK = None
-    top_p: TopP = None
-    samples: Samples = None
     consensus: bool = False
     """Chooses the sample that is most similar to all others (minimum Bayes risk by chrF)."""
     rescore_suffix: Annotated[str | None, Flag(metavar="TEXT")] = None

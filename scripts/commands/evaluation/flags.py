@@ -17,9 +17,12 @@ class TextFlags:
     """Split of the task to evaluate. Default: validation."""
     text_file: Annotated[str | None, Flag(metavar="FILE", name="input")] = None
     """Evaluates this text instead of a split."""
-    references: shared.References = ()
-    test_set: shared.TestSet = None
-    languages: shared.Languages = None
+    references: Annotated[shared.Strings, Flag(metavar="FILE")] = ()
+    """Reference translations, one per line. Repeat it for several references."""
+    test_set: Annotated[str | None, Flag(metavar="NAME")] = None
+    """Test set from sacrebleu's cache, by its name, such as wmt14/full."""
+    languages: Annotated[str | None, Flag(metavar="SRC-TGT")] = None
+    """Language pair of the test set, such as en-de."""
     tag: shared.Tag = None
 
 

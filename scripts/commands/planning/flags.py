@@ -10,18 +10,13 @@ from trainer.planning.run_cost import ASSUMED
 
 
 @dataclass(frozen=True, kw_only=True)
-class DecodePlanFlags:
+class DecodePlanFlags(shared.SampleFlags):
     """Describes the decoding to plan, by the names of the flags of `meshloom decode`."""
 
     HEADING = "Decoding, with --decode"
     batch_sequences: Annotated[int | None, Flag(min=1)] = None
     """Number of rows in a batch."""
     beam: shared.Beam = None
-    flat: shared.Flat = True
-    temperature: shared.Temperature = None
-    top_k: shared.TopK = None
-    top_p: shared.TopP = None
-    samples: shared.Samples = None
     max_tokens: Annotated[int | None, Flag(min=1)] = None
     """Maximum number of new tokens."""
     source_tokens: Annotated[int | None, Flag(min=1)] = None
