@@ -3,19 +3,10 @@
 import base64
 import html
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
-STYLE = (
-    ":root{color-scheme:light dark}"
-    "body{font:16px/1.5 sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem}"
-    "img{max-width:100%}.scroll,pre{overflow-x:auto}table{border-collapse:collapse}"
-    # A shadow at the side to which a table goes on.
-    ".scroll{background:linear-gradient(90deg,Canvas 40%,#0000) 0/3rem,"
-    "linear-gradient(270deg,Canvas 40%,#0000) 100%/3rem,linear-gradient(90deg,#8888,#0000) 0/.8rem,"
-    "linear-gradient(270deg,#8888,#0000) 100%/.8rem;background-repeat:no-repeat;"
-    "background-attachment:local,local,scroll,scroll}"
-    "td,th{padding:.2rem .8rem;border-bottom:1px solid #8886;text-align:right}"
-)
+STYLE = Path(__file__).with_suffix(".css").read_text()
 
 
 def page(title: str, parts: Iterable[str], style: str = "", refresh_s: float | None = None) -> str:

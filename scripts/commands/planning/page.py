@@ -2,6 +2,7 @@
 
 import html
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import click
@@ -15,14 +16,7 @@ from trainer.planning.figures import FIGURES
 from trainer.planning.report import by_line
 from trainer.planning.run_cost import HOUR_S
 
-STYLE = (
-    ".bar{display:flex;position:relative;height:2rem;margin-top:.5rem;background:#8883}"
-    ".limit{position:absolute;top:-.3rem;bottom:-.3rem;border-left:3px solid #d00}"
-    ".legend{list-style:none;padding:0;columns:22rem}"
-    ".legend i{display:inline-block;width:.8rem;height:.8rem;margin-right:.4rem}"
-    "td:last-child,th:last-child{text-align:left}.legend li{break-inside:avoid}"
-    "td:not(:last-child){white-space:nowrap}"
-)
+STYLE = Path(__file__).with_suffix(".css").read_text()
 COLOURS = ("#4269d0", "#efb118", "#ff725c", "#6cc5b0", "#a463f2", "#97bbf5", "#9c6b4e", "#9498a0",
            "#3ca951", "#ff8ab7", "#b8a72e", "#2f6f73")  # fmt: skip
 HEAD = ("fits", "bytes_per_device", "memory_bytes", "cache_bytes", "devices", "parameters",
