@@ -18,6 +18,7 @@ from models.feed_forward.mlp import Mlp
 from models.feed_forward.moe.layer import Moe
 from models.feed_forward.moe.routing import Router
 from models.layers.pipeline import inside_stages
+from models.norms.layer import LayerNorm
 from models.norms.rms import RmsNorm
 from models.parts import Attention, Block, BlockParts, FeedForward, Norm, Part, Positions
 from models.positions.learned import Learned
@@ -30,7 +31,10 @@ from models.sizes import Sizes
 Remat = Literal["none", "dots", "full"]
 SavedProduct = Literal["query_proj", "key_proj", "value_proj", "out_proj", "mlpwi"]
 OffloadedValue = Literal["layer_input", SavedProduct]
-PARTS = (MultiHead, Latent, Mlp, Moe, RmsNorm, Learned, NoPositions, Relative, Rotary, Sinusoidal)
+PARTS = (
+    MultiHead, Latent, Mlp, Moe, RmsNorm, LayerNorm, Learned, NoPositions, Relative, Rotary,
+    Sinusoidal,
+)  # fmt: skip
 """Parts that gin files can name without an import."""
 
 

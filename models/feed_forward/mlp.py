@@ -26,6 +26,8 @@ class Mlp(FeedForward):
     """Nonlinearity."""
     gated: bool = False
     """Gated (GLU): activation(x wg) * (x wi)."""
+    biases: bool = False
+    """Adds a learned bias to the result of each product."""
     dropout: Fraction | None = None
     """Rate of dropout on the activations. None: that of Transformer.dropout."""
 
@@ -57,6 +59,10 @@ class MlpLayer(nnx.Module):
         if spec.gated:
             self.wg_DF = weights.normal("DF", fan_in="D")
         self.wo_FD = weights.normal("FD", fan_in="F")
+        if spec.biases:
+            self.bi_F, self.bo_D = weights.zeros("F"), weights.zeros("D")
+            if spec.gated:
+                self.bg_F = weights.zeros("F")
 
     @jax.named_scope("mlp")
     def __call__(
@@ -69,10 +75,18 @@ class MlpLayer(nnx.Module):
     ) -> tuple[Array, None]:
         """Returns the output of each token, and no load: there are no experts."""
         einsum, gate_BLF = self.layout.einsum, None
-        h_BLF = einsum("BLD,DF->BLF", x_BLD, self.wi_DF[...])
+        h_BLF = self.biased(einsum("BLD,DF->BLF", x_BLD, self.wi_DF[...]), "bi_F")
         if self.spec.gated:
-            gate_BLF = einsum("BLD,DF->BLF", x_BLD, self.wg_DF[...])
+            gate_BLF = self.biased(einsum("BLD,DF->BLF", x_BLD, self.wg_DF[...]), "bg_F")
             gate_BLF = checkpoint_name(gate_BLF, "mlpwi")
         h_BLF = self.spec.activate(checkpoint_name(h_BLF, "mlpwi"), gate_BLF)
         h_BLF = dropout(self.layout, key, self.rate, h_BLF, "BLF")
-        return einsum("BLF,FD->BLD", h_BLF, self.wo_FD[...]), None
+        return self.biased(einsum("BLF,FD->BLD", h_BLF, self.wo_FD[...]), "bo_D"), None
+
+    def biased(self, x: Array, name: str) -> Array:
+        """Adds the bias of this name, if there are biases, along the last axis."""
+        if not self.spec.biases:
+            return x
+        axis = name[-1]
+        bias = getattr(self, name)[...].astype(x.dtype)
+        return x + self.layout.broadcast_like(bias, axis, "BL" + axis)

@@ -14,7 +14,7 @@ from models.initializers import Weights
 from models.parts import Norm
 
 Array = jax.Array
-INVERSE = "inverse_root_mean_square"
+INVERSE, MEAN = "inverse_root_mean_square", "mean"
 
 
 @spec
@@ -86,12 +86,15 @@ def normed(
     *,
     offset: bool = False,
     scale_axes: str | None = None,
+    centered: bool = False,
+    shift: Array | None = None,
 ) -> Array:
     """Divides by the root mean square along the scale's axes, in JAX's float type, and scales.
 
-    The scale's axes are the last, or several of those of x.
+    The scale's axes are the last, or several of those of x.  `centered` subtracts the mean first.
+    A shift, which has the scale's axes, is added at the end.
 
-    Its gradient keeps the input in the type that it has, and one number for each vector.
+    Its gradient keeps the input in the type that it has, and a number or two for each vector.
     """
     wide_scale = scale.astype(float)
     if offset:
@@ -101,15 +104,22 @@ def normed(
     over = tuple(axes.index(letter) for letter in scale_axes)
     # Zeros that pad an axis count for nothing.
     padding = math.prod(scale.shape) / math.prod(layout.unpadded_shape(scale_axes, scale.shape))
-    policy = jax.checkpoint_policies.save_only_these_names(INVERSE)
+    policy = jax.checkpoint_policies.save_only_these_names(INVERSE, MEAN)
 
     @functools.partial(jax.checkpoint, prevent_cse=False, policy=policy)
-    def scaled(x: Array, factor: Array) -> Array:
+    def scaled(x: Array, factor: Array, term: Array | None) -> Array:
         wide = x.astype(float)
+        if centered:
+            mean = checkpoint_name(jnp.mean(wide, axis=over, keepdims=True) * padding, MEAN)
+            wide -= mean
         power = jnp.mean(jnp.square(wide), axis=over, keepdims=True)
         if padding != 1:
             power *= padding
+            if centered:  # what was zero is now -mean
+                power -= (padding - 1) * jnp.square(mean)
         inverse = checkpoint_name(jax.lax.rsqrt(power + epsilon), INVERSE)
-        return (wide * inverse * factor).astype(x.dtype)
+        y = wide * inverse * factor
+        return (y if term is None else y + term).astype(x.dtype)
 
-    return scaled(x, layout.broadcast_like(wide_scale, scale_axes, axes))
+    term = None if shift is None else layout.broadcast_like(shift.astype(float), scale_axes, axes)
+    return scaled(x, layout.broadcast_like(wide_scale, scale_axes, axes), term)

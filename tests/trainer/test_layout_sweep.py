@@ -23,6 +23,7 @@ from models.feed_forward.mlp import Mlp
 from models.feed_forward.moe.layer import Dispatch, Moe
 from models.feed_forward.moe.routing import SigmoidTopK, Top2
 from models.loss import Criterion, LossSums
+from models.norms.layer import LayerNorm
 from models.parts import Block
 from models.positions.relative import Relative
 from models.positions.rotary import Rotary
@@ -273,7 +274,8 @@ def test_faster_ways_to_compute_are_equal_too(name: str) -> None:
     """What the shipped small models use: one product for q, k and v, rotation, slices."""
     spec = dataclasses.replace(
         SPEC, attention=MultiHead(combined_qkv=True, chunks=2), positions=Rotary(),
-        feed_forward=Mlp(gated=True), loss_chunks=3, scan=False, layers=1,
+        feed_forward=Mlp(gated=True, biases=True), norm=LayerNorm(), loss_chunks=3, scan=False,
+        layers=1,
     )  # fmt: skip
     computed, expected = trained(ADAMW, LAYOUTS[name], spec), trained(ADAMW, WHOLE, spec)
     assert_equal_to_round_off(computed, expected)

@@ -23,6 +23,7 @@ from models.feed_forward.mlp import Mlp
 from models.feed_forward.moe.layer import Moe
 from models.feed_forward.moe.routing import Top2
 from models.loss import Criterion
+from models.norms.layer import LayerNorm
 from models.parts import Block
 from models.transformer import TransformerModel
 from tests.toys import FLOAT64, ROUND_OFF, WHOLE, pair_rows, toy
@@ -91,7 +92,10 @@ HIDDEN = Case(
             toy(
                 dropout=0.1, precision=FLOAT64,
                 pattern=(
-                    Block(feed_forward=Mlp(gated=True, activation="gelu")),
+                    Block(
+                        feed_forward=Mlp(gated=True, activation="gelu", biases=True),
+                        norm=LayerNorm(),
+                    ),
                     Block(feed_forward=Moe(experts=5, d_ff=10, shared_d_ff=7, dispatch="dropless")),
                 ),
             ),

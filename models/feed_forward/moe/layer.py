@@ -52,6 +52,8 @@ class Moe(FeedForward):
     if the batch of an evaluation does not divide into groups of this size."""
 
     def __post_init__(self) -> None:
+        if self.expert.biases:
+            raise UserError("Mlp.biases = True: experts have no biases.  Legal: False in experts.")
         if self.experts < self.router.choices:
             raise UserError(
                 f"Moe.experts = {self.experts}: the router chooses {self.router.choices} per token."
