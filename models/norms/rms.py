@@ -110,13 +110,11 @@ def normed(
     def scaled(x: Array, factor: Array, term: Array | None) -> Array:
         wide = x.astype(float)
         if centered:
-            mean = checkpoint_name(jnp.mean(wide, axis=over, keepdims=True) * padding, MEAN)
-            wide -= mean
+            assert padding == 1, "the zeros that pad would count"
+            wide -= checkpoint_name(jnp.mean(wide, axis=over, keepdims=True), MEAN)
         power = jnp.mean(jnp.square(wide), axis=over, keepdims=True)
         if padding != 1:
             power *= padding
-            if centered:  # what was zero is now -mean
-                power -= (padding - 1) * jnp.square(mean)
         inverse = checkpoint_name(jax.lax.rsqrt(power + epsilon), INVERSE)
         y = wide * inverse * factor
         return (y if term is None else y + term).astype(x.dtype)

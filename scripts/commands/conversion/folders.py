@@ -28,7 +28,7 @@ from scripts.commands.shared_flags import SettingsFlags
 from scripts.commands.trained import single_checkpoint
 from scripts.terminal import print_note
 from trainer.checkpoints.huggingface.folder import SETTINGS, TENSORS, tensor_writer
-from trainer.checkpoints.huggingface.weights import ConvertedWeight, TensorInfo
+from trainer.checkpoints.huggingface.weights import ConvertedWeight, TensorInfo, places_of
 from trainer.checkpoints.manager import Checkpoints
 from trainer.checkpoints.restore import (
     EMA,
@@ -125,7 +125,8 @@ def export_weights(
     root = weights_path(run, average) if merged is None else "params"
     by_path = {f"{root}/{weight.path}": weight for weight in weights}
     shapes = {path: weight.shape for path, weight in by_path.items()}
-    infos = {name: TensorInfo(w.tensor_shape, dtype) for w in weights for name in w.names}
+    places = places_of(weights)
+    infos = {place.tensor: TensorInfo(place.shape, dtype) for place in places.values()}
     with Checkpoints(flags.model.model_dir) as checkpoints:
         steps = exported_steps(checkpoints, flags.model.checkpoint, average)
         try:
@@ -145,7 +146,7 @@ def export_weights(
                     if (factor := factors.get(by_path[path].path)) is not None:
                         array = array.astype(np.float32) * np.float32(factor)
                     for name, tensor in by_path[path].to_tensors_by_name(array):
-                        write(name, tensor.astype(dtype))
+                        write(places[name].tensor, tensor.astype(dtype), places[name].part)
             for name in sorted(files, key=lambda name: name == SETTINGS):
                 atomic_write(output / name, files[name])
         except OSError as error:

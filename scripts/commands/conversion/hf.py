@@ -39,7 +39,7 @@ from scripts.commands.conversion.folders import config_of, note_import, task_nam
 from scripts.devices import start_devices
 from scripts.terminal import print_note
 from trainer.checkpoints.huggingface import decoder, peft
-from trainer.checkpoints.huggingface.families import EMBEDDING, FAMILIES, SOFTMAX, Settings
+from trainer.checkpoints.huggingface.families import FAMILIES, SOFTMAX, Family, Settings
 from trainer.checkpoints.huggingface.folder import (
     INDEX,
     SETTINGS,
@@ -51,7 +51,12 @@ from trainer.checkpoints.huggingface.folder import (
     tensors_of_file,
 )
 from trainer.checkpoints.huggingface.tokenizer import SENTENCE_PIECE, tokenizer_files
-from trainer.checkpoints.huggingface.weights import ConvertedWeight, check_tensors, common_type
+from trainer.checkpoints.huggingface.weights import (
+    ConvertedWeight,
+    check_tensors,
+    common_type,
+    places_of,
+)
 from trainer.checkpoints.integrity import StreamedArray
 from trainer.checkpoints.manager import Checkpoints
 from trainer.checks import check_sides, check_vocabs
@@ -80,17 +85,22 @@ def import_hf(flags: ImportHfFlags) -> None:
     decoder.check_settings(settings, folder / SETTINGS)
     family = decoder.family_of(settings, folder / SETTINGS)
     stored, images = stored_tensors(folder), list[str]()
+    stored = {decoder.full_name(name, family): tensor for name, tensor in stored.items()}
     if settings is not whole:
         images = [name for name in stored if decoder.text_name(name) is None]
         stored = {text: x for name, x in stored.items() if (text := decoder.text_name(name))}
     unread = [name for name in stored if decoder.is_unread(name, settings)]
-    check_tied(stored, unread, folder)
+    check_tied(stored, unread, family, folder)
     tensors = {name: tensor for name, tensor in stored.items() if name not in unread}
     infos = {name: tensor.info for name, tensor in tensors.items()}
     types = sorted({info.dtype for info in infos.values()})
     spec = decoder.spec_of(settings, common_type(types), folder / SETTINGS)
     weights = list(decoder.weights_of(spec, family))
     check_tensors(weights, infos, folder, settings["model_type"])
+    places = places_of(weights)
+    parts = {
+        name: tensors[place.tensor]._replace(part=place.part) for name, place in places.items()
+    }
 
     tokenizer = tokenizer_of(folder)
     config = config_of(run_of(spec, tokenizer, model_dir), flags.settings)
@@ -111,7 +121,7 @@ def import_hf(flags: ImportHfFlags) -> None:
     check_vocabs(run, vocabs)
     warn_of_other_ends(folder, settings, vocab)
     dtype = np.dtype(run.model.precision.store)
-    flat = {weight.path: streamed_array(weight, tensors, dtype) for weight in weights}
+    flat = {weight.path: streamed_array(weight, parts, dtype) for weight in weights}
     with Checkpoints(model_dir) as checkpoints:  # of step 0, with nothing but the weights
         checkpoints.save(0, {"params": traverse_util.unflatten_dict(flat, sep="/")})
     for name in FILES:
@@ -144,14 +154,17 @@ def tokenizer_of(folder: Path) -> Tokenizer:
     raise UserError(f"--input={folder}: {TOKENIZER} is missing{other}.  {how_to_make(folder)}")
 
 
-def check_tied(stored: Mapping[str, StoredTensor], unread: Sequence[str], folder: Path) -> None:
+def check_tied(
+    stored: Mapping[str, StoredTensor], unread: Sequence[str], family: Family, folder: Path
+) -> None:
     """Refuses a tied model whose softmax is not its embedding, which alone would be read."""
-    if SOFTMAX not in unread or EMBEDDING not in stored:
+    embedding = family.tensors.embedding
+    if SOFTMAX not in unread or embedding not in stored:
         return
-    if not np.array_equal(stored[SOFTMAX].read(), stored[EMBEDDING].read()):
+    if not np.array_equal(stored[SOFTMAX].read(), stored[embedding].read()):
         raise UserError(
             f"{folder / SETTINGS}: tie_word_embeddings = True, but {SOFTMAX} is another tensor "
-            f"than {EMBEDDING}.  Set it to false if the model reads {SOFTMAX}, or else remove that "
+            f"than {embedding}.  Set it to false if the model reads {SOFTMAX}, or else remove that "
             "tensor."
         )
 
@@ -222,7 +235,9 @@ def export_hf(flags: ExportHfFlags) -> None:
     model, settings, original = exported_model(model_dir, run)
     if original is None:
         files, ids = tokenizer_files(vocab)
-        settings |= {**ids, "max_position_embeddings": run.task.length}
+        settings |= ids
+        if "max_position_embeddings" in settings:
+            settings["max_position_embeddings"] = run.task.length
     if settings != original:
         files[SETTINGS] = folders.json_bytes(settings)
     weights = list(decoder.weights_of(model, FAMILIES[settings["model_type"]]))

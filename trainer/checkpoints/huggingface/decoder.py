@@ -13,8 +13,10 @@ from models.attention.multi_head import MultiHead
 from models.feed_forward.mlp import Mlp
 from models.feed_forward.moe.layer import Moe
 from models.feed_forward.moe.routing import TopK
+from models.norms.layer import LayerNorm
 from models.norms.rms import RmsNorm
-from models.parts import Block
+from models.parts import Block, Positions
+from models.positions.learned import Learned
 from models.positions.none import NoPositions
 from models.positions.rotary import Rotary
 from models.precision import FloatType, Precision
@@ -88,9 +90,13 @@ def family_of(settings: families.Settings, source: object) -> families.Family:
 
 def completed(settings: families.Settings, family: families.Family) -> families.Settings:
     """Returns the settings with the defaults of the family, under their first names."""
-    full = {**families.DEFAULTS, **family.defaults, **settings}
-    named = {first: full.pop(name) for name, first in family.aliases.items() if name in full}
-    return {**full, **named}
+    full = {**family.common, **family.defaults, **settings}
+    names = {**family.aliases, **family.names}
+    full |= {first: full.pop(name) for name, first in names.items() if name in full}
+    width = full.get("hidden_size")
+    if full.get("intermediate_size") is None and family.mlp_width and isinstance(width, int):
+        full["intermediate_size"] = family.mlp_width * width
+    return full
 
 
 def legal_values(family: families.Family) -> Mapping[str, tuple[Any, ...]]:
@@ -103,7 +109,9 @@ def check_settings(settings: families.Settings, source: object) -> None:
     """Refuses settings that the Transformer here lacks, and unknown settings."""
     family = family_of(settings, source)
     full = completed(settings, family)
-    wrong = [*_wrong_settings(full, family)] or [*_wrong_windows(full), *rope.problems(full)]
+    wrong = [*_wrong_settings(full, family)] or [*_wrong_windows(full)]
+    if not (wrong or family.is_learned):
+        wrong = [*rope.problems(full)]
     problems = [*wrong, *_unknown_settings(full, family)]
     if problems:
         raise UserError(listed(str(source), [f"{source}: {problem}" for problem in problems]))
@@ -152,7 +160,7 @@ def _wrong_windows(full: families.Settings) -> Iterator[str]:
 
 def _unknown_settings(full: families.Settings, family: families.Family) -> Iterator[str]:
     known = {
-        *families.DEFAULTS,
+        *family.common,
         *families.SIZES.values(),
         *family.defaults,
         *legal_values(family),
@@ -200,13 +208,15 @@ def block_of(
         "query_scale": None if query == width_of_heads(full) ** -0.5 else query,
         **family.attention,
     }
-    positions = rope.rotary_of(rope.of_layers(full, kind)) if rotates else NoPositions()
+    positions: Positions | None = None
+    if not family.is_learned:
+        positions = rope.rotary_of(rope.of_layers(full, kind)) if rotates else NoPositions()
     residual: dict[str, Any] = {"residual_scale": float(full.get("residual_multiplier", 1.0))}
     return Block(attention=MultiHead(**attention), positions=positions, **residual, **family.block)
 
 
 def width_of_heads(full: families.Settings) -> int:
-    return full["head_dim"] or full["hidden_size"] // full["num_attention_heads"]
+    return full.get("head_dim") or full["hidden_size"] // full["num_attention_heads"]
 
 
 def spec_of(settings: families.Settings, store: FloatType, source: object) -> Transformer:
@@ -215,7 +225,8 @@ def spec_of(settings: families.Settings, store: FloatType, source: object) -> Tr
     full = completed(settings, family)
     fields: dict[str, Any] = {
         **{name: full[there] for name, there in families.SIZES.items()},
-        "kv_heads": full["num_key_value_heads"] or full["num_attention_heads"],
+        "positions": NoPositions(),
+        "kv_heads": full.get("num_key_value_heads") or full["num_attention_heads"],
         "d_kv": width_of_heads(full),
         "tied": full["tie_word_embeddings"],
         "embed_scale": float(full.get("embedding_multiplier", 1.0)),
@@ -225,15 +236,14 @@ def spec_of(settings: families.Settings, store: FloatType, source: object) -> Tr
     }
     norm: dict[str, Any] = {"epsilon": full["rms_norm_eps"], **family.norm}
     try:
-        mlp = Mlp(activation=family.activations[full["hidden_act"]], gated=True)
+        mlp = Mlp(activation=family.activations[full["hidden_act"]], **family.mlp)
         layers = zip(kinds_of_layers(full), layers_that_rotate(full), strict=True)
         blocks = tuple(block_of(full, family, kind, rotates=one) for kind, one in layers)
         spec = Transformer(
             **fields,
-            positions=NoPositions(),
             pattern=blocks,
             feed_forward=mlp if family.experts is None else experts_of(full, mlp),
-            norm=RmsNorm(**norm),
+            norm=family.norm_type(**norm),
             precision=Precision(store=store),
         )
         return with_parts_of_first_block(spec)
@@ -259,29 +269,40 @@ def experts_of(full: families.Settings, expert: Mlp) -> Moe:
 def weights_of(spec: Transformer, family: families.Family) -> Iterator[ConvertedWeight]:
     """Yields all weights of a decoder."""
     attention, moe = of_kind(spec.blocks[0].attention, MultiHead), spec.blocks[0].feed_forward
-    yield ConvertedWeight("embed_VD", (families.EMBEDDING,), "V D", spec.sizes)
+    tensors = family.tensors
+    yield ConvertedWeight("embed_VD", (tensors.embedding,), "V D", spec.sizes)
+    if family.is_learned:
+        yield ConvertedWeight("positions_LD", (tensors.positions,), "L D", spec.sizes)
     if not spec.tied:
         yield ConvertedWeight("softmax_VD", (families.SOFTMAX,), "V D", spec.sizes)
-    yield ConvertedWeight("decoder/norm/scale_D", (families.FINAL_NORM,), "D", spec.sizes)
+    yield ConvertedWeight("decoder/norm/scale_D", (tensors.final_norm,), "D", spec.sizes)
+    norms = tensors.norms[spec.blocks[0].norm_places]
+    if isinstance(spec.norm, LayerNorm):
+        bias = tensors.final_norm.replace("weight", "bias")
+        yield ConvertedWeight("decoder/norm/bias_D", (bias,), "D", spec.sizes)
+        norms = dict(norms) | {
+            path.replace("scale", "bias"): (name.replace("weight", "bias"), axes)
+            for path, (name, axes) in norms.items()
+        }
     sizes = spec.sizes
     if isinstance(moe, Moe):
         sizes = {**sizes, "E": moe.experts, "F": moe.width(spec)}
     names = {
-        **families.NORMS[spec.blocks[0].norm_places],
-        **families.ATTENTION,
-        **families.BIASES[attention.biases],
+        **norms,
+        **tensors.attention,
+        **tensors.biases[attention.biases],
         **(families.QK_NORMS[attention.qk_norm_over] if attention.qk_norm else {}),
-        **(families.MLP if family.experts is None else family.experts),
+        **(tensors.mlp if family.experts is None else family.experts),
     }
     for index, block in enumerate(block_paths(spec)):
         for path, (name, axes) in names.items():
             experts = sizes["E"] if "{expert}" in name else 1
-            tensors = tuple(
-                families.LAYER.format(layer=layer, name=name.format(expert=expert))
+            names_of = tuple(
+                tensors.layer.format(layer=layer, name=name.format(expert=expert))
                 for layer in range(index, spec.layers, len(spec.pattern))
                 for expert in range(experts)
             )
-            yield ConvertedWeight(f"{block}/{path}", tensors, axes, sizes)
+            yield ConvertedWeight(f"{block}/{path}", names_of, axes, sizes)
 
 
 def block_paths(spec: Transformer) -> list[str]:
@@ -293,8 +314,16 @@ def block_paths(spec: Transformer) -> list[str]:
 
 def is_unread(name: str, settings: families.Settings) -> bool:
     """Returns whether nothing reads a tensor: constants, and a softmax that is the embedding."""
-    is_tied = completed(settings, families.FAMILIES[settings["model_type"]])["tie_word_embeddings"]
-    return (name == families.SOFTMAX and is_tied) or re.fullmatch(families.UNREAD, name) is not None
+    family = families.FAMILIES[settings["model_type"]]
+    is_tied = completed(settings, family)["tie_word_embeddings"]
+    unread = re.fullmatch(family.tensors.unread, name)
+    return (name == families.SOFTMAX and is_tied) or unread is not None
+
+
+def full_name(name: str, family: families.Family) -> str:
+    """Returns the name of a tensor with the prefix that some files of a family leave out."""
+    has_all = name == families.SOFTMAX or name.startswith(family.tensors.prefix)
+    return name if has_all else family.tensors.prefix + name
 
 
 def check_same(spec: Transformer, chosen: ModelSpec) -> None:
@@ -304,7 +333,9 @@ def check_same(spec: Transformer, chosen: ModelSpec) -> None:
 
 def changes(a: ModelSpec, b: ModelSpec) -> list[tuple[str, Any, Any]]:
     """Returns the settings in which two models predict something else."""
-    return [row for row in diff(a, b) if row[0] not in FREE]
+    is_learned = isinstance(a, Transformer) and isinstance(a.positions, Learned)
+    free = FREE[1:] if is_learned else FREE  # the length is that of the table of positions
+    return [row for row in diff(a, b) if row[0] not in free]
 
 
 # To Hugging Face
@@ -313,7 +344,8 @@ def changes(a: ModelSpec, b: ModelSpec) -> list[tuple[str, Any, Any]]:
 def settings_of(spec: Transformer, kind: str) -> families.Settings:
     """Makes config.json of a model as one of a family, equal or not."""
     family, spec = families.FAMILIES[kind], with_parts_of_first_block(spec)
-    attention, norm = of_kind(spec.attention, MultiHead), of_kind(spec.norm, RmsNorm)
+    attention = of_kind(spec.attention, MultiHead)
+    norm = spec.norm if isinstance(spec.norm, LayerNorm) else of_kind(spec.norm, RmsNorm)
     layers = spec.blocks * (spec.layers // len(spec.blocks))
     kinds = [rope.KINDS[layer.attention.window is not None] for layer in layers]
     rotates = [isinstance(layer.positions, Rotary) for layer in layers]
@@ -358,12 +390,13 @@ def settings_of(spec: Transformer, kind: str) -> families.Settings:
             "norm_topk_prob": isinstance(moe.router, TopK) and moe.router.normalises,
             "router_aux_loss_coef": moe.router.aux_loss,
         }
-    known = {*families.SIZES.values(), *families.DEFAULTS, *family.defaults}
+    known = {*families.SIZES.values(), *family.common, *family.defaults}
+    names = {first: name for name, first in family.names.items()}
     return {
         "architectures": [family.architecture],
         "model_type": kind,
         "torch_dtype": spec.precision.store,
-        **{name: value for name, value in every.items() if name in known},
+        **{names.get(name, name): value for name, value in every.items() if name in known},
     }
 
 

@@ -8,7 +8,10 @@ from typing import Any, NamedTuple
 
 from models.attention.multi_head import AttentionBiases, QkNormOver
 from models.feed_forward.mlp import Activation
+from models.norms.layer import LayerNorm
+from models.norms.rms import RmsNorm
 from models.parts import NormPlaces
+from models.positions.learned import Learned
 
 Settings = dict[str, Any]
 Names = Mapping[str, tuple[str, str]]
@@ -46,12 +49,13 @@ LEGAL: Mapping[str, tuple[Any, ...]] = {
 }
 """Settings with few legal values, unless a family says otherwise."""
 IGNORED = (
-    "_attn_implementation", "_attn_implementation_autoset", "_name_or_path",
-    "_sliding_window_pattern", "architectures", "attn_implementation", "bos_token_id",
+    "_attn_implementation", "_attn_implementation_autoset", "_name_or_path", "_num_labels",
+    "_sliding_window_pattern", "architectures", "attn_implementation", "auto_map", "bos_token_id",
     "cache_implementation", "chunk_size_feed_forward", "do_sample", "dtype",
     "eos_token_id", "finetuning_task", "id2label", "initializer_range", "is_decoder",
     "is_llama_config", "label2id", "max_length", "max_sequence_length", "model_type",
-    "output_attentions", "output_hidden_states", "output_router_logits", "pad_token_id",
+    "output_attentions", "output_hidden_states", "output_past", "output_router_logits",
+    "pad_token_id",
     "pretraining_tp", "problem_type", "return_dict", "task_specific_params", "temperature",
     "tie_encoder_decoder", "tokenizer_class", "top_k", "top_p", "torch_dtype", "torchscript",
     "transformers.js_config", "transformers_version", "unk_token_id", "unsloth_version",
@@ -67,10 +71,7 @@ ACTIVATIONS: Mapping[str, Activation] = {
     "relu": "relu",
 }
 
-EMBEDDING, FINAL_NORM, SOFTMAX = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
-LAYER = "model.layers.{layer}.{name}"
-# Files of 2023 have this constant of the rotation.
-UNREAD = r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq"
+SOFTMAX = "lm_head.weight"
 NORMS: Mapping[NormPlaces, Names] = {
     "before": {
         "attention_norm/scale_D": ("input_layernorm.weight", "D"),
@@ -118,6 +119,39 @@ MLP: Names = {
     "mlp/wi_DF": ("mlp.up_proj.weight", "F D"),
     "mlp/wo_FD": ("mlp.down_proj.weight", "D F"),
 }
+PHI3_ATTENTION: Names = {
+    "attention/wq_DJQK": ("self_attn.qkv_proj.weight/0/0", "JQK D"),
+    "attention/wk_DJK": ("self_attn.qkv_proj.weight/0/1", "JK D"),
+    "attention/wv_DJK": ("self_attn.qkv_proj.weight/0/2", "JK D"),
+    "attention/wo_JQKD": ("self_attn.o_proj.weight", "D JQK"),
+}
+PHI3_MLP: Names = {
+    "mlp/wg_DF": ("mlp.gate_up_proj.weight/0/0", "F D"),
+    "mlp/wi_DF": ("mlp.gate_up_proj.weight/0/1", "F D"),
+    "mlp/wo_FD": ("mlp.down_proj.weight", "D F"),
+}
+GPT2_NORMS: Names = {
+    "attention_norm/scale_D": ("ln_1.weight", "D"),
+    "mlp_norm/scale_D": ("ln_2.weight", "D"),
+}
+GPT2_ATTENTION: Names = {
+    "attention/wq_DJQK": ("attn.c_attn.weight/1/0", "D JQK"),
+    "attention/wk_DJK": ("attn.c_attn.weight/1/1", "D JK"),
+    "attention/wv_DJK": ("attn.c_attn.weight/1/2", "D JK"),
+    "attention/wo_JQKD": ("attn.c_proj.weight", "JQK D"),
+}
+GPT2_BIASES: Names = {
+    "attention/bq_JQK": ("attn.c_attn.bias/0/0", "JQK"),
+    "attention/bk_JK": ("attn.c_attn.bias/0/1", "JK"),
+    "attention/bv_JK": ("attn.c_attn.bias/0/2", "JK"),
+    "attention/bo_D": ("attn.c_proj.bias", "D"),
+}
+GPT2_MLP: Names = {
+    "mlp/wi_DF": ("mlp.c_fc.weight", "D F"),
+    "mlp/bi_F": ("mlp.c_fc.bias", "F"),
+    "mlp/wo_FD": ("mlp.c_proj.weight", "F D"),
+    "mlp/bo_D": ("mlp.c_proj.bias", "D"),
+}
 MIXTRAL_EXPERTS: Names = {
     "mlp/router_DE": ("block_sparse_moe.gate.weight", "E D"),
     "mlp/wg_EDF": ("block_sparse_moe.experts.{expert}.w1.weight", "F D"),
@@ -132,11 +166,30 @@ QWEN_EXPERTS: Names = {
 }
 
 
+class Tensors(NamedTuple):
+    """Names the tensors of a family; those of layers are relative to `layer`."""
+
+    embedding: str = "model.embed_tokens.weight"
+    positions: str = ""
+    final_norm: str = "model.norm.weight"
+    layer: str = "model.layers.{layer}.{name}"
+    norms: Mapping[NormPlaces, Names] = NORMS
+    attention: Names = ATTENTION
+    biases: Mapping[AttentionBiases, Names] = BIASES
+    mlp: Names = MLP
+    prefix: str = ""
+    """What some files leave out."""
+    unread: str = r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq"
+    """Tensors that nothing reads: a constant of the rotation, in files of 2023."""
+
+
 class Family(NamedTuple):
     """Describes one family."""
 
     architecture: str
     """The class of Hugging Face's."""
+    common: Mapping[str, Any] = DEFAULTS
+    """Settings of most families."""
     defaults: Mapping[str, Any] = {}
     """Settings in addition to those of all families, or other defaults."""
     legal: Mapping[str, tuple[Any, ...]] = {}
@@ -149,11 +202,24 @@ class Family(NamedTuple):
     """Fields of its blocks that no setting says."""
     norm: Mapping[str, Any] = {}
     """Fields of its norms that no setting says."""
+    norm_type: type[RmsNorm] | type[LayerNorm] = RmsNorm
+    mlp: Mapping[str, Any] = {"gated": True}
+    """Fields of its feed-forward layers that no setting says."""
+    mlp_width: int | None = None
+    """How many times as wide as the model they are, where no setting says."""
+    tensors: Tensors = Tensors()
     experts: Names | None = None
     """Tensors of the experts that replace the feed-forward layers."""
     activations: Mapping[str, Activation] = ACTIVATIONS
     aliases: Mapping[str, str] = {}
     """Other names of settings."""
+    names: Mapping[str, str] = {}
+    """What this family calls settings, and what the others do."""
+
+    @property
+    def is_learned(self) -> bool:
+        """Returns whether positions are a table, which no setting says."""
+        return "positions" in self.fields
 
 
 WINDOWS: Settings = {
@@ -245,6 +311,50 @@ FAMILIES: Mapping[str, Family] = {
             "num_key_value_heads": 4, "attention_bias": False, "rope_theta": 2e6,
             "tie_word_embeddings": True, **WINDOWS, "sliding_window": None,
             "no_rope_layers": None, "no_rope_layer_interval": 4,
+        },
+    ),
+    "phi3": Family(
+        "Phi3ForCausalLM",
+        defaults={
+            "num_key_value_heads": None, "sliding_window": None, "rms_norm_eps": 1e-5,
+            "original_max_position_embeddings": None, "resid_pdrop": 0.0, "embd_pdrop": 0.0,
+        },
+        tensors=Tensors(attention=PHI3_ATTENTION, mlp=PHI3_MLP),
+    ),
+    "gpt2": Family(
+        "GPT2LMHeadModel",
+        common={
+            "hidden_act": "gelu_new", "rms_norm_eps": 1e-5, "attention_dropout": 0.1,
+            "tie_word_embeddings": True,
+        },
+        defaults={
+            "resid_pdrop": 0.1, "embd_pdrop": 0.1, "n_ctx": None, "reorder_and_upcast_attn": False,
+            "summary_type": None, "summary_use_proj": None, "summary_activation": None,
+            "summary_proj_to_labels": None, "summary_first_dropout": None,
+        },
+        legal={"scale_attn_weights": (True,), "scale_attn_by_inverse_layer_idx": (False,)},
+        fields={"positions": Learned()},
+        attention={"biases": "all"},
+        norm_type=LayerNorm,
+        mlp={"biases": True},
+        mlp_width=4,
+        tensors=Tensors(
+            embedding="transformer.wte.weight",
+            positions="transformer.wpe.weight",
+            final_norm="transformer.ln_f.weight",
+            layer="transformer.h.{layer}.{name}",
+            norms={"before": GPT2_NORMS},
+            attention=GPT2_ATTENTION,
+            biases={"all": GPT2_BIASES},
+            mlp=GPT2_MLP,
+            prefix="transformer.",
+            unread=r"transformer\.h\.\d+\.attn\.(masked_)?bias",
+        ),
+        names={
+            "n_embd": "hidden_size", "n_inner": "intermediate_size",
+            "n_layer": "num_hidden_layers", "n_head": "num_attention_heads",
+            "n_positions": "max_position_embeddings", "activation_function": "hidden_act",
+            "layer_norm_epsilon": "rms_norm_eps", "attn_pdrop": "attention_dropout",
         },
     ),
     "mixtral": Family(

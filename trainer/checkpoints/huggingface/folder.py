@@ -67,6 +67,8 @@ class StoredTensor(NamedTuple):
     file: Path
     name: str
     info: TensorInfo
+    part: tuple[slice, ...] = ()
+    """Of the tensor; all of it where there is none."""
 
     def read(self) -> np.ndarray:
         """Reads the tensor, and warns of values that no model can use.
@@ -74,7 +76,7 @@ class StoredTensor(NamedTuple):
         The file is mapped into memory no longer than that takes.
         """
         with safe_open(self.file, "numpy") as file:
-            array: np.ndarray = file.get_tensor(self.name)
+            array: np.ndarray = file.get_tensor(self.name)[self.part]
         if count := array.size - np.count_nonzero(np.isfinite(array)):
             logger.warning(
                 "Warning: %s: %d of the %d values of %s are infinite or not a number.",
@@ -138,6 +140,7 @@ class TensorWriter:
     def __init__(self, path: Path, tensors: Mapping[str, TensorInfo]):
         header: dict[str, Any] = {"__metadata__": {"format": "pt"}}  # as Hugging Face requires
         end = 0
+        self.infos = tensors
         self.places: dict[str, int] = {}
         for name, info in tensors.items():
             start, end = end, end + info.bytes
@@ -152,18 +155,20 @@ class TensorWriter:
             file.write(struct.pack("<Q", len(text)) + text)
             file.truncate(self.first + end)
 
-    def write(self, name: str, tensor: np.ndarray) -> None:
-        """Writes a tensor to its place."""
-        with open(self.path, "r+b") as file:
-            file.seek(self.first + self.places[name])
-            file.write(tensor.tobytes())
+    def write(self, name: str, tensor: np.ndarray, part: tuple[slice, ...] = ()) -> None:
+        """Writes a tensor, or a part of it, to its place."""
+        start, shape = self.first + self.places[name], self.infos[name].shape
+        np.memmap(self.path, tensor.dtype, "r+", start, shape)[part] = tensor
 
 
 @contextlib.contextmanager
 def tensor_writer(
     folder: Path, tensors: Mapping[str, TensorInfo], max_bytes: int, name: str = TENSORS
-) -> Iterator[Callable[[str, np.ndarray], None]]:
-    """Gives what writes a tensor, in any order; the files appear once all are written."""
+) -> Iterator[Callable[[str, np.ndarray, tuple[slice, ...]], None]]:
+    """Gives what writes a tensor or a part of one, in any order.
+
+    The files appear once all are written.
+    """
     parts = parts_of(tensors, max_bytes)
     files = {
         (f"model-{i:05}-of-{len(parts):05}.safetensors" if len(parts) > 1 else name): part
@@ -174,7 +179,7 @@ def tensor_writer(
         for file, part in files.items():
             path = stack.enter_context(atomic_path(folder / file))
             writers |= dict.fromkeys(part, TensorWriter(path, part))
-        yield lambda name, tensor: writers[name].write(name, tensor)
+        yield lambda name, tensor, part: writers[name].write(name, tensor, part)
     if len(files) > 1:
         total = sum(tensor.bytes for tensor in tensors.values())
         weight_map = {name: file for file, part in files.items() for name in part}

@@ -65,6 +65,11 @@ def weights_of(model: Transformer, adapter: Lora, family: Family) -> list[Conver
             "embedding.  `meshloom export hf` writes the merged model."
         )
     by_path = {weight.path: weight for weight in decoder.weights_of(model, family)}
+    if joined := [by_path[path].names[0] for path in factors if "/" in by_path[path].names[0]]:
+        raise UserError(
+            f"{joined[0].partition('/')[0]} joins several weights: PEFT's adapters are of all of "
+            "them together.  `meshloom export hf` writes the merged model."
+        )
     for weight, (_, matrices) in ((by_path[path], of) for path, of in factors.items()):
         (outputs, inputs), sizes = weight.axes.split(), {**weight.sizes, RANK.letter: adapter.rank}
         kinds = ("lora_A", f"{RANK.letter} {inputs}"), ("lora_B", f"{outputs} {RANK.letter}")

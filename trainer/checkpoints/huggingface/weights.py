@@ -27,8 +27,20 @@ class TensorInfo(NamedTuple):
         return math.prod(self.shape) * jnp.dtype(self.dtype).itemsize
 
 
+class Place(NamedTuple):
+    """Says where a tensor is in the files: a whole one, or a part of one that joins several."""
+
+    tensor: str
+    shape: tuple[int, ...]
+    """Of the whole tensor."""
+    part: tuple[slice, ...] = ()
+
+
 class ConvertedWeight(NamedTuple):
-    """Names one weight here and its tensors: one, or one for each layer and expert, in order."""
+    """Names one weight here and its tensors: one, or one for each layer and expert, in order.
+
+    A name "TENSOR/1/0" is the first part of a tensor that joins several along its axis 1.
+    """
 
     path: str
     names: tuple[str, ...]
@@ -97,6 +109,31 @@ class ConvertedWeight(NamedTuple):
         return tuple(self.sizes[letter] for letter in letters)
 
 
+def places_of(weights: Iterable[ConvertedWeight]) -> dict[str, Place]:
+    """Returns where each tensor of the weights is, by its name; parts of a tensor are in order.
+
+    >>> sizes = {"D": 3, "J": 2}
+    >>> q, k = (ConvertedWeight("w_DJ", (f"qk/1/{i}",), "D J", sizes) for i in range(2))
+    >>> places_of([q, k])["qk/1/1"]
+    Place(tensor='qk', shape=(3, 4), part=(slice(None, None, None), slice(2, 4, None)))
+    """
+    shapes = {name: weight.tensor_shape for weight in weights for name in weight.names}
+    places, ends = dict[str, Place](), dict[str, int]()
+    for name, shape in shapes.items():
+        tensor, *joined = name.split("/")
+        if not joined:
+            places[name] = Place(name, shape)
+            continue
+        axis, start = int(joined[0]), ends.get(tensor, 0)
+        ends[tensor] = start + shape[axis]
+        part = (*[slice(None)] * axis, slice(start, ends[tensor]))
+        places[name] = Place(tensor, (*shape[:axis], -1, *shape[axis + 1 :]), part)
+    return {
+        name: place._replace(shape=tuple(ends[place.tensor] if n < 0 else n for n in place.shape))
+        for name, place in places.items()
+    }
+
+
 def common_type(types: Iterable[str]) -> FloatType:
     """Returns the type of all tensors, float32 where they differ."""
     [store, *others] = {*types} or {"float32"}
@@ -110,7 +147,7 @@ def check_tensors(
     model: str,
 ) -> None:
     """Refuses tensors that are missing, unexpected, of another shape or no floats."""
-    shapes = {name: weight.tensor_shape for weight in weights for name in weight.names}
+    shapes = {place.tensor: place.shape for place in places_of(weights).values()}
     known = {name: tensor for name, tensor in tensors.items() if name in shapes}
     problems = {
         "missing": [name for name in shapes if name not in tensors],

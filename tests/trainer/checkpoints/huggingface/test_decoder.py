@@ -121,11 +121,17 @@ CASES: dict[str, dict[str, Any]] = {
         "num_hidden_layers": 4, "use_sliding_window": True, "sliding_window": 5, "head_dim": 4,
         "no_rope_layer_interval": 2, "tie_word_embeddings": False,
     },
+    "phi3": {"num_hidden_layers": 3, "sliding_window": 5, "num_key_value_heads": 3},
+    "gpt2": {"n_inner": 20, "max_position_embeddings": 80},
+    "gpt2, of four times its width": {
+        "tie_word_embeddings": False, "num_hidden_layers": 3, "max_position_embeddings": 80,
+    },
 }  # fmt: skip
+NOT_IN_GPT2 = ("num_key_value_heads", "intermediate_size")
 DECODED = ("qwen2", "mistral", "mixtral")
 SEEDS = {"gemma2": 6, "gemma3_text": 2, "olmo2": 18, "smollm3": 18, "granite": 4}
 """Of weights with which texts are long."""
-LONG = ("gemma2", "gemma3_text", "olmo2", "smollm3", "granite")
+LONG = ("gemma2", "gemma3_text", "olmo2", "smollm3", "granite", "phi3", "gpt2")
 """Cases with longer texts, and with a bound of the logits' difference by their spread."""
 Case = dict[str, Any]
 
@@ -155,9 +161,9 @@ def drawn(seed: int, shapes: dict[str, list[int]]) -> dict[str, np.ndarray]:
     rng, tensors = np.random.default_rng(seed), {}
     for name in sorted(shapes):
         shape = shapes[name]
-        if "norm" in name:
+        if ("norm" in name or "ln_" in name) and "weight" in name:
             tensor = rng.uniform(0.5, 1.5, shape)
-        elif len(shape) == 1 or "embed" in name or "lm_head" in name:
+        elif len(shape) == 1 or re.search("embed|lm_head|wte|wpe", name):
             tensor = rng.normal(0, 1, shape)
         else:
             tensor = rng.normal(0, 1.2 * shape[1] ** -0.5, shape)
@@ -191,7 +197,10 @@ def record(name: str, folder: Path, seed: int) -> Case:
     import transformers
 
     kind = name.split(",")[0]
-    config = transformers.AutoConfig.for_model(kind, **{**BASE, **CASES[name]})
+    given = {**BASE, **CASES[name]}
+    if kind == "gpt2":
+        given = {name: value for name, value in given.items() if name not in NOT_IN_GPT2}
+    config = transformers.AutoConfig.for_model(kind, **given)
     transformers.AutoModelForCausalLM.from_config(config).save_pretrained(folder)
     shapes = {n: list(x.shape) for n, x in load_file(folder / "model.safetensors").items()}
     config = json.loads((folder / "config.json").read_text())
@@ -341,7 +350,7 @@ LAYOUTS = {
     ("layout", "name"),
     [
         ("fsdp", "qwen3"), ("experts, padded", "mixtral"), ("heads, padded", "olmo2"),
-        ("heads, padded", "gemma2"),
+        ("heads, padded", "gemma2"), ("fsdp", "gpt2"), ("heads, padded", "phi3"),
     ],
 )  # fmt: skip
 def test_no_layout_changes_the_logits(imported: Path, layout: str, name: str) -> None:
@@ -505,7 +514,11 @@ def miss_a_shard(folder: Path) -> None:
         ("llama", change(model_type="t5"), ["model_type = 't5'", "`meshloom import t5`"]),
         ("llama", miss_a_shard, ["model-00002-of-00002.safetensors is missing"]),
         ("llama", cut, ["model.safetensors: cannot be read as safetensors"]),
-        ("llama", change(model_type="gpt2"), ["model_type = 'gpt2'", "Legal: 'llama', 'mistral'"]),
+        (
+            "llama",
+            change(model_type="bloom"),
+            ["model_type = 'bloom'", "Legal: 'llama', 'mistral'"],
+        ),
         ("llama", change(hidden_size="12"), ["hidden_size = '12': legal: an integer"]),
         ("llama", change(rope_interleaved=True), ["rope_interleaved = True: legal: False"]),
         ("llama", change(hidden_act="gelu"), ["hidden_act = 'gelu'", "'gelu_pytorch_tanh'"]),
@@ -773,6 +786,35 @@ def test_settings_that_change_no_prediction_are_free(imported: Path, tmp_path: P
     )
     assert {n for n in before.keys() | after.keys() if before.get(n) != after.get(n)} == {"dtype"}
     assert after["dtype"] == "bfloat16"
+
+
+def test_the_first_files_of_gpt2_are_read(imported: Path, tmp_path: Path) -> None:
+    """They have no prefix, and constant masks of attention."""
+    model = shutil.copytree(imported / "gpt2", tmp_path / "model")
+    tensors = {
+        name.removeprefix("transformer."): tensor
+        for name, tensor in load_file(model / "model.safetensors").items()
+    }
+    mask = np.ones((1, 1, 4, 4), np.float32)
+    save_file({**tensors, "h.0.attn.bias": mask}, model / "model.safetensors")
+    import_hf(model, tmp_path / "run")
+    export_hf(tmp_path / "run", tmp_path / "out")
+    assert file_bytes(tmp_path / "out") == file_bytes(imported / "gpt2")
+
+
+def test_a_joined_tensor_of_another_shape_is_refused(imported: Path, tmp_path: Path) -> None:
+    model, name = shutil.copytree(imported / "phi3", tmp_path / "model"), "gate_up_proj.weight"
+    tensors = load_file(model / "model.safetensors")
+    name = f"model.layers.1.mlp.{name}"
+    save_file({**tensors, name: tensors[name][1:]}, model / "model.safetensors")
+    words = rf"{re.escape(name)}: found \(31, 12\), legal: \(32, 12\)"
+    with pytest.raises(UserError, match=words):
+        import_hf(model, tmp_path / "run")
+
+
+def test_the_table_of_positions_keeps_its_length(imported: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"Transformer\.length: 80 in the files, 99 set"):
+        import_hf(imported / "gpt2", tmp_path / "run", gin_param=("Transformer.length = 99",))
 
 
 def test_nothing_is_overwritten(imported: Path, tmp_path: Path) -> None:

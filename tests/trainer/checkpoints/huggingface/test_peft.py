@@ -11,12 +11,14 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from configs.errors import UserError
+from models.adapters.lora import Lora
 from scripts.commands.conversion import hf
 from scripts.commands.conversion.flags import ExportPeftFlags, ImportPeftFlags
 from scripts.commands.shared_flags import CheckpointFlags, SettingsFlags, Strings
 from tests.scripts.conftest import call
 from tests.toys import ROOT, WHOLE
 from tests.trainer.checkpoints.huggingface.test_decoder import (
+    BASE,
     export_hf,
     file_bytes,
     golden,
@@ -26,6 +28,9 @@ from tests.trainer.checkpoints.huggingface.test_decoder import (
     trained_of,
     write_model,
 )
+from trainer.checkpoints.huggingface import peft
+from trainer.checkpoints.huggingface.decoder import spec_of
+from trainer.checkpoints.huggingface.families import FAMILIES
 from trainer.checkpoints.manager import Checkpoints
 from trainer.checkpoints.restore import ModelRestorer
 from trainer.model_dir import ModelDir
@@ -173,6 +178,13 @@ def test_what_is_refused(folder: Path, tmp_path: Path, case: str) -> None:
     with pytest.raises(UserError, match=message):
         import_peft(tmp_path / "lora", folder / "llama run", tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_products_that_files_join_have_no_adapters_in_peft(folder: Path) -> None:
+    settings = {**BASE, "model_type": "phi3"}
+    spec = spec_of(settings, "float32", "config.json")
+    with pytest.raises(UserError, match=r"0\.self_attn\.qkv_proj\.weight joins several weights"):
+        peft.weights_of(spec, Lora(targets=("attention/wq",)), FAMILIES["phi3"])
 
 
 def test_what_peft_lacks_is_refused(folder: Path, tmp_path: Path) -> None:
