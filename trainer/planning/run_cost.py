@@ -71,8 +71,9 @@ def run_cost(plan: "StepPlan", assumed: Assumptions, price: float | None) -> dic
         return None
     saving = saving_of(plan, assumed)
     failures_per_s = assumed.failures_per_chip_day * topology.chips / DAY_S
-    interval_s = max(saving.write_s, math.sqrt(2 * saving.copy_s / max(failures_per_s, 1e-30)))
-    best = max(1, min(round(interval_s / step_s), run.steps))
+    interval_s = math.sqrt(2 * saving.copy_s / max(failures_per_s, 1e-30))
+    written = math.ceil(saving.write_s / step_s)  # no shorter, or the next save waits
+    best = min(max(1, written, round(interval_s / step_s)), run.steps)
     hours = hours_of(plan, assumed, saving, run.checkpoint_every)
     steps_s = plan.timing.range_s if topology.is_gpu else (step_s, step_s)
     ends = [

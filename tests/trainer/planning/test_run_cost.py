@@ -94,6 +94,17 @@ def test_the_best_interval_is_the_best_of_all(plan: StepPlan) -> None:
     assert cost["best_hours"] < cost["wall_hours"]
 
 
+def test_the_best_interval_is_no_shorter_than_a_write(plan: StepPlan) -> None:
+    """A write takes 1.3 steps, and a save almost no time: one after each step would wait."""
+    shards = {"parameters": 10**6, "optimizer state": 0}
+    plan = dataclasses.replace(
+        plan, memory=plan.memory._replace(bytes_by_cause=shards), checkpoint_bytes=26 * 10**8
+    )
+    cost = run_cost(plan, Assumptions(failures_per_chip_day=1.0), None)
+    assert cost is not None and cost["write_s"] == pytest.approx(1.3 * STEP_S)
+    assert cost["best_checkpoint_every"] == 2
+
+
 def test_a_save_waits_for_the_one_before(plan: StepPlan) -> None:
     """A checkpoint of 40 GB takes 40 s; saving each 4 s, training waits 36 s."""
     hours = hours_of(plan, Assumptions(), saving_of(plan, Assumptions()), every=2)
