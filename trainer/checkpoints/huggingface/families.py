@@ -251,7 +251,10 @@ GEMMA2 = GEMMA._replace(
         "sliding_window_pattern": 2, "attn_logit_softcapping": 50.0,
         "final_logit_softcapping": 30.0,
     },
-    legal={"use_bidirectional_attention": (None, False), "sliding_window_pattern": (2,)},
+    legal={
+        "use_bidirectional_attention": (None, False), "sliding_window_pattern": (2,),
+        "sliding_window_size": (4096,),  # of the 9B and 27B, beside the one that is read
+    },
     block={"norm_places": "both"},
     activations=ACTIVATIONS,
     aliases={"hidden_activation": "hidden_act"},

@@ -42,6 +42,17 @@ PUBLISHED: list[tuple[dict[str, Any], int, int]] = [
     ),
     (
         {
+            **OLD_GEMMA, "model_type": "gemma2", "attn_logit_softcapping": 50.0,
+            "final_logit_softcapping": 30.0, "hidden_act": "gelu_pytorch_tanh",
+            "hidden_size": 3584, "intermediate_size": 14336, "max_position_embeddings": 8192,
+            "num_attention_heads": 16, "num_hidden_layers": 42, "num_key_value_heads": 8,
+            "rope_theta": 10000.0, "sliding_window": 4096, "sliding_window_size": 4096,
+            "vocab_size": 256000,
+        },
+        9_241_705_984, 2,
+    ),
+    (
+        {
             **OLD_GEMMA, "model_type": "gemma3_text", "hidden_size": 1152,
             "intermediate_size": 6912, "max_position_embeddings": 32768, "num_attention_heads": 4,
             "num_hidden_layers": 26, "num_key_value_heads": 1, "rope_local_base_freq": 10000,
