@@ -1,6 +1,8 @@
 """Laws of the model: what must hold whatever its weights are."""
 
 import dataclasses
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -90,34 +92,53 @@ ROWS = packed_rows([[3, 5], [8], [2, 2, 2], [1, 6]], 8, 22)
 PAIR_ROWS = pair_rows([[3, 5], [8], [2, 2, 2], [1, 6]], [[4, 2], [6], [1, 3, 1], [6, 1]], 8, 22)
 
 
+@functools.cache
+def shapes_of(model: TransformerModel) -> Params:
+    return jax.eval_shape(model.init, jax.random.key(0))
+
+
 def randomised(model: TransformerModel) -> Params:
     """Weights with nothing left at its initial zero or one, where a law might hold by accident."""
     rng = np.random.default_rng(0)
-    shapes = jax.eval_shape(model.init, jax.random.key(0))
-    return jax.tree.map(lambda w: rng.normal(0.3, 0.3, w.shape).astype(np.float32), shapes)
+    return jax.tree.map(
+        lambda w: rng.normal(0.3, 0.3, w.shape).astype(np.float32), shapes_of(model)
+    )
 
 
-def losses(spec: Transformer, batch: Batch) -> np.ndarray:
-    """Each token's loss."""
+# Each program is traced and compiled once, however many batches of one shape it gets.
+
+
+@functools.cache
+def token_losses_of(spec: Transformer) -> Callable[..., Any]:
+    return jax.jit(TransformerModel(spec, WHOLE).token_losses)
+
+
+@functools.cache
+def gradient_of(spec: Transformer, criterion: Criterion) -> Callable[..., tuple[Params, LossSums]]:
     model = TransformerModel(spec, WHOLE)
-    mesh, placed = on_mesh(WHOLE, batch)
-    with jax.set_mesh(mesh):
-        return np.asarray(jax.jit(model.token_losses)(randomised(model), placed).loss_BL)
-
-
-def sums_and_gradients(
-    spec: Transformer, batch: Batch, criterion: Criterion = PLAIN
-) -> tuple[LossSums, Params]:
-    model = TransformerModel(spec, WHOLE)
-    mesh, placed = on_mesh(WHOLE, batch)
 
     def objective(params: Params, batch: Batch) -> tuple[jax.Array, LossSums]:
         sums = model.loss(params, batch, criterion, jax.random.key(3))
         return sums.objective, sums
 
+    return jax.jit(jax.grad(objective, has_aux=True))
+
+
+def losses(spec: Transformer, batch: Batch) -> np.ndarray:
+    """Each token's loss."""
+    mesh, placed = on_mesh(WHOLE, batch)
     with jax.set_mesh(mesh):
-        gradient = jax.jit(jax.grad(objective, has_aux=True))
-        gradients, sums = gradient(randomised(model), placed)
+        params = randomised(TransformerModel(spec, WHOLE))
+        return np.asarray(token_losses_of(spec)(params, placed).loss_BL)
+
+
+def sums_and_gradients(
+    spec: Transformer, batch: Batch, criterion: Criterion = PLAIN
+) -> tuple[LossSums, Params]:
+    mesh, placed = on_mesh(WHOLE, batch)
+    with jax.set_mesh(mesh):
+        params = randomised(TransformerModel(spec, WHOLE))
+        gradients, sums = gradient_of(spec, criterion)(params, placed)
     return sums, gradients
 
 
@@ -327,8 +348,8 @@ def test_r_drop_adds_the_divergence_of_two_passes_to_the_mean_of_both() -> None:
         return sums, jax.nn.log_softmax(logits_BLV)
 
     with jax.set_mesh(mesh):
-        params = randomised(model)
-        passes = [jax.jit(one_pass)(params, key) for key in jax.random.split(jax.random.key(3))]
+        params, compute = randomised(model), jax.jit(one_pass)
+        passes = [compute(params, key) for key in jax.random.split(jax.random.key(3))]
     (sums, first_BLV), (other_sums, second_BLV) = jax.tree.map(np.asarray, passes)
     mean = jax.tree.map(lambda one, other: (one + other) / 2, sums, other_sums)
     counted_BL = batch["segments_BL"] > 0
@@ -396,29 +417,24 @@ def test_cached_decoding_gives_the_logits_of_teacher_forcing(kind: str, scan: bo
         return capped(logits_BLV, spec.logit_cap)
 
     @jax.jit
+    def empty(params: Params, source: Batch | None) -> Any:
+        return model.init_cache(model.prepare(params, for_one_call=True), source, 4, 8)
+
+    @jax.jit
     def part(
-        params: Params,
-        source: Batch | None,
-        cache: Any,
-        tokens: Array,
-        places: Array,
-        visible: Array,
+        params: Params, cache: Any, tokens: Array, places: Array, visible: Array
     ) -> tuple[Any, Array]:
         prepared = model.prepare(params, for_one_call=True)
-        if cache is None:
-            cache = model.init_cache(prepared, source, 4, 8)
         return model.step(prepared, cache, tokens, places, visible, places[0, 0])
 
     with jax.set_mesh(mesh):
         params = randomised(model)
         expected_BLV = jax.jit(teacher_forced)(params, placed)
         for prompt in (1, 5):
-            cache = None
+            cache = empty(params, source)
             for start, stop in [(0, prompt), *((i, i + 1) for i in range(prompt, 8))]:
                 here = (slice(None), slice(start, stop))
-                cache, logits_BLV = part(
-                    params, source, cache, tokens[here], places[here], visible[here]
-                )
+                cache, logits_BLV = part(params, cache, tokens[here], places[here], visible[here])
                 assert_close(logits_BLV, expected_BLV[here], 1e-4)
 
 
