@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -35,6 +36,7 @@ from tests.models.decoding.test_generate import (
     PAIR,
     SAMPLED,
     decoded,
+    weights,
 )
 from tests.toys import FLOAT64, ROUND_OFF, WHOLE, packed_rows, pair_rows
 
@@ -83,6 +85,14 @@ BATCH = packed_rows([[5, 3], [8], [7], [2, 6], [8], [4, 4], [1, 7], [8]], 24, 64
 
 
 @functools.cache
+def first_weights(case: str) -> Params:
+    """The same numbers for every layout, made once."""
+    with jax.enable_x64(True), jax.set_mesh(make_mesh(WHOLE)):
+        spec = dataclasses.replace(PRODUCTS[case], precision=FLOAT64)
+        return jax.device_get(jax.jit(spec.model(WHOLE).init)(jax.random.key(0)))
+
+
+@functools.cache
 def loss_and_gradients(
     case: str, products: str, layout: Layout = WHOLE
 ) -> tuple[np.ndarray, Params]:
@@ -96,7 +106,11 @@ def loss_and_gradients(
         return model.loss(params, batch, CROSS_ENTROPY).objective
 
     with jax.enable_x64(True), jax.set_mesh(mesh):
-        params = jax.jit(model.init)(jax.random.key(0))
+        params = jax.tree.map(
+            lambda w, s: jax.device_put(w, NamedSharding(mesh, s.sharding.spec)),
+            first_weights(case),
+            jax.eval_shape(model.init, jax.random.key(0)),
+        )
         batch = {
             name: jax.device_put(array, NamedSharding(mesh, layout.place(letters_of(name))))
             for name, array in BATCH.items()
@@ -127,18 +141,16 @@ def test_decoding_and_scoring_round_no_products() -> None:
         for products in ("int8", "compute")
     )
     batch = pair_rows([[5, 3], [8]], [[4, 2], [6]], PAIR.length, PAIR.vocab)
+    source = {name: array for name, array in batch.items() if name in SOURCE_ARRAYS}
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def cache_and_losses(model: TransformerModel, params: Params) -> tuple[Any, jax.Array]:
+        cache = model.init_cache(model.prepare(params), source, 2, 4)
+        return cache, model.token_losses(params, batch).loss_BL
+
     with jax.set_mesh(make_mesh(WHOLE)):
-        params = plain.init(jax.random.key(0))
-        source = {name: array for name, array in batch.items() if name in SOURCE_ARRAYS}
-        caches, losses = (
-            [compute(model) for model in (rounded, plain)]
-            for compute in (
-                lambda model: model.init_cache(model.prepare(params), source, 2, 4),
-                lambda model: model.token_losses(params, batch).loss_BL,
-            )
-        )
-    jax.tree.map(np.testing.assert_array_equal, *caches)
-    np.testing.assert_array_equal(*losses)
+        computed, expected = (cache_and_losses(m, weights(PAIR)) for m in (rounded, plain))
+    jax.tree.map(np.testing.assert_array_equal, computed, expected)
 
 
 def test_products_with_weights_of_layers_are_rounded() -> None:
@@ -148,12 +160,12 @@ def test_products_with_weights_of_layers_are_rounded() -> None:
         _, layer = nnx.split(model.abstract().decoder.layers_N)
         marked = Precision(products="int8").to_products(jax.tree.map(jnp.zeros_like, layer))
     leaves = jax.tree.leaves_with_path(marked, is_leaf=is_rounded)
-    weights = {name_of(path).removesuffix("/value"): is_rounded(leaf) for path, leaf in leaves}
+    rounded = {name_of(path).removesuffix("/value"): is_rounded(leaf) for path, leaf in leaves}
     attention = {f"attention/w{name}": True for name in ("k_DJK", "o_JQKD", "q_DJQK", "v_DJK")}
     norms = {"attention_norm/scale_D": False, "mlp_norm/scale_D": False}
     dense = {"mlp/wi_DF": True, "mlp/wo_FD": True}
     experts = {"mlp/router_DE": False, "mlp/wi_EDF": True, "mlp/wo_EFD": True}
-    assert weights == {
+    assert rounded == {
         f"block{i}/{name}": is_one
         for i, mlp in enumerate((dense, experts))
         for name, is_one in {**attention, **norms, **mlp}.items()
