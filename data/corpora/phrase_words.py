@@ -7,6 +7,7 @@ import functools
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timedelta
+from pathlib import Path
 from typing import Any, Literal
 
 from babel import Locale, dates, lists, numbers, units
@@ -18,24 +19,8 @@ Meaning = Callable[[str], str]
 Width = Literal["full", "long", "medium"]
 Unit = Literal["second", "minute", "hour", "day", "week", "month", "year"]
 
-_UNITS = {
-    "length": "kilometer meter centimeter millimeter mile foot light-year",
-    "mass": "tonne kilogram gram milligram pound ounce",
-    "volume": "liter milliliter cubic-meter teaspoon tablespoon",
-    "area": "square-kilometer square-meter hectare",
-    "speed": "kilometer-per-hour meter-per-second mile-per-hour",
-    "temperature": "celsius fahrenheit",
-    "digital": "gigabyte megabyte kilobyte",
-    "power": "watt kilowatt megawatt horsepower",
-    "energy": "kilowatt-hour kilocalorie joule",
-    "frequency": "hertz megahertz",
-    "electric": "volt ampere",
-    "pressure": "hectopascal",
-    "light": "lumen",
-    "angle": "degree",
-    "concentr": "percent",
-    "duration": "night century decade",
-}
+_UNITS = Path(__file__).with_name("units.txt").read_text().split()
+"""Units of CLDR."""
 _SECONDS: dict[Unit, int] = {
     "second": 1,
     "minute": 60,
@@ -129,10 +114,9 @@ def _cities(locale: Locale) -> dict[str, str]:
 def _units(locale: Locale) -> dict[str, str]:
     """Names two of each unit, where Babel has every plural; it says the code where it has not."""
     counts = (1, 2, 3, 5, 21, 2.5)
-    codes = [f"{kind}-{unit}" for kind, which in _UNITS.items() for unit in which.split()]
     return {
         unit: units.format_unit(2, unit, locale=locale)
-        for unit in codes
+        for unit in _UNITS
         if not any(unit in units.format_unit(count, unit, locale=locale) for count in counts)
     }
 

@@ -49,7 +49,7 @@ def split_of(source: str) -> str:
 
 def versions() -> dict[str, str]:
     """Names what the text depends on: the libraries, their data and the rules that draw from it."""
-    files = ("phrases.py", "phrase_kinds.py", "phrase_words.py")
+    files = ("phrases.py", "phrase_kinds.py", "phrase_words.py", "units.txt")
     rules = b"".join(Path(__file__).with_name(name).read_bytes() for name in files)
     return {
         "babel": importlib.metadata.version("babel"),
