@@ -3,6 +3,7 @@
 import contextlib
 import html
 import time
+import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,37 +27,12 @@ from trainer.processes.training_lock import holder_of
 
 WATCH_S = 10.0  # between two looks at a run
 RESTART_S = 60.0  # for `meshloom supervise` to start a run again that died
-UNITS = {
-    "loss": "nats per token",
-    "objective": "nats per token",
-    "accuracy": "share of tokens",
-    "data_stall_fraction": "share of the time",
-    "share_of_peak": "of the devices' FLOPs",
-    "idle": "experts",
-    "entropy": "nats",
-    "bleu": "percent",
-}
+WORDS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
+"""Units of numbers; titles and captions of pictures."""
 SPLIT = ("tokens", "words", "lines", "bytes")
 NOT_DRAWN = {"step", "parts", "examples", "bleu_sentences", *SPLIT,
              "perplexity_per_token", "perplexity_per_word"}  # fmt: skip
 """What evaluations have besides the curves of a comparison; perplexities follow from the loss."""
-PICTURES = {  # title and caption
-    "loss": (
-        "Loss",
-        "Loss over steps, in nats per token, and the learning rate. Dropout raises the loss of "
-        "training alone.",
-    ),
-    "bleu": ("BLEU", "BLEU over steps, of a subset of the validation split."),
-    "load": (
-        "Load of the experts",
-        "Load of each expert over steps: 1 is an even share, 0 an idle expert.",
-    ),
-    "dropped": ("Dropped choices", "Share of the first and second choices that found no place."),
-    "experts_of_parts": (
-        "Experts by part of the data",
-        "Which part of the data, such as a language, uses which experts.",
-    ),
-}
 
 
 def report(flags: ReportFlags) -> None:
@@ -199,7 +175,8 @@ def run_page(
         rows = [{"part": name, **numbers(part)} for name, part in pictures.parts.items()]
         parts += ["<h2>Parts of the data at the last validation</h2>", table(rows)]
     for name, png in drawn.items():
-        title, caption = map(html.escape, PICTURES[name])
+        words = WORDS["pictures"][name]
+        title, caption = html.escape(words["title"]), html.escape(words["caption"])
         parts.append(f"<h2>{title}</h2>{image(png, caption)}<p>{caption}</p>")
     with contextlib.suppress(OSError, ValueError):  # no prediction, or of another version
         file = model_dir / "plan.json"
@@ -223,8 +200,8 @@ def heading(name: str) -> str:
     ('loss (nats per token)', 'step time (s)', 'tokens per s', 'evaluation total time (s)')
     """
     words = name.replace("_", " ")
-    if name in UNITS:
-        return f"{words} ({UNITS[name]})"
+    if unit := WORDS["units"].get(name):
+        return f"{words} ({unit})"
     is_time = name.endswith("_s") and not name.endswith("_per_s")
     return f"{words.removesuffix(' s')} time (s)" if is_time else words
 
