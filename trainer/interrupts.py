@@ -1,4 +1,4 @@
-"""Ends a run early: on a signal, or on a loss or gradient that is NaN or infinite."""
+"""Ends a run early: on a signal, a loss or gradient that is NaN or infinite, or many spikes."""
 
 import logging
 import math
@@ -11,17 +11,18 @@ from typing import Any
 import numpy as np
 
 from configs.errors import RunError
-from trainer.optimizers.spikes import MAX_IN_ROW
+from trainer.optimizers.spikes import SkipSpikes
 from trainer.processes import peers
 from trainer.processes.ending import handle
 
 logger = logging.getLogger(__name__)
 
 NAMES = {"loss": "loss", "grad_norm": "gradient norm"}
+BOUNDS = {"loss": "loss_bound", "grad_norm": "grad_norm_bound"}
 
 
-class NotFinite(RunError):
-    """Reports a loss or gradient that is NaN or infinite, and the step that it belongs to."""
+class Diverged(RunError):
+    """Reports a loss or gradient that no update follows, and the step that it belongs to."""
 
     def __init__(self, message: str, step: int):
         super().__init__(message)
@@ -89,27 +90,52 @@ def check_finite(
     step: int,
     row_ids: np.ndarray,
     last_good: Callable[[], int | None],
+    skip_spikes: SkipSpikes | None = None,
 ) -> None:
     """Stops a run whose loss or gradient is NaN or infinite, naming what is needed to look into it.
 
     After an update by such a gradient no weight is good, however finite the loss still was.  Of
     updates that `Run.skip_spikes` skips, it only warns until they are too many in a row.
     """
-    in_row = int(numbers.get("skipped", 0))
-    is_finite = math.isfinite(numbers["loss"]) and math.isfinite(numbers["grad_norm"])
-    if is_finite and not in_row:
-        return
     rows = f"Rows of that batch: {', '.join(map(str, row_ids))}."
-    if 0 < in_row <= MAX_IN_ROW:
-        norm = f"the gradient norm is {numbers['grad_norm']:.3g}"
-        logger.warning("Step %d: skipped, %s; %d in a row.  %s", step, norm, in_row, rows)
-        return
-    what = "loss" if not math.isfinite(numbers["loss"]) else "grad_norm"
+    if skip_spikes is None:
+        bad = [name for name in NAMES if not math.isfinite(numbers[name])]
+        if not bad:
+            return
+        what = f"The {NAMES[bad[0]]} of step {step} is {numbers[bad[0]]}."
+    else:
+        if not numbers["skipped"]:
+            return
+        what = f"Step {step}: {describe_spike(numbers)}"
+        if numbers["skipped"] <= skip_spikes.limit:
+            show = f"`meshloom inspect data --step={step}` shows them."
+            logger.warning("%s  %s  %s", what, rows, show)
+            return
+        weights = step - numbers["skipped"]
+        what += (
+            f"\n  SkipSpikes.limit allows {skip_spikes.limit} in a row.  If these are no spikes, "
+            "raise SkipSpikes.factor, with --override.\n"
+            f"  Checkpoints from step {weights:.0f} on have the weights that diverged.  Delete "
+            "them to continue from an earlier one."
+        )
     good = last_good()
-    skipped = f"  {in_row} updates in a row were skipped." if in_row else ""
-    raise NotFinite(
-        f"The {NAMES[what]} of step {step} is {numbers[what]}.{skipped}\n"
+    raise Diverged(
+        f"{what}\n"
         f"  {rows}\n"
-        f"  Last good checkpoint: {'none was saved yet' if good is None else f'step {good}'}.",
+        f"  Last {'good' if skip_spikes is None else 'saved'} checkpoint: "
+        f"{'none was saved yet' if good is None else f'step {good}'}.",
         step,
+    )
+
+
+def describe_spike(numbers: Mapping[str, float]) -> str:
+    """Says why an update was skipped, and how many were."""
+    spikes = [
+        f"{NAMES[name]} {numbers[name]:.4g} (bound {numbers[bound]:.4g})"
+        for name, bound in BOUNDS.items()
+        if not (math.isfinite(numbers[name]) and numbers[name] <= numbers[bound])
+    ]
+    return (
+        f"update skipped: {' and '.join(spikes)}; {numbers['skipped']:.0f} in a row, "
+        f"{numbers['skipped_total']:.0f} in all."
     )

@@ -77,7 +77,7 @@ def train(job: TrainJob, observers: Sequence[Observer] = ()) -> Outcome:
                 with timer.spending("device"):
                     state, metrics = compiled.executable(state, batch)
             if previous is not None:  # it is read while the devices work on this one
-                watch.notify(Observer.on_step, fetch_finite(*previous, timer, checkpoints))
+                watch.notify(Observer.on_step, fetch_finite(run, *previous, timer, checkpoints))
             step += 1
             previous = (step, row_ids, metrics)
 
@@ -85,7 +85,7 @@ def train(job: TrainJob, observers: Sequence[Observer] = ()) -> Outcome:
             evaluates = run.at_interval(step, run.evaluate_every)
             if stopped or evaluates or run.at_interval(step, run.checkpoint_every):
                 # Nothing is saved before its loss was seen to be finite.
-                watch.notify(Observer.on_step, fetch_finite(*previous, timer, checkpoints))
+                watch.notify(Observer.on_step, fetch_finite(run, *previous, timer, checkpoints))
                 previous = None
                 metric = None
                 if evaluates and not stopped:  # else the run that continues this one evaluates
@@ -115,6 +115,8 @@ def restore_or_init(
             state["params"], _ = warm_started(state["params"], start_from, model, padding.mesh)
     else:
         state, step = checkpoints.restore(step_spec.saved(padding.unpadded))
+        spikes = jax.device_get(step_spec.spike_state())
+        state = jax.device_put(spikes, padding.padded["step"].sharding) | state
         logger.info("Continuing from step %d.", step)
     if "base" in state:
         padding.add_base(state, start_from)
@@ -142,14 +144,19 @@ def batch_sharding(job: TrainJob) -> BatchSharding:
 
 
 def fetch_finite(
-    step: int, row_ids: np.ndarray, metrics: Metrics, timer: StepTimer, checkpoints: Checkpoints
+    run: Run,
+    step: int,
+    row_ids: np.ndarray,
+    metrics: Metrics,
+    timer: StepTimer,
+    checkpoints: Checkpoints,
 ) -> StepResult:
-    """Waits for a step's metrics; raises where they are not finite, or where a save failed."""
+    """Waits for a step's metrics; raises where the run diverged, or where a save failed."""
     with timer.spending("device"):
         metrics = jax.device_get(metrics)
     loads = metrics.pop("loads", {})
     numbers = {name: float(x) for name, x in metrics.items()}
-    check_finite(numbers, step, row_ids, checkpoints.wait_for_latest)
+    check_finite(numbers, step, row_ids, checkpoints.wait_for_latest, run.skip_spikes)
     rates = timer.rates(numbers["tokens"])
     checkpoints.check()
     return StepResult(step, {"step": step, **numbers, **rates}, loads)

@@ -24,6 +24,7 @@ from trainer.optimizers.adafactor import Adafactor
 from trainer.optimizers.adamw import AdamW
 from trainer.optimizers.muon import Muon
 from trainer.optimizers.optimizer import OptimizerSpec
+from trainer.optimizers.spikes import SkipSpikes
 
 ROWS_MULTIPLE = 128
 """Of the rows of an embedding: they split over many devices."""
@@ -56,9 +57,9 @@ class Run:
     Adapters need it for as long as they are used.
     If this model has experts and that one has none, each expert starts as a copy of the dense
     layer."""
-    skip_spikes: Positive | None = None
-    """Skips an update whose gradient norm exceeds this many times its moving average (for example
-    5), or is not finite; a run that skips more than ten in a row stops. None: skips no update."""
+    skip_spikes: SkipSpikes | None = None
+    """Which updates are skipped. None: none; a loss or gradient that is NaN or infinite ends the
+    run."""
     ema: Annotated[float, Field(gt=0, lt=1)] | None = None
     """Decay of an exponential moving average of the weights, such as 0.999, which checkpoints keep
     in float32, and commands load by --average=ema. None: keeps none."""

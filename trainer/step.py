@@ -21,13 +21,15 @@ from models.loss import Criterion, LossSums, source_token_weight
 from trainer.metrics.grad_norms import grad_norms
 from trainer.optimizers.moving_average import keep_average
 from trainer.optimizers.optimizer import OptimizerSpec
-from trainer.optimizers.spikes import skip_spikes
+from trainer.optimizers.spikes import SkipSpikes
 from trainer.run import Run
 
 logger = logging.getLogger(__name__)
 
 Array = jax.Array
-State = dict[str, Any]  # params, opt_state, step; of adapters also base: what they are added to
+State = dict[str, Any]
+"""Has params, opt_state and step; of adapters also base, what they are added to; with
+`Run.skip_spikes` also spikes."""
 Metrics = dict[str, Any]  # numbers; with experts also their loads
 UNKNOWN_STEPS = 2**30
 """Steps of a run of epochs while its rows are not known: only shapes and weights are of use."""
@@ -44,15 +46,14 @@ class TrainStepSpec:
     steps: int
     seed: int
     microbatches: int = 1
-    skip_spikes: float | None = None
+    skip_spikes: SkipSpikes | None = None
     ema: float | None = None
 
     def transform(self) -> optax.GradientTransformation:
         weights, layout = self.model.weights(), self.model.layout
         weights = {path: info for path, info in weights.items() if self.model.trains(path)}
         transform = self.optimizer.transform(self.steps, weights, layout)
-        transform = transform if self.ema is None else keep_average(transform, self.ema)
-        return transform if self.skip_spikes is None else skip_spikes(transform, self.skip_spikes)
+        return transform if self.ema is None else keep_average(transform, self.ema)
 
     def without_padding(self) -> "TrainStepSpec":
         """Returns the same without padding: what could be padded is replicated."""
@@ -67,9 +68,14 @@ class TrainStepSpec:
         params = self.model.init(jax.random.key(self.seed))
         trained, zero = self.trained(params), jnp.zeros((), jnp.int32)
         state = {"params": params, "opt_state": self.transform().init(trained), "step": zero}
+        state |= self.spike_state()
         if len(trained) == len(params):
             return state
         return state | {"base": {"step": zero, "checksum": zero.astype(jnp.uint32)}}
+
+    def spike_state(self) -> State:
+        """Returns the part of a new state that `Run.skip_spikes` adds."""
+        return {} if self.skip_spikes is None else {"spikes": self.skip_spikes.initial_state()}
 
     def trained(self, params: Params) -> Params:
         """Returns those weights that training changes."""
@@ -163,14 +169,16 @@ def train_step(step_spec: TrainStepSpec, state: State, batch: Batch) -> tuple[St
         "accuracy": sums.correct / sums.tokens,
         "tokens": sums.tokens,
         **grad_norms(gradients),
-        "learning_rate": step_spec.optimizer.schedule.rate(step_spec.steps)(state["step"]),
     }
+    updated, updates = step_spec.update(state, gradients, sums.loads), state["step"]
+    if step_spec.skip_spikes is not None:
+        updates = updates - state["spikes"].total
+        updated, more = step_spec.skip_spikes.checked(state, updated, metrics)
+        metrics |= more
+    metrics["learning_rate"] = step_spec.optimizer.schedule.rate(step_spec.steps)(updates)
     if sums.loads:
         metrics["loads"] = sums.loads
-    state = step_spec.update(state, gradients, sums.loads)
-    if step_spec.skip_spikes is not None:
-        metrics["skipped"] = state["opt_state"].in_row
-    return state, metrics
+    return updated, metrics
 
 
 def add_microbatches(

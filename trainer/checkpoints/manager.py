@@ -49,6 +49,8 @@ from trainer.resume.history import CHECKPOINTS, ITEM, record_saved, starts
 
 Tree = Any
 
+OPTIONAL = "spikes"
+"""The part of a state that checkpoints lack which a run saved before it was switched on."""
 LISTED = 10
 """Arrays named in an error."""
 
@@ -302,7 +304,10 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
     # Restoring
 
     def restore(self, abstract_state: Tree, step: int | None = None) -> tuple[Tree, int]:
-        """Restores a step, or the newest that is whole, placed as the shardings say."""
+        """Restores a step, or the newest that is whole, placed as the shardings say.
+
+        The state is without its `OPTIONAL` part where the checkpoint is.
+        """
         self.wait()
         steps = self.steps()[::-1] if step is None else [step]
         state, self._current, self._damaged = self._first_whole(abstract_state, steps)
@@ -346,13 +351,15 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
 
     def _load(self, abstract: Tree, step: int) -> Tree:
         """Reads the arrays of a checkpoint that is whole and fits.  All processes agree on that."""
+        saved = on_all_processes(lambda: self._saved(step))
+        if not any(path.startswith(f"{OPTIONAL}/") for path in saved):
+            abstract = {name: part for name, part in abstract.items() if name != OPTIONAL}
         by_path, nested = _by_path(abstract), _nested(abstract)
         args = ocp.args.PyTreeRestore(
             item=nested,
             restore_args=ocp.checkpoint_utils.construct_restore_args(nested),
             partial_restore=True,
         )
-        saved = on_all_processes(lambda: self._saved(step))
         self._compare(step, saved, {path: tuple(a.shape) for path, a in by_path.items()})
         tree = on_all_processes(
             lambda: read(lambda: self._reader.restore(self._path(step), args=args))

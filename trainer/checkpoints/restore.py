@@ -154,7 +154,7 @@ def weights_path(run: Run, average: str | None) -> str:
             "--average=ema: the run keeps no moving average of its weights.  Train with Run.ema, "
             "such as 0.999, or give a number of checkpoints."
         )
-    return f"opt_state/{'' if run.skip_spikes is None else 'inner/'}average"
+    return "opt_state/average"
 
 
 def averaged_steps(checkpoints: Checkpoints, step: int | None, average_text: str) -> list[int]:

@@ -18,17 +18,21 @@ LARGEST = 1e39
 
 
 def read_lines(path: Path, *numbers: str) -> list[Line]:
-    """Returns the whole lines of a metrics file; others cost only themselves."""
+    """Returns the whole lines of a metrics file in which these numbers are not null.
+
+    Others cost only themselves.
+    """
     lines, damaged = split_lines(path, *numbers)
     if damaged:
         logger.warning("%s: %d damaged lines are left out.", path, len(damaged))
-    return lines
+    return [line for line in lines if all(line[name] is not None for name in numbers)]
 
 
 def split_lines(path: Path, *numbers: str) -> tuple[list[Line], list[str]]:
     """Returns the objects with a step and these numbers, and the text of all other lines.
 
-    A last line without an end, which a kill cut short, is neither.
+    A skipped step has null for what was NaN or infinite.  A last line without an end, which a kill
+    cut short, is neither.
     """
     if not lookup.exists(path):
         return [], []
@@ -41,7 +45,8 @@ def split_lines(path: Path, *numbers: str) -> tuple[list[Line], list[str]]:
         except UserError:
             line = {}
         is_step = type(line.get("step")) is int
-        if is_step and all(is_number(line.get(name)) for name in ("step", *numbers)):
+        nulls = {name for name in numbers if line.get("skipped") and line.get(name, 0) is None}
+        if is_step and all(is_number(line.get(name)) for name in {"step", *numbers} - nulls):
             lines.append(line)
         elif text is not last and text:
             damaged.append(text)

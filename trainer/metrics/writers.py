@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import json
 import logging
+import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -102,14 +103,19 @@ class MetricsWriter(Observer):
             self._open.callback(lambda close: close(succeeded=self._succeeded), tracker.close)
 
     def on_step(self, result: StepResult) -> None:
-        """Writes a step's numbers; those of layers with experts go under "experts"."""
-        if not self._run.at_interval(result.step, self._run.log_every):
+        """Writes a step's numbers; those of layers with experts go under "experts".
+
+        Each skipped step has a line, in which what is NaN or infinite is null.
+        """
+        is_due = self._run.at_interval(result.step, self._run.log_every)
+        if not is_due and not result.line.get("skipped"):
             return
         # The rate of the model's own FLOPs, and its share of what the devices can do.
         flops, step_s, peak = self.flops_per_step, result.line.get("step_s"), self.peak_flops
         rate = None if flops is None or step_s is None else flops / step_s
         share = None if rate is None or peak is None else rate / peak
         line = result.line | {"model_flops_per_s": rate, "share_of_peak": share}
+        line = {name: x if x is None or math.isfinite(x) else None for name, x in line.items()}
         layers = stats_by_layer(result.loads)
         self._train.write({**line, "experts": layers} if layers else line)
         self._track("train", line)

@@ -1,57 +1,101 @@
-"""Skips updates by gradients that are far larger than those before them."""
+"""Skips updates whose loss or gradient norm is far above those before them."""
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 
-DECAY = 0.99  # of the mean norm
-FIRST_UPDATES = 20  # before which no norm is large: the mean is of too few
-MAX_IN_ROW = 10
-"""A run that skips more updates in a row stops."""
+from configs.spec import Count, Positive, spec
+
+Array = jax.Array
+VALUES = ("loss", "grad_norm")
+DECAY = 0.99  # of the mean and the variance
+FIRST_STEPS = 20  # before which there is no bound: the statistics are of too few steps
+LEAST_DEVIATION = 0.01  # of the mean: no bound is tighter where a loss hardly varies
 
 
 class SpikeState(NamedTuple):
-    """Holds the state of an optimizer, and the norms of gradients so far."""
+    """Holds moving statistics of the two `VALUES`, and counts of skipped updates."""
 
-    inner: Any
-    mean_norm: jax.Array
-    """Moving average of the norms of gradients that were not skipped."""
-    updates: jax.Array
-    """Number of updates that were not skipped."""
-    in_row: jax.Array
+    mean: Array
+    variance: Array
+    steps: Array
+    """Number of values in each mean, as int32."""
+    in_row: Array
     """Number of updates skipped since the last one that was not."""
+    total: Array
+    """Number of updates skipped in the whole run."""
 
 
-def skip_spikes(
-    transform: optax.GradientTransformation, factor: float
-) -> optax.GradientTransformation:
-    """Skips updates whose gradient norm exceeds `factor` times its mean, or is not finite.
+@spec
+class SkipSpikes:
+    """Skips each update whose loss or gradient norm is far above those of the steps before, or is
+    NaN or infinite; training goes on with the next batch.
 
-    Weights and the state of the optimizer then stay as they are.
+    The bound is that of OLMo 2's SkipStepAdamW, with a moving average for its window of 128 steps.
+    PaLM skips the batches around a spike by hand (Chowdhery et al. 2022, section 5.1).
     """
 
-    def init(params: Any) -> SpikeState:
-        count = jnp.zeros((), jnp.int32)
-        return SpikeState(transform.init(params), jnp.zeros((), float), count, count)
+    factor: Positive = 6.0
+    """Standard deviations above the mean, both of about the last 100 steps, where a spike begins.
+    """
+    limit: Count = 10
+    """A run that skips more updates in a row stops."""
 
-    def update(updates: Any, state: SpikeState, params: Any = None) -> tuple[Any, SpikeState]:
-        norm = optax.tree.norm(updates).astype(state.mean_norm.dtype)
-        is_large = (state.updates >= FIRST_UPDATES) & (norm > factor * state.mean_norm)
-        skips = is_large | ~jnp.isfinite(norm)
+    def initial_state(self) -> SpikeState:
+        values, zero = jnp.zeros(len(VALUES), float), jnp.zeros((), jnp.int32)
+        return SpikeState(values, values, values.astype(jnp.int32), zero, zero)
 
-        def chosen(new: jax.Array, old: jax.Array) -> jax.Array:
-            return jnp.where(skips, old, new)
+    def bounds(self, state: SpikeState) -> Array:
+        """Returns the largest loss and gradient norm that are no spikes."""
+        deviation = jnp.sqrt(state.variance)
+        deviation = jnp.maximum(deviation, LEAST_DEVIATION * jnp.abs(state.mean))
+        bounds = state.mean + self.factor * deviation
+        return jnp.where(state.steps < FIRST_STEPS, jnp.inf, bounds)
 
-        changes, inner = transform.update(updates, state.inner, params)
-        share = jnp.maximum(1 - DECAY, 1 / (state.updates + 1.0))
-        mean_norm = state.mean_norm + share * (norm - state.mean_norm)
-        return jax.tree.map(lambda x: chosen(x, jnp.zeros_like(x)), changes), SpikeState(
-            jax.tree.map(chosen, inner, state.inner),
-            chosen(mean_norm, state.mean_norm),
-            state.updates + ~skips,
+    def observe(self, state: SpikeState, values: Array) -> tuple[SpikeState, Array]:
+        """Returns the statistics after a step, and whether to skip its update.
+
+        A value beyond its bound counts as the bound: one spike hardly moves it, and it follows a
+        loss that stays high, as after a change of the data.
+        """
+        bounds = self.bounds(state)
+        is_spike = ~(jnp.isfinite(values) & (values <= bounds))
+        values = jnp.where(is_spike, bounds, values)
+        share = jnp.maximum(1 - DECAY, 1 / (state.steps + 1.0))
+        difference = values - state.mean
+        is_known = jnp.isfinite(values)  # unlike NaN in the first steps
+        skips = is_spike.any()
+        return SpikeState(
+            jnp.where(is_known, state.mean + share * difference, state.mean),
+            jnp.where(
+                is_known, (1 - share) * (state.variance + share * difference**2), state.variance
+            ),
+            state.steps + is_known,
             jnp.where(skips, state.in_row + 1, 0),
-        )
+            state.total + skips,
+        ), skips
 
-    return optax.GradientTransformation(init, update)
+    def checked(
+        self, before: dict[str, Any], after: dict[str, Any], metrics: Mapping[str, Array]
+    ) -> tuple[dict[str, Any], dict[str, Array]]:
+        """Returns the state after a step, and further metrics.
+
+        A skipped step changes only its number and these statistics: no weight, no bias of a
+        router, no moment or average, and the learning rate goes on where it was.
+        """
+        state: SpikeState = before["spikes"]
+        values = jnp.stack([metrics[name].astype(float) for name in VALUES])
+        spikes, skips = self.observe(state, values)
+
+        def chosen(new: Array, old: Array) -> Array:
+            return new if new is old else jnp.where(skips, old, new)
+
+        kept = jax.tree.map(chosen, after, before) | {"step": after["step"], "spikes": spikes}
+        bounds = zip(VALUES, self.bounds(state), strict=True)
+        return kept, {
+            "skipped": spikes.in_row,
+            "skipped_total": spikes.total,
+            **{f"{name}_bound": bound for name, bound in bounds},
+        }

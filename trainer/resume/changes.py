@@ -12,6 +12,7 @@ from layouts.mesh import make_mesh
 from trainer.metrics.trackers import TrackerSpec
 from trainer.optimizers.optimizer import OptimizerSpec
 from trainer.optimizers.schedules import ScheduleSpec
+from trainer.optimizers.spikes import SkipSpikes
 from trainer.resume.history import Change
 from trainer.run import Run
 from trainer.step import train_step_spec
@@ -66,11 +67,12 @@ def _may_change_arrays(change: Change) -> bool:
     """Returns whether the arrays that an optimizer keeps may depend on a setting."""
     is_of_optimizer = issubclass(_spec_of(change), OptimizerSpec)
     is_schedule = isinstance(change.new, ScheduleSpec)
-    return change.name in ("Run.skip_spikes", "Run.ema") or (is_of_optimizer and not is_schedule)
+    return change.name == "Run.ema" or (is_of_optimizer and not is_schedule)
 
 
 def _needs_override(change: Change) -> bool:
-    return change.name in OVERRIDABLE or issubclass(_spec_of(change), OptimizerSpec | ScheduleSpec)
+    kinds = OptimizerSpec | ScheduleSpec | SkipSpikes
+    return change.name in OVERRIDABLE or issubclass(_spec_of(change), kinds)
 
 
 def _spec_of(change: Change) -> type[Any]:

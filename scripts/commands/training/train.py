@@ -21,7 +21,7 @@ from scripts.commands.training.progress import ProgressBar
 from scripts.terminal import print_note
 from trainer import checks
 from trainer.checkpoints.manager import Checkpoints
-from trainer.interrupts import NotFinite
+from trainer.interrupts import Diverged
 from trainer.loop import TrainJob
 from trainer.loop import train as train_loop
 from trainer.memory import check_memory
@@ -133,7 +133,7 @@ def train_run(
     ]
     try:
         outcome = train_loop(TrainJob(run, layout, mesh, prepared.splits, model_dir), observers)
-    except NotFinite as error:
+    except Diverged as error:
         raise RunError(f"{error}\n{start.remedy(flags, run, layout, error.step)}") from error
     how = "Finished" if outcome.stop_signal is None else "Stopped"
     print_note(

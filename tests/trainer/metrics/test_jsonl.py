@@ -31,3 +31,13 @@ def test_what_float32_computes_can_be_drawn(number: float) -> None:
 @pytest.mark.parametrize("other", [1e308, -1e40, 1 << 63, 10**400, True, None, "1", [1]])
 def test_other_values_are_not_drawn(other: object) -> None:
     assert not is_number(other)
+
+
+def test_a_skipped_step_may_lack_its_loss_and_is_not_drawn(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1, "loss": 3.0}\n{"step": 2, "skipped": 1, "loss": null}\n')
+    lines, damaged = split_lines(path, "loss")
+    assert [line["step"] for line in lines] == [1, 2] and not damaged
+    assert read_lines(path, "loss") == lines[:1]
+    path.write_text('{"step": 1, "loss": null}\n{"step": 2, "skipped": 1}\n')
+    assert len(split_lines(path, "loss")[1]) == 2

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -105,6 +106,19 @@ def test_lines_are_written_every_so_many_steps_and_at_the_end(tmp_path: Path) ->
         writer.on_step(result(step, loss=1.0))
     writer.close()
     assert steps(tmp_path / "metrics.jsonl") == [2, 4, 5]
+
+
+def test_each_skipped_step_has_a_line_that_any_json_reader_takes(tmp_path: Path) -> None:
+    writer = MetricsWriter(tmp_path)
+    writer.on_start(dataclasses.replace(RUN, log_every=3), 0)
+    for step, loss in ((1, 1.0), (2, math.nan), (3, 1.0)):
+        writer.on_step(result(step, loss=loss, loss_bound=math.inf, skipped=float(step == 2)))
+    writer.close()
+    text = (tmp_path / "metrics.jsonl").read_text()
+    lines = [json.loads(line, parse_constant=pytest.fail) for line in text.splitlines()]
+    assert [(line["step"], line["loss"], line["loss_bound"]) for line in lines] == [
+        (2, None, None), (3, 1.0, None)
+    ]  # fmt: skip
 
 
 def test_what_a_checkpoint_relies_on_is_on_the_disk_before_it(
