@@ -28,7 +28,8 @@ NAME = "manifest.json"
 CHECKSUM = "crc32"
 _FILES = ("Task.word_list", "SentencePiece.model_file", "TokenizerJson.path")
 _OF_THE_ORDER = (  # the rows do not depend on these
-    "Mixture.rates", "Mixture.temperature", "TextMixture.rates", "TextMixture.temperature",
+    "Mixture.rates", "Mixture.temperature", "Mixture.stages",
+    "TextMixture.rates", "TextMixture.temperature", "TextMixture.stages",
 )  # fmt: skip
 _GIVEN = "given_vocabs"
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -74,6 +75,10 @@ def _numbers(count: int, *entropy: int) -> np.ndarray:
     return np.random.PCG64(np.random.SeedSequence(entropy)).random_raw(count)
 
 
+Quotas = tuple[int, ...]
+"""The places that each part has in a block."""
+
+
 @dataclasses.dataclass(frozen=True)
 class MixtureOrder:
     """Orders the rows of several parts, with a fixed share of each in a block.
@@ -82,44 +87,95 @@ class MixtureOrder:
     """
 
     rows: tuple[int, ...]
-    quotas: tuple[int, ...]
+    quotas: Quotas
+    stages: tuple[tuple[int, Quotas], ...] = ()
+    """Numbers of steps, and the quotas of the batches after them."""
 
     @classmethod
-    def of(cls, rows: Sequence[int], rates: Sequence[float]) -> "MixtureOrder":
-        """Makes an order from rates, which may have any sum.
-
-        Largest remainders divide a block among the parts, of which each has a place.
-        """
-        assert len(rows) == len(rates) <= _BLOCK and min(rows) > 0 and min(rates) > 0
-        exact = np.array(rates, np.float64) / np.sum(rates, dtype=np.float64) * _BLOCK
-        quotas = np.maximum(np.floor(exact), 1)
-        while (missing := _BLOCK - quotas.sum()) != 0:
-            over = exact - quotas
-            at = np.argmax(over) if missing > 0 else np.argmin(np.where(quotas > 1, over, np.inf))
-            quotas[at] += np.sign(missing)
-        return cls(tuple(rows), tuple(quotas.astype(int).tolist()))
+    def of(
+        cls,
+        rows: Sequence[int],
+        rates: Sequence[float],
+        stages: Sequence[tuple[int, Sequence[float]]] = (),
+    ) -> "MixtureOrder":
+        """Makes an order from rates, which may have any sum."""
+        assert len(rows) == len(rates) <= _BLOCK and min(rows) > 0
+        of_stages = ((step, _quotas(later_rates)) for step, later_rates in stages)
+        return cls(tuple(rows), _quotas(rates), tuple(of_stages))
 
     @property
     def rates(self) -> tuple[float, ...]:
-        """Returns the share of rows that each part has."""
-        return tuple(quota / _BLOCK for quota in self.quotas)
+        """Returns the share of rows that each part has, before any stage."""
+        return self.rates_after(0)
 
-    def row_ids(self, seed: int, places: np.ndarray) -> np.ndarray:
-        """Returns the rows at some places of the endless sequence of the mixture."""
+    def rates_after(self, step: int) -> tuple[float, ...]:
+        """Returns the share of rows that each part has after a number of steps."""
+        quotas = [later for first, later in self.stages if first <= step]
+        return tuple(quota / _BLOCK for quota in [self.quotas, *quotas][-1])
+
+    def rows_read(self, steps: int, batch_sequences: int) -> np.ndarray:
+        """Returns how many rows of each part some steps read, up to part of a block."""
+        firsts = [0, *(first for first, _ in self.stages if first < steps), steps]
+        read = [
+            (stop - first) * batch_sequences * np.array(self.rates_after(first))
+            for first, stop in itertools.pairwise(firsts)
+        ]
+        return np.sum(read, axis=0)
+
+    def rows_of_step(self, seed: int, step: int, batch_sequences: int) -> np.ndarray:
+        """Returns the rows of a step's global batch.
+
+        The first batch of a stage begins a block, in which each part goes on where it was.
+        """
+        first, quotas, drawn = 0, self.quotas, np.zeros(len(self.rows), np.int64)
+        for next_first, next_quotas in self.stages:
+            if step < next_first:
+                break
+            blocks, rest = divmod((next_first - first) * batch_sequences, _BLOCK)
+            parts = _block(quotas, seed, blocks)[0][:rest]
+            drawn += blocks * np.array(quotas) + np.bincount(parts, minlength=len(quotas))
+            first, quotas = next_first, next_quotas
+        places = np.arange((step - first) * batch_sequences, (step - first + 1) * batch_sequences)
+        return self.row_ids(seed, places, quotas, drawn)
+
+    def row_ids(
+        self,
+        seed: int,
+        places: np.ndarray,
+        quotas: Quotas | None = None,
+        drawn: np.ndarray | int = 0,
+    ) -> np.ndarray:
+        """Returns the rows at some places of the endless sequence of a stage, the first by default.
+
+        `drawn` counts the rows of each part before that stage.
+        """
+        quotas = quotas or self.quotas
         blocks, within = places // _BLOCK, places % _BLOCK
         # The part of each place, and how many places before it had that part.
         parts, draws = np.empty_like(places), np.empty_like(places)
         for block in np.unique(blocks).tolist():
             now = blocks == block
-            order, ranks = _block(self.quotas, seed, block)
+            order, ranks = _block(quotas, seed, block)
             parts[now] = order[within[now]]
-            draws[now] = block * np.array(self.quotas)[parts[now]] + ranks[within[now]]
+            draws[now] = (drawn + block * np.array(quotas))[parts[now]] + ranks[within[now]]
         firsts = np.cumsum(self.rows) - self.rows
         ids = np.empty(len(places), np.int64)
         for part in np.unique(parts).tolist():
             now = parts == part
             ids[now] = firsts[part] + shuffled(seed, draws[now], self.rows[part], part + 1)
         return ids
+
+
+def _quotas(rates: Sequence[float]) -> Quotas:
+    """Divides a block by largest remainders; each part has a place, unless its rate is 0."""
+    has_rows = np.array(rates) > 0
+    exact = np.array(rates, np.float64) / np.sum(rates, dtype=np.float64) * _BLOCK
+    quotas = np.maximum(np.floor(exact), has_rows)
+    while (missing := _BLOCK - quotas.sum()) != 0:
+        over = np.where(has_rows, exact - quotas, -np.inf)
+        at = np.argmax(over) if missing > 0 else np.argmin(np.where(quotas > 1, over, np.inf))
+        quotas[at] += np.sign(missing)
+    return tuple(quotas.astype(int).tolist())
 
 
 @functools.lru_cache(maxsize=16)

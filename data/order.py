@@ -28,18 +28,15 @@ def row_ids(seed: int, step: int, batch_sequences: int, rows: int) -> np.ndarray
     Training reads the numbers step * batch_sequences and on of an endless sequence that holds
     each epoch's own permutation of all rows, so no row is lost where a batch spans two epochs.
     """
-    return shuffled(seed, _places(step, batch_sequences), rows)
+    places = np.arange(step * batch_sequences, (step + 1) * batch_sequences)
+    return shuffled(seed, places, rows)
 
 
 def rows_of_step(rows: Rows, seed: int, step: int, batch_sequences: int) -> np.ndarray:
     """Returns the rows of a step's global batch, those of a mixture at the rates of its parts."""
     if rows.mix is None:
         return row_ids(seed, step, batch_sequences, len(rows))
-    return rows.mix.row_ids(seed, _places(step, batch_sequences))
-
-
-def _places(step: int, batch_sequences: int) -> np.ndarray:
-    return np.arange(step * batch_sequences, (step + 1) * batch_sequences)
+    return rows.mix.rows_of_step(seed, step, batch_sequences)
 
 
 def batches(

@@ -6,21 +6,27 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from configs.errors import UserError, listed
-from configs.spec import Positive, abstract_spec, spec
+from configs.spec import Count, NotNegative, Positive, abstract_spec, spec
 from data.mixture import MixtureOrder
 from data.sources.pairs import Pairs
 from data.sources.text import SPLITS, Source
+
+Stage = tuple[Count, tuple[NotNegative, ...]]
 
 
 @abstract_spec
 class MixedSource(Source):
     """Reads several sources as one; a task file names a kind of them."""
 
-    rates: tuple[Positive, ...] | None = None
-    """One number per part, with any sum. None: by size."""
+    rates: tuple[NotNegative, ...] | None = None
+    """One number per part, with any sum; 0 for a part that only a later stage reads. None: by size.
+    """
     temperature: Positive = 1.0
     """By size, a rate is proportional to size ** (1 / temperature): 1 draws from each part in
     proportion to its size, and a large number from all parts equally."""
+    stages: tuple[Stage, ...] = ()
+    """Pairs of a number of steps and the rates of all batches after them, in the order of steps. A
+    part with the rate 0 is not read. --override adds stages to a run that has not reached them."""
 
     def __post_init__(self) -> None:
         problems = [*self.problems(), *self._rate_problems()]
@@ -64,7 +70,8 @@ class MixedSource(Source):
 
     def mix(self, rows: Sequence[int]) -> MixtureOrder:
         """Returns the rates of the parts in training, given the number of rows of each."""
-        return MixtureOrder.of(rows, self.rates or [n ** (1 / self.temperature) for n in rows])
+        rates = self.rates or [n ** (1 / self.temperature) for n in rows]
+        return MixtureOrder.of(rows, rates, self.stages)
 
     def name_problems(self, *splits: str) -> Iterator[str]:
         """Describes the names that several parts of a split have, given or not."""
@@ -77,11 +84,26 @@ class MixedSource(Source):
     def _rate_problems(self) -> Iterator[str]:
         kind = type(self).__name__
         parts = sum("train" in part.splits() for part in self.all_parts)
-        if self.rates is not None and len(self.rates) != parts:
-            yield (
-                f"{kind}.rates: {len(self.rates)} rates for {parts} parts.  "
-                "Give one number for each part, in their order."
-            )
+        settings = {} if self.rates is None else {f"{kind}.rates": self.rates}
+        settings |= {f"{kind}.stages[{i}]": rates for i, (_, rates) in enumerate(self.stages)}
+        for name, rates in settings.items():
+            if len(rates) != parts:
+                yield (
+                    f"{name}: {len(rates)} rates for {parts} parts.  "
+                    "Give one number for each part, in their order."
+                )
+            elif not any(rates):
+                yield f"{name}: all rates are 0.  Give at least one part a rate above 0."
+        if self.rates is not None:
+            for number, rates in enumerate(zip(*settings.values(), strict=False)):
+                if not any(rates):
+                    yield (
+                        f"{kind}.rates[{number}] = 0: no stage reads this part.  Give it a rate "
+                        f"above 0, here or in {kind}.stages, or remove the part."
+                    )
+        steps = [step for step, _ in self.stages]
+        if steps != sorted(set(steps)):
+            yield f"{kind}.stages: begin after steps {steps}.  Give each a larger number of steps."
         if self.rates is not None and self.temperature != 1:
             yield (
                 f"{kind}.temperature = {self.temperature}: it counts only by size, and "

@@ -117,3 +117,48 @@ def test_a_billion_rows_are_ordered_without_a_table():
     assert len(set(ids[:3000])) == len(set(ids[3000:])) == 3000
     assert 0 <= ids.min() < 10**6 and 10**9 - 10**6 < ids.max() < 10**9
     assert list(ids[:3]) == [257712943, 939848169, 426647641]  # never changes between versions
+
+
+STAGES = ((10, (0, 1, 0, 1)), (13, (1, 0, 0, 0)), (40, (1, 1, 1, 1)))
+
+
+def test_a_stage_changes_nothing_before_it(mix):
+    staged = MixtureOrder.of(ROWS, RATES, STAGES)
+    for batch in (7, 900):
+        before = [staged.rows_of_step(3, step, batch) for step in range(10)]
+        np.testing.assert_array_equal(np.concatenate(before), mix.row_ids(3, np.arange(10 * batch)))
+        for later in STAGES[1:]:  # nor does one that is added
+            fewer = MixtureOrder.of(ROWS, RATES, [s for s in STAGES if s[0] < later[0]])
+            ids = fewer.rows_of_step(3, later[0] - 1, batch)
+            assert list(ids) == list(staged.rows_of_step(3, later[0] - 1, batch))
+            assert list(ids) != list(staged.rows_of_step(3, later[0], batch))
+
+
+@given(st.integers(0, 9), st.integers(1, 600), st.integers(1, 30), st.integers(1, 30))
+@settings(deadline=None, max_examples=30)
+def test_a_part_goes_on_in_a_stage_where_it_was(seed, batch, first, more):
+    stages = ((first, (0, 1, 0, 1)), (first + more, (1, 1, 0, 1)))
+    staged = MixtureOrder.of(ROWS, RATES, stages)
+    ids = np.concatenate([staged.rows_of_step(seed, s, batch) for s in range(first + more + 9)])
+    for part, (start, rows) in enumerate(zip(np.cumsum(ROWS) - ROWS, ROWS, strict=True)):
+        part_ids = ids[parts_of(ids) == part]
+        whole = start + shuffled(seed, np.arange(len(part_ids)), rows, part + 1)
+        np.testing.assert_array_equal(part_ids, whole)
+
+
+def test_a_stage_has_its_rates_and_a_rate_of_0_no_row():
+    staged = MixtureOrder.of(ROWS, RATES, STAGES)
+    for step in (10, 12):
+        counts = np.bincount(parts_of(staged.rows_of_step(3, step, 64)), minlength=4)
+        assert counts[0] == counts[2] == 0 and abs(counts[1] - 32) < 3
+    assert set(parts_of(staged.rows_of_step(3, 39, 64))) == {0}
+    assert staged.rates_after(12) == (0, 0.5, 0, 0.5) and staged.rates_after(13) == (1, 0, 0, 0)
+    read = np.bincount(
+        parts_of(np.concatenate([staged.rows_of_step(3, step, 64) for step in range(50)]))
+    )
+    np.testing.assert_allclose(staged.rows_read(50, 64), read, atol=4)
+
+
+def test_the_order_of_stages_never_changes_between_versions():
+    staged = MixtureOrder.of(ROWS, RATES, STAGES)
+    assert list(staged.rows_of_step(7, 12, 5)) == [741, 715, 821, 705, 813]

@@ -1,5 +1,6 @@
 """The order: every epoch a permutation, every host its part, every step the same again."""
 
+import dataclasses
 import itertools
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from data.mixture import MixtureOrder
 from data.order import batches, in_order, row_ids
 from data.packing.rows import NO_ROW, Counts, Rows
 
@@ -68,3 +70,18 @@ def test_evaluation_reads_each_row_once_and_fills_up_with_empty_rows(rows):
     assert all(not array[-2:].any() for array in read[-1][1].values())
     tokens = sum((batch["segments_BL"] > 0).sum() for _, batch in read)
     assert tokens == rows.counts.tokens
+
+
+def test_hosts_and_resumed_runs_read_the_stages_of_a_mixture_alike(rows):
+    mix = MixtureOrder.of((20, 3), (1, 0), ((5, (1, 1)), (9, (0, 1))))
+    mixed = dataclasses.replace(rows, mix=mix)
+    whole = list(itertools.islice(batches(mixed, 3, 4, 0), 14))
+    for (ids, _), parts in zip(whole, [{0}] * 5 + [{0, 1}] * 4 + [{1}] * 5, strict=True):
+        assert {int(row >= 20) for row in ids} == parts
+    for first in (4, 5, 9, 11):
+        hosts = [batches(mixed, 3, 4, first, span) for span in ((0, 2), (2, 4))]
+        for (ids, batch), *of_hosts in zip(whole[first:], *hosts, strict=False):
+            assert all(list(host_ids) == list(ids) for host_ids, _ in of_hosts)
+            for name, array in batch.items():
+                parts = [part[name] for _, part in of_hosts]
+                np.testing.assert_array_equal(np.concatenate(parts), array)

@@ -1,5 +1,6 @@
 """Compares the settings of a saved run with those of the one that continues it."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -7,6 +8,7 @@ import jax
 from configs.errors import UserError, listed
 from configs.spec import SPECS
 from configs.write import diff
+from data.sources.mixing import MixedSource, Stage
 from layouts.layout import Layout
 from layouts.mesh import make_mesh
 from trainer.metrics.trackers import TrackerSpec
@@ -28,8 +30,10 @@ OVERRIDABLE = ("Run.batch_sequences", "Run.label_smoothing", "Run.z_loss", "Run.
                "Run.best_by", "Run.bleu_sentences", "Run.skip_spikes", "Run.ema")  # fmt: skip
 
 
-def check_changes(title: str, saved: Run, run: Run, *, override: bool) -> list[Change]:
-    """Returns the settings that change; raises those that may not, by their names."""
+def check_changes(
+    title: str, saved: Run, run: Run, *, override: bool, step: int = 0
+) -> list[Change]:
+    """Returns the settings that change after a step; raises those that may not, by their names."""
     changes = [Change(*row) for row in diff(saved, run)]
     refused = [
         change
@@ -38,14 +42,20 @@ def check_changes(title: str, saved: Run, run: Run, *, override: bool) -> list[C
         and not change.name.startswith(FREE_PREFIXES)
         and change.name.rpartition(".")[2] not in getattr(_spec_of(change), "free_on_resume", ())
         and not issubclass(_spec_of(change), TrackerSpec)
-        and not _needs_override(change)
+        and not _needs_override(change, step)
     ]
     if not refused and opt_state_shapes(saved) != opt_state_shapes(run):
         refused = [change for change in changes if _may_change_arrays(change)]
-    waiting = [] if override else [c for c in changes if _needs_override(c) and c not in refused]
+    waiting = [c for c in changes if _needs_override(c, step) and c not in refused]
+    waiting = [] if override else waiting
     if not refused and not waiting:
         return changes
-    problems = [f"{change}: no longer the same model, opt_state or data." for change in refused]
+    problems = [
+        f"{change}: stages that begin before step {step} may not change."
+        if _is_of_stages(change)
+        else f"{change}: no longer the same model, opt_state or data."
+        for change in refused
+    ]
     problems += [f"{change}: legal with --override." for change in waiting]
     remedy = "Add --override to continue with the new values."
     if refused:
@@ -70,9 +80,20 @@ def _may_change_arrays(change: Change) -> bool:
     return change.name == "Run.ema" or (is_of_optimizer and not is_schedule)
 
 
-def _needs_override(change: Change) -> bool:
+def _needs_override(change: Change, step: int) -> bool:
     kinds = OptimizerSpec | ScheduleSpec | SkipSpikes
-    return change.name in OVERRIDABLE or issubclass(_spec_of(change), kinds)
+    if change.name in OVERRIDABLE or issubclass(_spec_of(change), kinds):
+        return True
+    return _is_of_stages(change) and _begun(change.old, step) == _begun(change.new, step)
+
+
+def _is_of_stages(change: Change) -> bool:
+    return issubclass(_spec_of(change), MixedSource) and change.name.endswith(".stages")
+
+
+def _begun(stages: Sequence[Stage], step: int) -> list[Stage]:
+    """Returns the stages of a mixture of which a batch was read by a step."""
+    return [stage for stage in stages if stage[0] < step]
 
 
 def _spec_of(change: Change) -> type[Any]:

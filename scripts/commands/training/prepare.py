@@ -46,26 +46,30 @@ def prepare_task(flags: PrepareFlags) -> None:
     if config.value("Run.epochs") is not None and "Run.model" in config.bound:
         print_note(epochs_text(config.make(Run), len(prepared.splits["train"])))
     steps, batch = config.value("Run.steps"), config.value("Run.batch_sequences")
-    is_of_run = isinstance(steps, int) and isinstance(batch, int)
-    for line in mixture_lines(prepared.splits["train"], steps * batch if is_of_run else None):
+    length = (steps, batch) if isinstance(steps, int) and isinstance(batch, int) else None
+    for line in mixture_lines(prepared.splits["train"], length):
         print_note(line)
     print_note(f"content hash {prepared.manifest['content_hash']}")
 
 
-def mixture_lines(rows: Rows, sequences: int | None) -> Iterator[str]:
-    """Describes each part of a mixture: its rate, its share, and how often a run reads a row.
+def mixture_lines(rows: Rows, length: tuple[int, int] | None) -> Iterator[str]:
+    """Describes each part of a mixture: its rates, its share, and how often a run reads a row.
 
-    `sequences` is how many rows the run reads; None where no run is known.
+    `length` is the steps of the run and the rows of a batch; None where no run is known.
     """
     if rows.mix is None:
         return
-    for part, rate in zip(rows.parts, rows.mix.rates, strict=True):
+    stages = [0, *(step for step, _ in rows.mix.stages)]
+    rates = zip(*map(rows.mix.rates_after, stages), strict=True)
+    for number, (part, (first, *later)) in enumerate(zip(rows.parts, rates, strict=True)):
         count = len(part.rows)
-        line = f"{part.name}: {rate:.1%} of the rows of training, {count / len(rows):.1%} of all"
-        if sequences is not None:
-            line += (
-                f"; the run reads each of its {count:,} rows {sequences * rate / count:,.2f} times"
-            )
+        line = f"{part.name}: {first:.1%} of the rows of training"
+        for step, rate in zip(stages[1:], later, strict=True):
+            line += f", {rate:.1%} after step {step:,}"
+        line += f", {count / len(rows):.1%} of all"
+        if length is not None:
+            times = rows.mix.rows_read(*length)[number] / count
+            line += f"; the run reads each of its {count:,} rows {times:,.2f} times"
         yield line + "."
 
 

@@ -61,7 +61,7 @@ def changes_since(
     if step is None or not (has_run or (record and record.settings)):
         return []
     title = f"{directory.model_dir} holds a run with other settings"
-    return check_changes(title, directory.recorded_run(), run, override=override)
+    return check_changes(title, directory.recorded_run(), run, override=override, step=step)
 
 
 def note_no_export(run: Run) -> None:
@@ -109,7 +109,8 @@ def prepared_data(flags: TrainFlags, run: Run, *, is_continued: bool) -> Prepare
     rows = prepared.splits["train"]
     if run.epochs is not None:
         print_note(epochs_text(run, len(rows)))
-    for line in mixture_lines(rows, run.with_steps(len(rows)).total_steps * run.batch_sequences):
+    steps = run.with_steps(len(rows)).total_steps
+    for line in mixture_lines(rows, (steps, run.batch_sequences)):
         print_note(line)
     check_vocabs(run, prepared.vocabs)
     if is_continued:

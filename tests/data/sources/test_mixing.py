@@ -59,6 +59,39 @@ def test_rates_that_make_no_sense_are_described(mixture):
     assert f"{kind}.temperature = 3.0: it counts only by size" in str(error.value)
 
 
+@MIXTURES
+def test_stages_have_rates_of_their_own_which_may_be_0(mixture):
+    made = mixture(2, rates=(1, 0), stages=[(5, [1, 1]), (9, [0, 2])])
+    assert made.mix([100, 300]).stages == ((5, (2048, 2048)), (9, (0, 4096)))
+    assert mixture(2, temperature=2, stages=((7, (0, 1)),)).mix([1, 1]).quotas == (2048, 2048)
+
+
+@MIXTURES
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"stages": ((5, (1,)),)}, r"stages\[0\]: 1 rates for 2 parts\."),
+        ({"stages": ((5, (1, 1)), (6, (0, 0)))}, r"stages\[1\]: all rates are 0\."),
+        ({"rates": (0, 0)}, r"\.rates: all rates are 0\."),
+        (
+            {"stages": ((5, (1, 1)), (5, (1, 2)))},
+            r"stages: begin after steps \[5, 5\]\.",
+        ),
+        ({"stages": ((9, (1, 1)), (5, (1, 2)))}, r"stages: begin after steps \[9, 5\]"),
+        ({"rates": (1, 0), "stages": ((5, (2, 0)),)}, r"rates\[1\] = 0: no stage reads this part"),
+        ({"stages": ((0, (1, 1)),)}, r"stages\[0\]\[0\] = 0: legal: a tuple, each item"),
+        ({"stages": ((5, (1, -1)),)}, r"stages\[0\]\[1\]\[1\] = -1: legal"),
+        ({"stages": ((5, (1, float("nan"))),)}, r"stages\[0\]\[1\]\[1\] = nan: legal"),
+        ({"stages": ((5.0, (1, 1)),)}, r"stages\[0\]\[0\] = 5.0: found float, legal"),
+        ({"stages": (5, (1, 1))}, r"stages\[0\] = 5: found int, legal"),
+        ({"stages": 7}, r"stages = 7: found int, legal"),
+    ],
+)
+def test_stages_that_make_no_sense_are_described(mixture, changes, message):
+    with pytest.raises(UserError, match=message):
+        mixture(2, **changes)
+
+
 @pytest.fixture
 def parts(tmp_path):
     (tmp_path / "a.txt").write_text("".join(f"line number {i}\n" for i in range(90)))

@@ -5,6 +5,8 @@ import dataclasses
 import pytest
 
 from configs.errors import UserError
+from data.sources.mixing import TextMixture
+from data.sources.text import TextFiles
 from models.attention.multi_head import MultiHead
 from models.feed_forward.mlp import Mlp
 from tests.toys import TOY
@@ -79,3 +81,22 @@ def test_another_model_or_order_of_data_is_refused(kind: str, name: str) -> None
     with pytest.raises(UserError) as error:
         names(kind, override=True)
     assert f"{name}: " in str(error.value) and "--override" not in str(error.value)
+
+
+def with_stages(*stages: tuple[int, tuple[int, ...]]) -> Run:
+    parts = (TextFiles(train="a.txt"), TextFiles(train="b.txt"))
+    source = TextMixture(parts=parts, stages=stages)
+    return dataclasses.replace(RUN, task=dataclasses.replace(TASK, source=source))
+
+
+def test_a_stage_that_has_not_begun_may_come_change_and_go() -> None:
+    first, later, other = (5, (1, 2)), (9, (0, 1)), (10, (3, 1))
+    for before, after in (((), (later,)), ((first, later), (first, other)), ((later,), ())):
+        runs = with_stages(*before), with_stages(*after)
+        for step in (0, 9):
+            [change] = check_changes("There", *runs, override=True, step=step)
+            assert change.name == "TextMixture.stages"
+        with pytest.raises(UserError, match=r"TextMixture\.stages: .*: legal with --override"):
+            check_changes("There", *runs, override=False, step=9)
+        with pytest.raises(UserError, match="stages that begin before step 10 may not change"):
+            check_changes("There", *runs, override=True, step=10)
