@@ -1,9 +1,8 @@
 """Loads gin files into a `Config`, which makes specs and tells where each value came from."""
 
 import dataclasses
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any, TypeVar
 
 from configs import write
@@ -216,19 +215,13 @@ class Config:
         return maker
 
 
-def load(
-    gin_files: Sequence[str],
-    gin_params: Sequence[str] = (),
-    edits: Mapping[str, Callable[[str], str]] = MappingProxyType({}),
-) -> Config:
+def load(gin_files: Sequence[str], gin_params: Sequence[str] = ()) -> Config:
     """Reads gin files, then `--gin_param` bindings; of two values for one name the later wins.
 
     Files and their includes are looked for from the current folder, then from the checkout.  A spec
     is known once its module is imported, by the caller or by an `import` line in a file.
-
-    edits: by the name of a file, what its text goes through before it is read.
     """
-    reader = Reader(edits)
+    reader = Reader()
     for name in gin_files:
         reader.file(str(name))
     for param in gin_params:

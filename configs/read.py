@@ -7,7 +7,7 @@ two configs can live side by side and every mistake is found and reported with i
 import io
 import re
 import tokenize
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -105,8 +105,7 @@ class Parser(config_parser.ConfigParser):
 class Reader:
     """Collects bindings and problems from files and flags."""
 
-    def __init__(self, edits: Mapping[str, Callable[[str], str]]) -> None:
-        self.edits = edits
+    def __init__(self) -> None:
         self.files = 0
         self.characters = 0
         self.bound: dict[str, Binding] = {}
@@ -132,8 +131,6 @@ class Reader:
             except OSError as error:
                 self.problems.append(f"{origin}{name}: cannot be read: {error.strerror}.")
             else:
-                if name in self.edits and len(text) <= MAX_CHARACTERS:
-                    text = self.edits[name](text)
                 self._parse(text, name, (*outer, path))
 
     def param(self, text: str) -> None:

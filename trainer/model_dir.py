@@ -11,7 +11,7 @@ model.gin          of an imported model: its settings alone, for runs that start
 huggingface/       of an imported model: its settings and tokenizer, which an export gives back
 checkpoints/       weights, opt_state and step
 metrics.jsonl, evaluations.jsonl, events/, loss.png, plan.json
-wandb.id, mlflow.id the run's ids at these services, where Run.trackers names them
+wandb.id          the run's id at this service, where Run.trackers names it
 """
 
 import tempfile
@@ -32,7 +32,6 @@ from data.task import Task
 from data.vocabs import SOURCE_FILE, Vocabs, load_vocab
 from layouts.layout import Layout
 from trainer.resume.history import Change, Start, record_of, record_start
-from trainer.resume.old_settings import upgraded
 from trainer.run import Run
 
 HUGGINGFACE = "huggingface"
@@ -65,9 +64,8 @@ class ModelDir:
         return self.settings(gin_files, gin_params)
 
     def settings(self, gin_files: Sequence[str] = (), gin_params: Sequence[str] = ()) -> Config:
-        """Loads the given settings over those of config.gin, whichever version wrote it."""
-        saved = str(self.config_file)
-        return load([saved, *gin_files], gin_params, edits={saved: upgraded})
+        """Loads the given settings over those of config.gin."""
+        return load([str(self.config_file), *gin_files], gin_params)
 
     def recorded_run(self) -> Run:
         """Returns the settings in the record of the run; before it had any, those of config.gin."""
@@ -75,7 +73,7 @@ class ModelDir:
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / self.config_file.name
             text = (record and record.settings) or self.config_file.read_text()
-            file.write_text(upgraded(text))
+            file.write_text(text)
             return load([str(file)]).make(Run)
 
     def save(self, config: Config, run: Run, vocabs: Vocabs, step: int = 0, **record: Any) -> None:

@@ -74,7 +74,7 @@ class Run:
     log_every: Count = 1
     """Steps between lines of metrics.jsonl."""
     trackers: tuple[TrackerSpec, ...] = (TensorBoard(),)
-    """Services that receive the same numbers: TensorBoard, Weights & Biases, MLflow."""
+    """Services that receive the same numbers: TensorBoard, Weights & Biases, or one of your own."""
     checkpoint_every: Count = 1000
     """Steps between checkpoints."""
     keep_last: Count = 3

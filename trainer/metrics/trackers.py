@@ -1,15 +1,13 @@
-"""Defines what a run's numbers are sent to: TensorBoard, Weights & Biases, MLflow.
+"""Defines what a run's numbers are sent to: TensorBoard, Weights & Biases.
 
-The packages of the services are optional, and imported only where a run names the service.
+The package of a service is optional, and imported only where a run names the service.
 """
 
 import dataclasses
-import functools
 import importlib.util
 import logging
 import queue
 import threading
-import time
 import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -19,11 +17,9 @@ from configs.errors import UserError
 from configs.spec import abstract_spec, spec
 from data.storage.files import atomic_write
 
-WANDB_ID, MLFLOW_ID = "wandb.id", "mlflow.id"
-ID_FILES = (WANDB_ID, MLFLOW_ID)
+WANDB_ID = "wandb.id"
 CLOSE_S = 60.0
 """Seconds that a run waits at its end for a service to receive the remaining numbers."""
-MAX_PARAM_CHARACTERS = 6000  # of MLflow
 
 logger = logging.getLogger(__name__)
 
@@ -63,6 +59,8 @@ class TrackerSpec:
     """Selects what a run's numbers are sent to."""
 
     PACKAGE: ClassVar[str]
+    ID_FILE: ClassVar[str | None] = None
+    """File of the model directory that keeps the run's id at the service."""
 
     def check(self) -> None:
         """Refuses a service whose package is not installed."""
@@ -96,7 +94,7 @@ class WandB(TrackerSpec):
     wandb/ in the model directory, for `wandb sync`.
     """
 
-    PACKAGE = "wandb"
+    PACKAGE, ID_FILE = "wandb", WANDB_ID
 
     project: str = "meshloom"
     """Project of the run."""
@@ -107,24 +105,6 @@ class WandB(TrackerSpec):
 
     def open(self, run: TrackedRun) -> Tracker:
         return Background("WandB", lambda: WandBRun(self, run))
-
-
-@spec
-class MLflow(TrackerSpec):
-    """Sends numbers and settings to MLflow Tracking (`pip install -e '.[mlflow]'`)."""
-
-    PACKAGE = "mlflow"
-
-    tracking_uri: str | None = None
-    """Server or database, such as "http://localhost:5000". None: MLFLOW_TRACKING_URI, or MLflow's
-    default."""
-    experiment: str = "meshloom"
-    """Experiment of the run; it is made where it does not exist."""
-    name: str | None = None
-    """Name of the run. None: that of the model directory."""
-
-    def open(self, run: TrackedRun) -> Tracker:
-        return Background("MLflow", lambda: MLflowRun(self, run))
 
 
 class EventFiles(Tracker):
@@ -210,54 +190,6 @@ class WandBRun(Tracker):
 
     def close(self, *, succeeded: bool) -> None:
         self._run.finish(exit_code=0 if succeeded else 1)
-
-
-class MLflowRun(Tracker):
-    """Logs to a run of MLflow: a new one, or that of the model directory."""
-
-    def __init__(self, spec: MLflow, run: TrackedRun):
-        from mlflow import MlflowClient
-        from mlflow.entities import Param
-
-        self._client = MlflowClient(tracking_uri=spec.tracking_uri)
-        path = run.folder / MLFLOW_ID
-        is_new = not path.exists()
-        self._id = known_id(path, lambda: self._create(spec, run))
-        if is_new:  # MLflow allows no change later
-            params = [
-                Param(name, str(x)[:MAX_PARAM_CHARACTERS]) for name, x in run.settings.items()
-            ]
-            self._client.log_batch(self._id, params=params)
-        else:
-            self._client.update_run(self._id, status="RUNNING")
-        # The last step of a metric that the service had when this process began.
-        self._last_step = (lambda name: -1) if is_new else functools.cache(self._newest_step)
-
-    def log(self, step: int, numbers: Numbers) -> None:
-        from mlflow.entities import Metric
-
-        now_ms = int(time.time() * 1000)
-        # A resumed run repeats the steps after its checkpoint; the service would keep both.
-        metrics = [
-            Metric(name, number, now_ms, step)
-            for name, number in numbers.items()
-            if step > self._last_step(name)
-        ]
-        self._client.log_batch(self._id, metrics=metrics)
-
-    def _newest_step(self, name: str) -> int:
-        history = self._client.get_metric_history(self._id, name)
-        return max((metric.step for metric in history), default=-1)
-
-    def close(self, *, succeeded: bool) -> None:
-        self._client.set_terminated(self._id, "FINISHED" if succeeded else "FAILED")
-
-    def _create(self, spec: MLflow, run: TrackedRun) -> str:
-        known = self._client.get_experiment_by_name(spec.experiment)
-        create = self._client.create_experiment
-        experiment_id = known.experiment_id if known else create(spec.experiment)
-        made = self._client.create_run(experiment_id, run_name=spec.name or run.name)
-        return str(made.info.run_id)
 
 
 def known_id(path: Path, make: Callable[[], str]) -> str:

@@ -22,7 +22,7 @@ from trainer.evaluate import PartEvaluation
 from trainer.metrics.expert_load import Layer, scalars, stats_by_layer
 from trainer.metrics.jsonl import EVALUATIONS, METRICS, split_lines
 from trainer.metrics.plots import RunPlots
-from trainer.metrics.trackers import ID_FILES, TrackedRun
+from trainer.metrics.trackers import TrackedRun
 from trainer.observers import Line, Observer, Outcome, StepResult
 from trainer.resume.history import last_saved
 from trainer.run import Run
@@ -89,7 +89,8 @@ class MetricsWriter(Observer):
         self._run = run
         self._folder = WorkingFolder(self.model_dir)
         self._open.callback(self._folder.close)
-        self._folder.fetch(METRICS, EVALUATIONS, *ID_FILES)
+        ids = (tracker.ID_FILE for tracker in run.trackers)
+        self._folder.fetch(METRICS, EVALUATIONS, *filter(None, ids))
         saved = last_saved(self.model_dir)
         self._train, self._evaluations = (
             MetricsFile(self._folder.path / name, first_step, saved)

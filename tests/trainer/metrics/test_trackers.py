@@ -16,13 +16,13 @@ from tensorboardX.proto import event_pb2
 
 from configs.errors import UserError
 from configs.write import values
+from docs.examples.mlflow_tracker import MLflow
 from tests.trainer.metrics.test_writers import RUN, result
 from trainer.metrics import trackers
 from trainer.metrics.jsonl import read_lines
 from trainer.metrics.trackers import (
     Background,
     EventFiles,
-    MLflow,
     TensorBoard,
     TrackedRun,
     Tracker,
