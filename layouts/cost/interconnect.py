@@ -20,6 +20,7 @@ from layouts.cost.hardware import (
     GPUS_OF_A_NODE,
     LINK_UTILISATION,
     NETWORK_BANDWIDTH,
+    TABLE,
     Chip,
 )
 from layouts.device_order import CHIP_AXES, CORE
@@ -221,20 +222,7 @@ class Topology:
         return chip_bytes * crossing / link
 
 
-# docs.cloud.google.com/tpu/docs/ v2, v3, v4, v5e, v5p, v6e and tpu7x, and, for 4x8 and 8x16 of v3,
-# docs.cloud.google.com/kubernetes-engine/docs/concepts/plan-tpus.  Read on 23 November 2026.
-OF_256_CHIPS = "1x1 2x2 2x4 4x4 4x8 8x8 8x16 16x16"
-WITHIN_A_CUBE = "2x2x1 2x2x2 2x2x4 2x4x4"
-SHAPES = {
-    "v2": "2x2 4x4 8x8 8x16 16x16",
-    "v3": "2x2 4x4 4x8 8x8 8x16 16x16 16x32 32x32",
-    "v4": WITHIN_A_CUBE,
-    "v5e": OF_256_CHIPS,
-    "v5p": WITHIN_A_CUBE,
-    "v6e": OF_256_CHIPS,
-    "tpu7x": WITHIN_A_CUBE,
-}
-# Larger slices of these consist of whole cubes, AxBxC with A <= B <= C.
+# Larger slices than those of chips.toml consist of whole cubes, AxBxC with A <= B <= C.
 CUBE_SIDE = 4
 MAX_CHIPS_OF_CUBES = {"v4": 4096, "v5p": 6144, "tpu7x": 9216}
 # Not offered: the eight chips on which the Giant Models guide serves its 64B (section 3.2).
@@ -256,7 +244,7 @@ def offered_slices(kind: str) -> tuple[Topology, ...]:
         full, doublings = GPUS_OF_A_NODE[-1], range(1, LARGEST_NODES.bit_length())
         shapes = [*(f"1x{n}" for n in GPUS_OF_A_NODE), *(f"{2**i}x{full}" for i in doublings)]
     else:
-        shapes = [*SHAPES[kind].split(), *shapes_of_cubes(MAX_CHIPS_OF_CUBES.get(kind, 0))]
+        shapes = [*TABLE["slices"][kind].split(), *shapes_of_cubes(MAX_CHIPS_OF_CUBES.get(kind, 0))]
     slices = (Topology.named(f"{kind}:{shape}") for shape in shapes)
     return tuple(sorted(slices, key=lambda topology: (topology.chips, max(topology.extents))))
 
