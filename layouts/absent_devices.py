@@ -33,19 +33,7 @@ LIBTPU = {
 
 # What XLA's GPU compiler asks of a device (`stream_executor::GpuTargetConfigProto`), the same for
 # Hopper and Blackwell where it is a number here: NVIDIA's tuning guides of both.
-GPU_TARGET = """
-gpu_device_info {{
-  threads_per_block_limit: 1024 threads_per_warp: 32 threads_per_core_limit: 2048
-  shared_memory_per_block: 49152 shared_memory_per_block_optin: 232448
-  shared_memory_per_core: 233472 registers_per_core_limit: 65536 registers_per_block_limit: 65536
-  block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535
-  fpus_per_core: 128 core_count: {cores} clock_rate_ghz: {clock_ghz} l2_cache_size: {cache_bytes}
-  memory_bandwidth: {bandwidth} device_memory_size: {memory_bytes}
-  cuda_compute_capability {{ major: {capability} }}
-}}
-platform_name: "CUDA" dnn_version_info {{ major: 9 minor: 7 }} runtime_version {{ major: 13 }}
-device_description_str: "{kind}"
-"""
+GPU_TARGET = Path(__file__).with_name("gpu_target.txtpb").read_text()
 
 
 def has_compiler(platform: str) -> bool:

@@ -30,15 +30,7 @@ TITLES = {
     "layouts": "Layouts",
     "data": "Tasks and their data",
 }
-INTRODUCTION = """# Settings
-
-Every name that a gin file or `--gin_param` can bind, with its legal values, its default and its
-meaning. A value `@Name()` is another group of settings; a binding `place/Name.setting` sets it only
-for `@place/Name()`, as in `source/SentencePiece.size`. `meshloom inspect settings NAME` prints a
-part of this page; `meshloom inspect config` prints the values of a run and the line that sets each.
-
-`python -m scripts.commands.inspect.settings --write` generates this page from the code.
-"""
+INTRODUCTION = Path(__file__).with_suffix(".md").read_text()
 
 
 class Setting(NamedTuple):
