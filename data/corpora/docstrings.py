@@ -21,17 +21,8 @@ PACKAGES = ("python", "numpy", "jax")
 # Test trees hold little prose and are the greater part of the bytes to parse.
 _SKIPPED_FOLDERS = {"site-packages", "dist-packages", "test", "tests", "internal_test_util"}
 _LARGEST_FILE_BYTES = 2_000_000  # larger ones are generated tables
-_FUNCTION_WORDS = frozenset(
-    re.findall(
-        r"\w+",
-        """
-        a an and are as at be been but by can could do does for from had has have if in into is
-        it its may must no not of on only or other same should so such than that the their them
-        then there these they this those to use used was were when where which while who will
-        with would you your
-        """,
-    )
-)
+_WORDS_FILE = Path(__file__).with_name("function_words.txt")
+_FUNCTION_WORDS = frozenset(_WORDS_FILE.read_text().split())
 _UNDERLINE = re.compile(r"([-=~^*#\"'`+.])\1{2,}")
 _BULLET = re.compile(r"(?:[-*+•]|\(?\d{1,2}[.)]|\(?[a-z]\))\s+(?=\S)")
 # "x: what it is", "x (int): what it is", "``x`` -- what it is": the name goes, the sentence stays.
@@ -75,10 +66,11 @@ def split_of(name: str) -> str:
 
 def versions() -> dict[str, str]:
     """Names what the text depends on: the packages' versions and the rules that read them."""
+    rules = Path(__file__).read_bytes() + _WORDS_FILE.read_bytes()
     return {
         "python": platform.python_version(),
         **{package: importlib.metadata.version(package) for package in PACKAGES[1:]},
-        "rules": hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:16],
+        "rules": hashlib.sha256(rules).hexdigest()[:16],
     }
 
 
