@@ -59,13 +59,14 @@ def meshloom() -> tuple[Translate, dict[str, object]]:
 
     from layouts.layout import Layout
     from layouts.mesh import make_mesh, simulate_devices
+    from models.attention.multi_head import MultiHead
     from models.decoding.beam import Beam
     from trainer.decoding.decoder import Decoder, Request
 
     # The operations of one step are too small to be split: each core takes rows of its own.
     simulate_devices(rounds.cores())
     layout = Layout(mesh="data:-1", rules="batch:data")
-    mesh, model = make_mesh(layout), tiny.transformer().model(layout)
+    mesh, model = make_mesh(layout), tiny.transformer(attention=MultiHead()).model(layout)
     with jax.set_mesh(mesh):
         params = jax.jit(model.init)(jax.random.key(0))
 

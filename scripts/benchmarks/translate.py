@@ -48,9 +48,8 @@ def meshloom(pairs: Pairs) -> tuple[Epoch, dict[str, object]]:
     from data.packing.pack import Packer, Side, joined
     from data.packing.pair_rows import PairRows
     from data.packing.rows import NO_ROW, Counts
-    from models.attention.multi_head import MultiHead
 
-    spec = tiny.transformer(dropout=DROPOUT, attention=MultiHead(combined_qkv=True), loss_chunks=2)
+    spec = tiny.transformer(dropout=DROPOUT, loss_chunks=2)
     trainer = Trainer(spec, ROWS, MICROBATCHES, SMOOTHING)
     # Packing adds the END that the sentences have.
     sources, targets = ([ids[:-1] for ids in side] for side in zip(*pairs, strict=True))
