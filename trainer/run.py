@@ -28,6 +28,8 @@ from trainer.optimizers.spikes import SkipSpikes
 
 ROWS_MULTIPLE = 128
 """Of the rows of an embedding: they split over many devices."""
+MAX_STEPS = 2**31 - 1
+"""Their counters have 32 bits."""
 OPTIMIZERS = (Adafactor, AdamW, Muon)  # gin files name these without an import
 
 
@@ -41,7 +43,7 @@ class Run:
     """Data, vocabulary and row lengths."""
     optimizer: OptimizerSpec = Adafactor()
     """Update rule and its learning rate schedule."""
-    steps: Count | None = None
+    steps: Annotated[int, Field(ge=1, le=MAX_STEPS)] | None = None
     """Updates in the whole run. None: those of Run.epochs."""
     epochs: Positive | None = None
     """How many times the run reads the rows of training, in place of Run.steps; rows of the next
@@ -150,6 +152,11 @@ class Run:
         if self.epochs is None or rows is None:
             return self
         steps = math.ceil(Exact(str(self.epochs)) * rows / self.batch_sequences)
+        if steps > MAX_STEPS:
+            raise UserError(
+                f"Run.epochs = {self.epochs:g}: training has {rows:,} rows, so these are more than "
+                f"{MAX_STEPS:,} steps.  Set fewer epochs."
+            )
         return dataclasses.replace(self, steps=steps, epochs=None)
 
     @property

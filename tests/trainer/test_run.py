@@ -62,6 +62,8 @@ def test_a_run_of_epochs_ends_with_the_batch_that_reads_the_last_of_their_rows(
     read = np.concatenate(batches)[: round(epochs * rows)]  # which is all but what fills it up
     assert set(np.bincount(read, minlength=rows)) <= {int(epochs), math.ceil(epochs)}
     assert (steps - 1) * RUN.batch_sequences < len(read) == round(epochs * rows)
+    with pytest.raises(UserError, match=r"Run.epochs = 1e\+300: training has .* Set fewer"):
+        dataclasses.replace(run, epochs=1e300).with_steps(rows)
     with pytest.raises(UserError, match=r"follows from the rows of task toy.*`meshloom prepare`"):
         _ = run.total_steps
 

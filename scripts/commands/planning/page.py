@@ -107,7 +107,8 @@ def other_rows(figures: Mapping[str, Any]) -> list[dict[str, str]]:
 def print_run_cost(figures: Mapping[str, Any]) -> None:
     """Prints the hours of a run, and the interval of checkpoints that costs the least."""
     rows, sentences = run_cost_rows(figures)
-    print_table(["whole run", "hours", "share"], rows)
+    if rows:
+        print_table(["whole run", "hours", "share"], rows)
     print("\n".join(sentences))
 
 
@@ -115,19 +116,22 @@ def run_cost_rows(figures: Mapping[str, Any]) -> tuple[list[tuple[str, str, str]
     """Lists the hours of a run by what takes them, and says what they assume."""
     cost = figures["run_cost"]
     whole, assumed = cost["wall_hours"], cost["assumptions"]
+    best, every = cost["best_checkpoint_every"], cost["checkpoint_every"]
     sentences = [
         f"Assumes {assumed['failures_per_chip_day']:g} failures of a chip and day (the range: half "
         f"to four times as many), {assumed['restart_minutes']:g} min for a restart, and "
         f"{assumed['storage_gb_per_s']:g} GB/s between each host and the storage.",
     ]
     if whole is None:
-        return [], ["Failures come faster than the run recovers from them.", *sentences]
+        never = f"With Run.checkpoint_every = {every:,}, failures come faster than the run recovers"
+        if cost["best_hours"] is not None:
+            never += f"; with {best:,} it takes {with_unit(cost['best_hours'], 'hours')}"
+        return [], [f"{never}.", *sentences]
     names = {"failures": f"{cost['failures']:,.1f} failures"}
     rows = [
         (names.get(name, name), with_unit(hours, "hours"), with_unit(hours / whole, "share"))
         for name, hours in [*cost["hours"].items(), ("all", whole)]
     ]
-    best, every = cost["best_checkpoint_every"], cost["checkpoint_every"]
     saved = with_unit(whole - cost["best_hours"], "hours")
     better = f"{best:,} would save {saved}" if cost["best_hours"] < whole else "no other is better"
     ends = " to ".join(
@@ -192,7 +196,7 @@ def write_page(file: str, title: str, figures: dict[str, Any]) -> None:
         names = ("part", "hours", "share")
         parts += [
             "<h2>The whole run</h2>",
-            table(dict(zip(names, row, strict=True)) for row in spent),
+            table(dict(zip(names, row, strict=True)) for row in spent) if spent else "",
             *(f"<p>{html.escape(text)}" for text in sentences),
         ]
     parts += ["<h2>Collectives</h2>", *collectives(figures)]

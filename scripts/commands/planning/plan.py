@@ -48,8 +48,12 @@ def check_flags(flags: PlanFlags) -> None:
             "--price_per_chip_hour is for the training of a run on --topology.  Remove it, or "
             "--decode, or add --topology."
         )
-    if (flags.decode or flags.sweep) and (given := given_flags(flags.run_cost)):
-        raise UserError(f"{', '.join(given)} is for one plan of training.  Remove it.")
+    is_priced = flags.topology is not None and not (flags.decode or flags.sweep)
+    if not is_priced and (given := given_flags(flags.run_cost)):
+        raise UserError(
+            f"{', '.join(given)} is for one plan of training on --topology.  Remove it, or add "
+            "--topology, without --decode and --sweep."
+        )
     if flags.layouts and not (flags.compare or flags.sweep):
         raise UserError(
             f"{flags.layouts[0]}: layout files need --compare or --sweep.  Give the layout of one "

@@ -89,8 +89,8 @@ def train_locked(flags: TrainFlags) -> None:
         run = run.with_steps(len(prepared.splits["train"]))
         if run.total_steps < (step or 0):
             print_note(
-                f"Warning: Run.steps = {run.steps} is below step {step} of the newest checkpoint, "
-                f"so nothing is trained.  Set Run.steps above {step} to train on."
+                f"Warning: the run ends at step {run.steps}, below step {step} of the newest "
+                "checkpoint, so nothing is trained.  Raise Run.steps or Run.epochs to train on."
             )
         train_run(flags, run, layout, mesh, prepared, profile)
 

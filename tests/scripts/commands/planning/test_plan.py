@@ -17,11 +17,13 @@ from layouts.cost.interconnect import Topology
 from layouts.layout import Layout
 from scripts.commands.planning import sweep as sweep_command
 from scripts.commands.planning import tune as tune_command
+from scripts.commands.planning.page import run_cost_rows
 from tests.scripts.conftest import Meshloom, Place
 from tests.trainer.command import settings
 from trainer.planning import sweep, tune
 from trainer.planning.figures import FIGURES, SCHEMA_VERSION
 from trainer.planning.report import by_line
+from trainer.planning.run_cost import Assumptions
 from trainer.planning.tune import Candidate, Trial
 
 STABLE = {
@@ -299,6 +301,7 @@ def test_a_sweep(run: Meshloom, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         (["--sweep", "--compare", "layouts/fsdp.gin"], "--sweep and --compare are different plans"),
         (["--price_per_chip_hour=2", "--decode"], "Remove it, or --decode"),
         (["--restart_minutes=2", "--sweep"], "--restart_minutes is for one plan of training"),
+        (["--storage_gb_per_s=5"], "--storage_gb_per_s is for one plan of training on --topology"),
         (["--sweep", "--price_per_chip_hour=-1"], "-1"),
         (["--sweep", "--price_per_chip_hour=1e300"], "not in the range"),
         (["--gin_file="], "'': no such file in"),
@@ -309,6 +312,18 @@ def test_flags_of_a_sweep(run: Meshloom, tmp_path: Path, flags: list[str], messa
     answer = run("plan", *toy(tmp_path), *flags)
     assert answer.code == 2
     assert message in answer.error
+
+
+def test_a_run_that_never_ends_says_which_interval_would_end_it() -> None:
+    cost = {
+        "wall_hours": None, "best_hours": 117.0, "checkpoint_every": 100,
+        "best_checkpoint_every": 2, "assumptions": Assumptions()._asdict(),
+    }  # fmt: skip
+    rows, [never, _] = run_cost_rows({"run_cost": cost})
+    assert not rows and "every = 100, failures come faster" in never
+    assert "with 2 it takes 117 hours." in never
+    _, [never, _] = run_cost_rows({"run_cost": {**cost, "best_hours": None}})
+    assert never.endswith("than the run recovers.")
 
 
 def test_tuned_settings_are_a_file_that_training_takes(

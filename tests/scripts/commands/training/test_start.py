@@ -90,7 +90,7 @@ def test_what_changes_how_weights_develop_needs_an_override(run: Meshloom, copy:
 def test_fewer_steps_than_the_checkpoint_has_train_nothing(run: Meshloom, copy: Place) -> None:
     answer = run("train", copy.model_dir, "--gin_param=Run.steps=3")
     assert answer.code == 0
-    assert "Run.steps = 3 is below step 4 of the newest checkpoint" in answer.error
+    assert "the run ends at step 3, below step 4 of the newest checkpoint" in answer.error
 
 
 def test_the_steps_of_an_average_are_named(run: Meshloom, trained: Place, tmp_path: Path) -> None:
