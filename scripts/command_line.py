@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeVar
 import click
 
 from configs import imports
-from configs.errors import UserError
+from configs.errors import UserError, did_you_mean
 from configs.paths import local_path, path_of
 from data.storage.files import check_output
 from scripts import devices
@@ -228,6 +228,15 @@ class LazyGroup(click.Group):
             return super().get_command(ctx, cmd_name)
         flags, function = self.work[cmd_name]
         return command_of(cmd_name, imported(flags), lambda given: imported(function)(given))
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        names = self.list_commands(ctx)
+        if args[0] not in names:
+            near = did_you_mean(args[0], names)
+            raise UserError(f"{args[0]}: no such command.{near}  Legal: {', '.join(names)}.")
+        return super().resolve_command(ctx, args)
 
 
 def command_of(name: str | None, flags: type, function: Callable[[Any], object]) -> Command:

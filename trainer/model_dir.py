@@ -53,7 +53,7 @@ class ModelDir:
         if not self.has_run():
             raise UserError(
                 f"{self.model_dir}: no trained model there (config.gin is missing).  "
-                "Name the --model_dir of a run that `meshloom train` made."
+                "Name that of a run of `meshloom train`; with --gin_file=FILE it starts one."
             )
         written = self.settings().make(Run)
         if changes := [str(Change(*row)) for row in diff(self.recorded_run(), written)]:

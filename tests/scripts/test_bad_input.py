@@ -102,7 +102,14 @@ def test_a_folder_without_a_run(run: Meshloom, tmp_path: Path, command: str) -> 
     flags = [] if command == "evaluate" else [f"--input={tmp_path / 'in.txt'}"]
     said = refused(run, command, f"--model_dir={tmp_path / 'none'}", *flags)
     assert "no trained model there" in said and "meshloom train" in said
+    assert "with --gin_file=FILE it starts one" in said
     assert not (tmp_path / "none").exists()
+
+
+def test_doctor_names_a_command_that_starts_a_run(run: Meshloom, tmp_path: Path) -> None:
+    folder = tmp_path / "none"
+    said = run("doctor", f"--model_dir={folder}", f"--data_dir={tmp_path}").out
+    assert f"fix: meshloom train --model_dir={folder} --gin_file=FILE" in said
 
 
 def test_a_received_model_directory_runs_no_code(

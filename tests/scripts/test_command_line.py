@@ -171,6 +171,18 @@ def test_inspect_config_imports_what_settings_need() -> None:
     assert not used & heavy
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["trian"], "trian: no such command.  Did you mean train?  Legal: train, prepare, "),
+        (["inspect", "parms"], "parms: no such command.  Did you mean params?  Legal: config, "),
+    ],
+)
+def test_a_command_that_is_misspelt(run: Meshloom, arguments: list[str], message: str) -> None:
+    answer = run(*arguments)
+    assert answer.code == 2 and message in answer.error
+
+
 def test_version_is_printed(run: Meshloom) -> None:
     answer = run("--version")
     assert answer.code == 0 and answer.out.startswith("meshloom, version ")

@@ -10,9 +10,9 @@ from scripts.flag import Flag
 
 @dataclass(frozen=True, kw_only=True)
 class ImportHfFlags:
-    """Makes a model directory of a decoder from Hugging Face: Llama, Mistral, Qwen, Gemma, Mixtral.
+    """Makes a model directory of a decoder from Hugging Face, such as a Llama, Qwen, Gemma or OLMo.
 
-    The settings choose its task and what training reads of it (docs/importing.md).
+    docs/importing.md lists the families.  The settings choose the task and what training reads.
     """
 
     EXAMPLES = ("meshloom import hf --input=Llama-3.2-1B --model_dir=runs/llama",)

@@ -112,8 +112,9 @@ def run_files(model_dir: Path, reads_arrays: bool) -> Iterator[Finding]:
             text = f"{model_dir} has none, and its run reached step {saved}"
             yield Finding("checkpoints", "error", text, "Mount or copy them back.")
         else:
+            file = "" if ModelDir(model_dir).has_run() else " --gin_file=FILE"
             yield Finding("checkpoints", "warning", f"{model_dir} has none",
-                          f"meshloom train --model_dir={model_dir}")  # fmt: skip
+                          f"meshloom train --model_dir={model_dir}{file}")  # fmt: skip
     for name in (METRICS, EVALUATIONS):
         damaged_lines = len(split_lines(model_dir / name, "loss")[1])
         if damaged_lines:
