@@ -9,16 +9,12 @@ from typing import Any
 STYLE = Path(__file__).with_suffix(".css").read_text()
 
 
-def page(title: str, parts: Iterable[str], style: str = "", refresh_s: float | None = None) -> str:
-    """Writes a page from its parts, which are HTML; the title is text.
-
-    With refresh_s, a browser reloads it after that many seconds.
-    """
+def page(title: str, parts: Iterable[str], style: str = "") -> str:
+    """Writes a page from its parts, which are HTML; the title is text."""
     title = html.escape(title)
-    refresh = "" if refresh_s is None else f"<meta http-equiv=refresh content={refresh_s:.0f}>"
     head = (
         f"<!doctype html><html lang=en><meta charset=utf-8>"
-        f'<meta name=viewport content="width=device-width">{refresh}<title>{title}</title>'
+        f'<meta name=viewport content="width=device-width"><title>{title}</title>'
         f"<style>{STYLE}{style}</style><h1>{title}</h1>"
     )
     return "\n".join([head, *parts])

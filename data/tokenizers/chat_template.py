@@ -1,70 +1,74 @@
 """Renders the messages of a chat by the template that comes with a vocab of Hugging Face."""
 
-import contextlib
+import datetime
+import functools
 import json
-import subprocess
-import sys
-import weakref
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
+
+import jinja2
+import jinja2.ext
+import jinja2.nodes
+import jinja2.parser
+import jinja2.sandbox
 
 from configs.errors import UserError, brief
 
 TEMPLATE = "chat_template.jinja"
 CONFIG = "tokenizer_config.json"
-RENDERER = Path(__file__).with_name("chat_renderer.py")
 
 
 class BadMessages(ValueError):
     """Reports why a template refuses messages, such as two of a user in a row."""
 
 
+class _Answers(jinja2.ext.Extension):
+    """Reads what is between `generation` and `endgeneration`, where templates mark answers."""
+
+    tags = {"generation"}  # noqa: RUF012
+
+    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _refuse(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
 class ChatTemplate:
     """Writes messages as the text that a model was trained on, up to where its answer begins.
 
     The variables and functions of a template are those of Hugging Face's `apply_chat_template`.
-    It runs in another process, whose time and memory are limited.  One thread uses it.
+    It runs in Jinja's sandbox, as there: it cannot reach Python, but its time has no limit.
     """
 
     def __init__(self, text: str, special_tokens: Mapping[str, str]):
-        self._text, self._special_tokens = text, dict(special_tokens)
-        self._process: subprocess.Popen[str] | None = None
+        self._special_tokens = dict(special_tokens)
+        environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols, _Answers]
+        )
+        environment.filters["tojson"] = functools.partial(json.dumps, ensure_ascii=False)
+        environment.globals["raise_exception"] = _refuse
+        environment.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
         try:
-            self._ask(text)
-        except BadMessages as error:
-            raise UserError(f"chat template: cannot be read: {error}.") from None
+            self._template = environment.from_string(text)
+        except Exception as error:  # of any kind: the template decides what fails
+            reason = brief(" ".join(str(error).split()))
+            raise UserError(f"chat template: cannot be read: {reason}.") from None
 
     def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
         """Returns the text of a chat, with the beginning of the next answer."""
-        return self._ask(self._text, self._special_tokens, messages)
-
-    def _ask(self, *request: Any) -> str:
-        if self._process is None:
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", str(RENDERER)], text=True, encoding="utf-8",
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+        try:
+            text = self._template.render(
+                messages=messages, tools=None, documents=None, add_generation_prompt=True,
+                **self._special_tokens,
             )  # fmt: skip
-            weakref.finalize(self, _end, self._process)
-        line = ""
-        with contextlib.suppress(BrokenPipeError):
-            print(json.dumps(request), file=self._process.stdin, flush=True)
-            assert self._process.stdout is not None
-            line = self._process.stdout.readline()
-        if not line.endswith("\n"):
-            _end(self._process)
-            self._process = None
-            raise BadMessages("it takes too much time or memory")
-        answer = json.loads(line)
-        if "error" in answer:
-            raise BadMessages(brief(answer["error"]))
-        text: str = answer["text"]
+            text.encode()  # raises where half of a surrogate pair is in it
+        except Exception as error:  # of any kind: the template decides what fails
+            reason = " ".join(str(error).split()) or type(error).__name__
+            raise BadMessages(brief(reason)) from None
         return text
-
-
-def _end(process: "subprocess.Popen[str]") -> None:
-    with contextlib.suppress(BrokenPipeError), process:
-        pass
 
 
 def chat_template(files: Mapping[str, str]) -> ChatTemplate | None:

@@ -55,15 +55,12 @@ class ReportFlags:
     EXAMPLES = (
         "meshloom report --model_dir=runs/mine",
         "meshloom report runs/mine runs/other --output=comparison.html",
-        "meshloom report --model_dir=runs/mine --watch",
     )
     runs: Annotated[Strings, Flag("", metavar="[DIR]...", is_argument=True)] = ()
     model_dir: Path | None = None
     """The run's directory, in place of several."""
     output: Annotated[str | None, Flag(metavar="FILE", names_output=True)] = None
     """Page of several runs. Default: report.html in the current folder."""
-    watch: bool = False
-    """Writes the page again every 10 s while the run trains; a browser follows."""
 
 
 @dataclass(frozen=True, kw_only=True)

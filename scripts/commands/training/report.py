@@ -2,7 +2,6 @@
 
 import contextlib
 import html
-import time
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,15 +17,11 @@ from data.storage.files import atomic_write
 from scripts.commands.planning.page import head
 from scripts.commands.training.flags import ReportFlags
 from scripts.html_page import cell, image, page, table
-from scripts.terminal import print_note
 from trainer.metrics.plots import RunPlots, compared, curve
 from trainer.model_dir import ModelDir
 from trainer.planning.figures import SCHEMA_VERSION
 from trainer.planning.run_cost import HOUR_S
-from trainer.processes.training_lock import holder_of
 
-WATCH_S = 10.0  # between two looks at a run
-RESTART_S = 60.0  # for `meshloom supervise` to start a run again that died
 WORDS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
 """Units of numbers; titles and captions of pictures."""
 SPLIT = ("tokens", "words", "lines", "bytes")
@@ -36,14 +31,11 @@ NOT_DRAWN = {"step", "parts", "examples", "bleu_sentences", *SPLIT,
 
 
 def report(flags: ReportFlags) -> None:
-    """Writes report.html and its pictures into the model directory, once or while a run trains; or
-    one page that compares several runs."""
+    """Writes report.html and its pictures into the model directory, or a page of several runs."""
     folders = [*flags.runs, *([] if flags.model_dir is None else [str(flags.model_dir)])]
     if not folders or len(set(folders)) < len(folders):
         raise UserError("report: name one run by --model_dir=DIR, or several, each once: DIR DIR.")
     if len(folders) > 1:
-        if flags.watch:
-            raise UserError("--watch follows one run.  Leave it out, or name one run.")
         file = path_of(flags.output or "report.html")
         atomic_write(file, comparison_page({name: path_of(name) for name in folders}))
         click.echo(f"Wrote {file}.")
@@ -51,8 +43,6 @@ def report(flags: ReportFlags) -> None:
     if flags.output is not None:
         raise UserError("--output names the page of several runs; that of one is in its folder.")
     model_dir = path_of(folders[0])
-    if flags.watch:
-        watch(model_dir)
     written = write_report(model_dir, RunPlots(model_dir))
     click.echo("Wrote " + ", ".join(map(str, written)) + ".")
 
@@ -111,38 +101,14 @@ def transposed(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{first: name, **{row[first]: row.get(name) for row in rows}} for name in names]
 
 
-def watch(model_dir: Path) -> None:
-    """Writes the page again and again while a process trains, and while a restart may follow."""
-    has_trained = has_page = False
-    dead_s = 0.0
-    while holder := holder_of(model_dir):
-        process, trains = holder
-        if not trains and (not has_trained or dead_s >= RESTART_S):
-            break
-        if not trains and not dead_s:
-            print_note(f"{model_dir}: {process}, has died; waits {RESTART_S:.0f} s for a restart.")
-        has_trained, dead_s = True, 0.0 if trains else dead_s + WATCH_S
-        pictures = RunPlots(model_dir)
-        if pictures.names():
-            [file, *_] = write_report(model_dir, pictures, refresh_s=WATCH_S)
-            if not has_page:
-                print_note(
-                    f"{file}: written every {WATCH_S:.0f} s; a browser that shows it follows."
-                )
-            has_page = True
-        time.sleep(WATCH_S)
-    state = "no process trains there any more" if has_trained else "no process trains there"
-    print_note(f"{model_dir}: {state}.")
-
-
-def write_report(model_dir: Path, pictures: RunPlots, refresh_s: float | None = None) -> list[Path]:
+def write_report(model_dir: Path, pictures: RunPlots) -> list[Path]:
     """Writes the page and its pictures; returns their files."""
     if not pictures.names():
         raise UserError(f"{model_dir}: its metrics.jsonl has no step.  Train first.")
     file = model_dir / "report.html"
     try:
         drawn = pictures.save(model_dir, *pictures.names())
-        text = run_page(model_dir, pictures, drawn, refresh_s)
+        text = run_page(model_dir, pictures, drawn)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise UserError(
             f"{model_dir}: metrics.jsonl or evaluations.jsonl is not what `meshloom train` wrote: "
@@ -152,9 +118,7 @@ def write_report(model_dir: Path, pictures: RunPlots, refresh_s: float | None = 
     return [file, *(model_dir / f"{name}.png" for name in drawn)]
 
 
-def run_page(
-    model_dir: Path, pictures: RunPlots, drawn: dict[str, bytes], refresh_s: float | None
-) -> str:
+def run_page(model_dir: Path, pictures: RunPlots, drawn: dict[str, bytes]) -> str:
     """Writes the page of a run."""
     last = [{"number": n, "value": value} for n, value in numbers(pictures.train[-1]).items()]
     parts = ["<h2>Last step</h2>", table(last)]
@@ -190,7 +154,7 @@ def run_page(
             parts.append(
                 f"<h2>{title}</h2><details><summary>{file.name}</summary><pre>{text}</pre></details>"
             )
-    return page(model_dir.name, parts, refresh_s=refresh_s)
+    return page(model_dir.name, parts)
 
 
 def heading(name: str) -> str:

@@ -242,7 +242,7 @@ def spec_of(settings: families.Settings, store: FloatType, source: object) -> Tr
         spec = Transformer(
             **fields,
             pattern=blocks,
-            feed_forward=mlp if family.experts is None else experts_of(full, mlp),
+            feed_forward=experts_of(full, mlp) if family.has_experts else mlp,
             norm=family.norm_type(**norm),
             precision=Precision(store=store),
         )
@@ -291,8 +291,8 @@ def weights_of(spec: Transformer, family: families.Family) -> Iterator[Converted
         **norms,
         **tensors.attention,
         **tensors.biases[attention.biases],
-        **(families.QK_NORMS[attention.qk_norm_over] if attention.qk_norm else {}),
-        **(tensors.mlp if family.experts is None else family.experts),
+        **(tensors.qk_norms[attention.qk_norm_over] if attention.qk_norm else {}),
+        **tensors.mlp,
     }
     for index, block in enumerate(block_paths(spec)):
         for path, (name, axes) in names.items():

@@ -3,7 +3,9 @@
 A family is a row of `FAMILIES`: what its config.json may say, and what its tensors are called.
 """
 
-from collections.abc import Mapping
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from models.attention.multi_head import AttentionBiases, QkNormOver
@@ -14,7 +16,7 @@ from models.parts import NormPlaces
 from models.positions.learned import Learned
 
 Settings = dict[str, Any]
-Names = Mapping[str, tuple[str, str]]
+Names = Mapping[str, Sequence[str]]
 """By the path of a weight here, the name of its tensor and the tensor's axes: each is spelled with
 the letters here that it merges."""
 
@@ -72,115 +74,29 @@ ACTIVATIONS: Mapping[str, Activation] = {
 }
 
 SOFTMAX = "lm_head.weight"
-NORMS: Mapping[NormPlaces, Names] = {
-    "before": {
-        "attention_norm/scale_D": ("input_layernorm.weight", "D"),
-        "mlp_norm/scale_D": ("post_attention_layernorm.weight", "D"),
-    },
-    "both": {
-        "attention_norm/scale_D": ("input_layernorm.weight", "D"),
-        "attention_post_norm/scale_D": ("post_attention_layernorm.weight", "D"),
-        "mlp_norm/scale_D": ("pre_feedforward_layernorm.weight", "D"),
-        "mlp_post_norm/scale_D": ("post_feedforward_layernorm.weight", "D"),
-    },
-    "after": {
-        "attention_post_norm/scale_D": ("post_attention_layernorm.weight", "D"),
-        "mlp_post_norm/scale_D": ("post_feedforward_layernorm.weight", "D"),
-    },
-}
-ATTENTION: Names = {
-    "attention/wq_DJQK": ("self_attn.q_proj.weight", "JQK D"),
-    "attention/wk_DJK": ("self_attn.k_proj.weight", "JK D"),
-    "attention/wv_DJK": ("self_attn.v_proj.weight", "JK D"),
-    "attention/wo_JQKD": ("self_attn.o_proj.weight", "D JQK"),
-}
-QKV_BIASES: Names = {
-    "attention/bq_JQK": ("self_attn.q_proj.bias", "JQK"),
-    "attention/bk_JK": ("self_attn.k_proj.bias", "JK"),
-    "attention/bv_JK": ("self_attn.v_proj.bias", "JK"),
-}
-BIASES: Mapping[AttentionBiases, Names] = {
-    "none": {},
-    "qkv": QKV_BIASES,
-    "all": {**QKV_BIASES, "attention/bo_D": ("self_attn.o_proj.bias", "D")},
-}
-QK_NORMS: Mapping[QkNormOver, Names] = {
-    "head": {
-        "attention/q_norm/scale_K": ("self_attn.q_norm.weight", "K"),
-        "attention/k_norm/scale_K": ("self_attn.k_norm.weight", "K"),
-    },
-    "heads": {
-        "attention/q_norm/scale_JQK": ("self_attn.q_norm.weight", "JQK"),
-        "attention/k_norm/scale_JK": ("self_attn.k_norm.weight", "JK"),
-    },
-}
-MLP: Names = {
-    "mlp/wg_DF": ("mlp.gate_proj.weight", "F D"),
-    "mlp/wi_DF": ("mlp.up_proj.weight", "F D"),
-    "mlp/wo_FD": ("mlp.down_proj.weight", "D F"),
-}
-PHI3_ATTENTION: Names = {
-    "attention/wq_DJQK": ("self_attn.qkv_proj.weight/0/0", "JQK D"),
-    "attention/wk_DJK": ("self_attn.qkv_proj.weight/0/1", "JK D"),
-    "attention/wv_DJK": ("self_attn.qkv_proj.weight/0/2", "JK D"),
-    "attention/wo_JQKD": ("self_attn.o_proj.weight", "D JQK"),
-}
-PHI3_MLP: Names = {
-    "mlp/wg_DF": ("mlp.gate_up_proj.weight/0/0", "F D"),
-    "mlp/wi_DF": ("mlp.gate_up_proj.weight/0/1", "F D"),
-    "mlp/wo_FD": ("mlp.down_proj.weight", "D F"),
-}
-GPT2_NORMS: Names = {
-    "attention_norm/scale_D": ("ln_1.weight", "D"),
-    "mlp_norm/scale_D": ("ln_2.weight", "D"),
-}
-GPT2_ATTENTION: Names = {
-    "attention/wq_DJQK": ("attn.c_attn.weight/1/0", "D JQK"),
-    "attention/wk_DJK": ("attn.c_attn.weight/1/1", "D JK"),
-    "attention/wv_DJK": ("attn.c_attn.weight/1/2", "D JK"),
-    "attention/wo_JQKD": ("attn.c_proj.weight", "JQK D"),
-}
-GPT2_BIASES: Names = {
-    "attention/bq_JQK": ("attn.c_attn.bias/0/0", "JQK"),
-    "attention/bk_JK": ("attn.c_attn.bias/0/1", "JK"),
-    "attention/bv_JK": ("attn.c_attn.bias/0/2", "JK"),
-    "attention/bo_D": ("attn.c_proj.bias", "D"),
-}
-GPT2_MLP: Names = {
-    "mlp/wi_DF": ("mlp.c_fc.weight", "D F"),
-    "mlp/bi_F": ("mlp.c_fc.bias", "F"),
-    "mlp/wo_FD": ("mlp.c_proj.weight", "F D"),
-    "mlp/bo_D": ("mlp.c_proj.bias", "D"),
-}
-MIXTRAL_EXPERTS: Names = {
-    "mlp/router_DE": ("block_sparse_moe.gate.weight", "E D"),
-    "mlp/wg_EDF": ("block_sparse_moe.experts.{expert}.w1.weight", "F D"),
-    "mlp/wi_EDF": ("block_sparse_moe.experts.{expert}.w3.weight", "F D"),
-    "mlp/wo_EFD": ("block_sparse_moe.experts.{expert}.w2.weight", "D F"),
-}
-QWEN_EXPERTS: Names = {
-    "mlp/router_DE": ("mlp.gate.weight", "E D"),
-    "mlp/wg_EDF": ("mlp.experts.{expert}.gate_proj.weight", "F D"),
-    "mlp/wi_EDF": ("mlp.experts.{expert}.up_proj.weight", "F D"),
-    "mlp/wo_EFD": ("mlp.experts.{expert}.down_proj.weight", "D F"),
-}
 
 
 class Tensors(NamedTuple):
     """Names the tensors of a family; those of layers are relative to `layer`."""
 
-    embedding: str = "model.embed_tokens.weight"
+    embedding: str
+    final_norm: str
+    layer: str
+    unread: str
+    """Tensors that nothing reads: constants."""
+    norms: Mapping[NormPlaces, Names]
+    attention: Names
+    biases: Mapping[AttentionBiases, Names]
+    qk_norms: Mapping[QkNormOver, Names]
+    mlp: Names
     positions: str = ""
-    final_norm: str = "model.norm.weight"
-    layer: str = "model.layers.{layer}.{name}"
-    norms: Mapping[NormPlaces, Names] = NORMS
-    attention: Names = ATTENTION
-    biases: Mapping[AttentionBiases, Names] = BIASES
-    mlp: Names = MLP
     prefix: str = ""
     """What some files leave out."""
-    unread: str = r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq"
-    """Tensors that nothing reads: a constant of the rotation, in files of 2023."""
+
+
+_TABLES = tomllib.loads(Path(__file__).with_name("tensors.toml").read_text())
+TENSORS = {name: Tensors(**{**_TABLES["llama"], **table}) for name, table in _TABLES.items()}
+"""Tensors of a few families; those of the others are called as Llama's."""
 
 
 class Family(NamedTuple):
@@ -207,9 +123,9 @@ class Family(NamedTuple):
     """Fields of its feed-forward layers that no setting says."""
     mlp_width: int | None = None
     """How many times as wide as the model they are, where no setting says."""
-    tensors: Tensors = Tensors()
-    experts: Names | None = None
-    """Tensors of the experts that replace the feed-forward layers."""
+    tensors: Tensors = TENSORS["llama"]
+    has_experts: bool = False
+    """Whether experts replace the feed-forward layers."""
     activations: Mapping[str, Activation] = ACTIVATIONS
     aliases: Mapping[str, str] = {}
     """Other names of settings."""
@@ -322,7 +238,7 @@ FAMILIES: Mapping[str, Family] = {
             "num_key_value_heads": None, "sliding_window": None, "rms_norm_eps": 1e-5,
             "original_max_position_embeddings": None, "resid_pdrop": 0.0, "embd_pdrop": 0.0,
         },
-        tensors=Tensors(attention=PHI3_ATTENTION, mlp=PHI3_MLP),
+        tensors=TENSORS["phi3"],
     ),
     "gpt2": Family(
         "GPT2LMHeadModel",
@@ -341,18 +257,7 @@ FAMILIES: Mapping[str, Family] = {
         norm_type=LayerNorm,
         mlp={"biases": True},
         mlp_width=4,
-        tensors=Tensors(
-            embedding="transformer.wte.weight",
-            positions="transformer.wpe.weight",
-            final_norm="transformer.ln_f.weight",
-            layer="transformer.h.{layer}.{name}",
-            norms={"before": GPT2_NORMS},
-            attention=GPT2_ATTENTION,
-            biases={"all": GPT2_BIASES},
-            mlp=GPT2_MLP,
-            prefix="transformer.",
-            unread=r"transformer\.h\.\d+\.attn\.(masked_)?bias",
-        ),
+        tensors=TENSORS["gpt2"],
         names={
             "n_embd": "hidden_size", "n_inner": "intermediate_size",
             "n_layer": "num_hidden_layers", "n_head": "num_attention_heads",
@@ -368,7 +273,8 @@ FAMILIES: Mapping[str, Family] = {
             "router_aux_loss_coef": 0.001,
         },
         legal={"router_jitter_noise": (0.0,)},
-        experts=MIXTRAL_EXPERTS,
+        has_experts=True,
+        tensors=TENSORS["mixtral"],
     ),
     "qwen3_moe": Family(
         "Qwen3MoeForCausalLM",
@@ -382,7 +288,8 @@ FAMILIES: Mapping[str, Family] = {
             "use_sliding_window": (False,),
         },
         attention={"qk_norm": True},
-        experts=QWEN_EXPERTS,
+        has_experts=True,
+        tensors=TENSORS["qwen3_moe"],
         aliases={"num_local_experts": "num_experts"},
     ),
 }  # fmt: skip

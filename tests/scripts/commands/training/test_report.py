@@ -2,9 +2,7 @@
 
 import html.parser
 import json
-import os
 import shutil
-import socket
 from pathlib import Path
 
 import pytest
@@ -16,7 +14,6 @@ from tests.scripts.conftest import Meshloom, Place
 from trainer.metrics.jsonl import read_lines
 from trainer.metrics.plots import RunPlots
 from trainer.planning.figures import SCHEMA_VERSION
-from trainer.processes.training_lock import FILE, Holder
 
 HOSTILE = "<b onclick=x>\"'&lt;</td>$\\frac$"
 ELEMENTS = {"html", "meta", "title", "style", "h1", "h2", "table", "tr", "th", "td", "img", "p",
@@ -99,43 +96,6 @@ def test_a_report_has_units_settings_and_the_prediction(model_dir: Path) -> None
     assert "Prediction" not in Page(model_dir / "report.html").text
 
 
-def test_a_watched_report_follows_the_run_until_it_ends(
-    model_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lock, metrics, pages = model_dir / FILE, model_dir / "metrics.jsonl", []
-    lock.write_text(Holder(os.getppid(), socket.gethostname(), "now").dump())
-    steps = metrics.read_text()
-    metrics.unlink()  # the first step is not done yet
-
-    def sleep(_: float) -> None:
-        page = model_dir / "report.html"
-        pages.append(page.read_text() if page.exists() else "")
-        metrics.write_text(steps)
-        if len(pages) == 3:
-            lock.write_text("")
-
-    monkeypatch.setattr("time.sleep", sleep)
-    report(ReportFlags(model_dir=model_dir, watch=True))
-    assert ["http-equiv=refresh" in page for page in pages] == [False, True, True]
-    assert "http-equiv" not in (model_dir / "report.html").read_text()
-
-
-def test_a_watched_report_waits_for_a_run_that_died(
-    model_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    running = Holder(os.getppid(), socket.gethostname(), "now").dump()
-    died = Holder(2**22 + 1, socket.gethostname(), "now").dump()  # above the largest id of Linux
-    states = [running, died, died, running, *10 * [died]]
-    (model_dir / FILE).write_text(states.pop(0))
-    monkeypatch.setattr("time.sleep", lambda _: (model_dir / FILE).write_text(states.pop(0)))
-    report(ReportFlags(model_dir=model_dir, watch=True))
-    assert len(states) == 10 - 6 - 1  # six looks make a minute
-    error = " ".join(capsys.readouterr().err.split())
-    assert error.count("written every 10 s") == 1 and error.count("has died; waits 60 s") == 2
-    assert "no process trains there any more" in error
-    assert "http-equiv" not in (model_dir / "report.html").read_text()
-
-
 def test_a_plan_of_hostile_names(tmp_path: Path) -> None:
     figures = {
         HOSTILE: 1,
@@ -191,7 +151,6 @@ def test_several_runs_are_compared_on_one_page(
     for flags, message in (
         ([], "name one run by --model_dir=DIR, or several"),
         (folders[:1] * 2, "or several, each once"),
-        ([*folders, "--watch"], "--watch follows one run"),
         ([*folders[:1], f"--output={file}"], "--output names the page of several runs"),
         ([*folders, str(tmp_path / "none")], "none: no step in its metrics.jsonl"),
     ):
