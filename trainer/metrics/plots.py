@@ -164,7 +164,8 @@ def compared(runs: Mapping[str, RunPlots], split: str, name: str) -> bytes:
             for axes, places in zip(
                 panels, (steps, run.total("tokens", steps), hours), strict=True
             ):
-                axes.plot(places, values, "-" if is_training else "o-", color=colour, label=label)
+                style = "-" if is_training and len(values) > 1 else "o-"
+                axes.plot(places, values, style, color=colour, label=label)
         for axes, xlabel in zip(panels, ("step", "tokens", "hours of steps"), strict=True):
             axes.set(xlabel=xlabel)
             axes.grid(alpha=0.3)

@@ -2,11 +2,13 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from matplotlib import pyplot
 
+from trainer.metrics import plots
 from trainer.metrics.plots import RunPlots, curve, smoothed
 from trainer.metrics.writers import MetricsFile
 
@@ -40,6 +42,25 @@ def test_the_picture_of_the_loss_has_the_learning_rate_and_evaluations(tmp_path:
     assert "validation" in [line.get_label() for line in losses.lines]
     assert rate.get_ylabel() == "learning rate"
     assert rate.lines[0].get_ydata() == pytest.approx([0.1, 0.2, 0.3])
+    pyplot.close(figure)
+
+
+def test_a_comparison_marks_a_run_of_one_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A line of one point would not be seen."""
+    runs = {}
+    for steps in (1, 3):
+        folder = tmp_path / str(steps)
+        folder.mkdir()
+        lines = [{"step": s, "loss": 3 / s, "tokens": 9, "step_s": 1} for s in range(1, steps + 1)]
+        text = "".join(json.dumps(line) + "\n" for line in lines)
+        (folder / "metrics.jsonl").write_text(text)
+        runs[folder.name] = RunPlots(folder)
+    monkeypatch.setattr(plots, "png_of", lambda draw: draw(pyplot))
+    figure: Any = plots.compared(runs, "training", "loss")
+    one, three = figure.axes[0].lines
+    assert one.get_marker() == "o" and three.get_marker() == "None"
     pyplot.close(figure)
 
 
