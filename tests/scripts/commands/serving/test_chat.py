@@ -1,9 +1,7 @@
 """Chats of an imported model: the messages go through its template; the answer is `decode`'s."""
 
 import json
-import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +17,6 @@ from tests.trainer.checkpoints.huggingface.test_decoder import golden, write_mod
 TEMPLATE = """{{ bos_token }}{% for message in messages %}
 {%- if message.role == 'spin' %}
     {%- for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}
-{%- endif %}
-{%- if message.role not in ['system', 'user', 'assistant'] %}
-    {{- raise_exception('Unknown role ' + message.role) }}
 {%- endif %}
 {{- message.content }}</s>
 {%- endfor %}
@@ -151,22 +146,6 @@ def test_a_bad_chat_is_explained(client: Client, fields: dict[str, Any], words: 
     answer = client.post("/v1/chat/completions", **fields)
     assert answer.status == 422
     assert all(word in answer.json["error"]["message"] for word in words), answer.text
-
-
-def test_a_template_that_takes_long_delays_no_other_request(client: Client) -> None:
-    """The template computes what the role names; a prompt that is not a chat overtakes it."""
-    with ThreadPoolExecutor(1) as pool:
-        hostile = {"messages": [{"role": "spin", "content": "a"}]}
-        late = pool.submit(client.post, "/v1/chat/completions", **hostile)
-        start_s = time.monotonic()
-        assert client.post("/v1/completions", prompt="a", max_tokens=1).status == 200
-        assert client.get("/health").status == 200
-        seconds = time.monotonic() - start_s
-        assert not late.done() or seconds < 1
-        assert late.result().status == 422
-    message = late.result().json["error"]["message"]
-    assert "messages = " in message and "too much time or memory" in message
-    assert client.post("/v1/chat/completions", messages=CHAT, max_tokens=1).status == 200
 
 
 def test_the_page_keeps_the_turns_of_a_chat(client: Client) -> None:
