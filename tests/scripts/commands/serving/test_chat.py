@@ -15,8 +15,8 @@ from tests.scripts.conftest import call
 from tests.trainer.checkpoints.huggingface.test_decoder import golden, write_model
 
 TEMPLATE = """{{ bos_token }}{% for message in messages %}
-{%- if message.role == 'spin' %}
-    {%- for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}
+{%- if message.role not in ['system', 'user', 'assistant'] %}
+    {{- raise_exception('Unknown role ' + message.role) }}
 {%- endif %}
 {{- message.content }}</s>
 {%- endfor %}
