@@ -127,7 +127,7 @@ def test_parts_of_a_user_train_under_every_layout(name: str) -> None:
     )
     spec = config.make(Transformer)
     assert {type(part).__name__ for part in spec.parts} >= {
-        "Tempered", "PartialRotary", "LayerNorm", "Moe"
+        "Tempered", "PartialRotary", "CenteredNorm", "Moe"
     }  # fmt: skip
 
     def trained(layout: Layout) -> list[np.ndarray]:

@@ -78,14 +78,14 @@ class PartialRotary(Positions):
 
 
 @spec
-class LayerNorm(Norm):
+class CenteredNorm(Norm):
     """Subtracts the mean and divides by the standard deviation.  Ba et al. 2016."""
 
-    def build(self, layout: Layout, weights: Weights) -> "LayerNormLayer":
-        return LayerNormLayer(layout, weights)
+    def build(self, layout: Layout, weights: Weights) -> "CenteredNormLayer":
+        return CenteredNormLayer(layout, weights)
 
 
-class LayerNormLayer(nnx.Module):
+class CenteredNormLayer(nnx.Module):
     """Normalizes hidden states."""
 
     def __init__(self, layout: Layout, weights: Weights):

@@ -60,10 +60,10 @@ def test_a_plan_by_layout_alone(run: Meshloom, tmp_path: Path) -> None:
 
 def test_a_run_is_planned_by_its_tokens(run: Meshloom, tmp_path: Path) -> None:
     flags = ["--topology=v3:2x2", "--analytic", f"--json={tmp_path / 'plan.json'}"]
-    answer = run("plan", *toy(tmp_path), *flags, "--tokens=1e12")
+    answer = run("plan", *toy(tmp_path), *flags, "--tokens=1e11")
     assert answer.code == 0, answer.error
     figures = json.loads((tmp_path / "plan.json").read_text())
-    assert figures["run_steps"] == math.ceil(1e12 / (8 * 24))
+    assert figures["run_steps"] == math.ceil(1e11 / (8 * 24))
     hours = figures["step_time_s"] * figures["run_steps"] / 3600
     assert figures["run_hours"] == pytest.approx(hours)
     assert f"{figures['run_steps']:,} steps in" in answer.out
