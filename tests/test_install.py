@@ -106,3 +106,15 @@ def test_a_missing_package_is_named_with_its_extra(
     message = rf"needs {package}, which is not installed: pip install -e '\.\[{extra}\]'"
     with pytest.raises(UserError, match=message):
         use()
+
+
+def test_training_and_decoding_need_no_extra() -> None:
+    """Their modules are imported where the packages of extras are missing."""
+    script = (
+        "import sys\n"
+        "for package in ('jinja2', 'starlette', 'babel', 'matplotlib', 'lm_eval', 'gcsfs'):\n"
+        "    sys.modules[package] = None\n"
+        "import scripts.commands.training.train, scripts.commands.decoding.decode\n"
+        "import scripts.commands.evaluation.evaluate, scripts.commands.conversion.hf\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, cwd=ROOT)

@@ -11,7 +11,7 @@ model.gin          of an imported model: its settings alone, for runs that start
 huggingface/       of an imported model: its settings and tokenizer, which an export gives back
 checkpoints/       weights, opt_state and step
 metrics.jsonl, evaluations.jsonl, events/, loss.png, plan.json
-wandb.id          the run's id at this service, where Run.trackers names it
+wandb.id           the run's id at this service, where Run.trackers names it
 """
 
 import tempfile

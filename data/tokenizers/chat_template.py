@@ -1,4 +1,7 @@
-"""Renders the messages of a chat by the template that comes with a vocab of Hugging Face."""
+"""Renders the messages of a chat by the template that comes with a vocab of Hugging Face.
+
+Only what chats imports this module: Jinja is a package of the extras `serve` and `harness`.
+"""
 
 import datetime
 import functools
@@ -13,9 +16,7 @@ import jinja2.parser
 import jinja2.sandbox
 
 from configs.errors import UserError, brief
-
-TEMPLATE = "chat_template.jinja"
-CONFIG = "tokenizer_config.json"
+from data.tokenizers.tokenizer_json import CONFIG, template_text
 
 
 class BadMessages(ValueError):
@@ -82,19 +83,3 @@ def chat_template(files: Mapping[str, str]) -> ChatTemplate | None:
         if name.endswith("_token") and isinstance(content, str):
             tokens[name] = content
     return ChatTemplate(text, tokens)
-
-
-def template_text(files: Mapping[str, str]) -> str | None:
-    """Returns the text of the template among the files of a tokenizer, if there is one."""
-    text = files.get(TEMPLATE) or json.loads(files.get(CONFIG, "{}")).get("chat_template")
-    named = text if isinstance(text, list) else [{"name": "default", "template": text}]
-    try:
-        text = {one["name"]: one["template"] for one in named}.get("default")
-        if text is None or isinstance(text, str):
-            return text
-    except (KeyError, TypeError):
-        pass
-    raise UserError(
-        f"{CONFIG}: chat_template = {brief(repr(text))}.  Legal: a text, or a list of "
-        '{"name": "default", "template": a text}.'
-    )

@@ -15,14 +15,14 @@ from configs.errors import UserError, brief, did_you_mean
 from configs.json_reader import read_json
 from configs.paths import path_of
 from configs.spec import spec
-from data.tokenizers.chat_template import template_text
 from data.tokenizers.sentence_piece import is_sentence_piece
 from data.vocab import Tokenizer, Vocab, read_model
 
 TOKENIZER = "tokenizer.json"
 CONFIG = "tokenizer_config.json"
+TEMPLATE = "chat_template.jinja"
 GENERATION = "generation_config.json"
-_BESIDE = (CONFIG, GENERATION, "special_tokens_map.json", "chat_template.jinja")
+_BESIDE = (CONFIG, GENERATION, "special_tokens_map.json", TEMPLATE)
 _FORMAT = "meshloom tokenizer.json 1"
 _BYTE = re.compile("<0x[0-9A-Fa-f]{2}>")
 _NO_CHARACTER = "\N{REPLACEMENT CHARACTER}"
@@ -264,3 +264,19 @@ def _utf8(raw: bytes, name: str) -> str:
 
 def _object(text: str, name: str) -> dict[str, Any]:
     return read_json(text, dict[str, Any], name)
+
+
+def template_text(files: Mapping[str, str]) -> str | None:
+    """Returns the text of the template among the files of a tokenizer, if there is one."""
+    text = files.get(TEMPLATE) or json.loads(files.get(CONFIG, "{}")).get("chat_template")
+    named = text if isinstance(text, list) else [{"name": "default", "template": text}]
+    try:
+        text = {one["name"]: one["template"] for one in named}.get("default")
+        if text is None or isinstance(text, str):
+            return text
+    except (KeyError, TypeError):
+        pass
+    raise UserError(
+        f"{CONFIG}: chat_template = {brief(repr(text))}.  Legal: a text, or a list of "
+        '{"name": "default", "template": a text}.'
+    )

@@ -297,12 +297,12 @@ def weights_of(spec: Transformer, family: families.Family) -> Iterator[Converted
     for index, block in enumerate(block_paths(spec)):
         for path, (name, axes) in names.items():
             experts = sizes["E"] if "{expert}" in name else 1
-            names_of = tuple(
+            tensor_names = tuple(
                 tensors.layer.format(layer=layer, name=name.format(expert=expert))
                 for layer in range(index, spec.layers, len(spec.pattern))
                 for expert in range(experts)
             )
-            yield ConvertedWeight(f"{block}/{path}", names_of, axes, sizes)
+            yield ConvertedWeight(f"{block}/{path}", tensor_names, axes, sizes)
 
 
 def block_paths(spec: Transformer) -> list[str]:

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import logging
+import math
 import struct
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -76,7 +77,7 @@ class StoredTensor(NamedTuple):
         The file is mapped into memory no longer than that takes.
         """
         with safe_open(self.file, "numpy") as file:
-            array: np.ndarray = file.get_tensor(self.name)[self.part]
+            array: np.ndarray = file.get_slice(self.name)[self.part]
         if count := array.size - np.count_nonzero(np.isfinite(array)):
             logger.warning(
                 "Warning: %s: %d of the %d values of %s are infinite or not a number.",
@@ -156,9 +157,15 @@ class TensorWriter:
             file.truncate(self.first + end)
 
     def write(self, name: str, tensor: np.ndarray, part: tuple[slice, ...] = ()) -> None:
-        """Writes a tensor, or a part of it, to its place."""
-        start, shape = self.first + self.places[name], self.infos[name].shape
-        np.memmap(self.path, tensor.dtype, "r+", start, shape)[part] = tensor
+        """Writes a tensor, or a part of it along one axis, to its place."""
+        shape, axis = self.infos[name].shape, max(len(part) - 1, 0)
+        rows = tensor.reshape(math.prod(shape[:axis]), -1)
+        before = part[axis].start * math.prod(shape[axis + 1 :]) * tensor.itemsize if part else 0
+        with open(self.path, "r+b") as file:
+            for i, row in enumerate(rows):
+                row_start = i * (self.infos[name].bytes // len(rows))
+                file.seek(self.first + self.places[name] + row_start + before)
+                file.write(row.tobytes())
 
 
 @contextlib.contextmanager
