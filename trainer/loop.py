@@ -14,6 +14,7 @@ from jax.sharding import Mesh
 from data.packing.rows import Rows
 from layouts.hlo.compilation import compile_program
 from layouts.layout import Layout
+from trainer.checkpoints.interval import SaveInterval
 from trainer.checkpoints.manager import Checkpoints
 from trainer.checkpoints.restore import StatePadding
 from trainer.checkpoints.warm_start import warm_started
@@ -47,6 +48,7 @@ def train(job: TrainJob, observers: Sequence[Observer] = ()) -> Outcome:
     """
     run, watch, last_step = job.run, Observers(observers), job.run.total_steps
     connect(job.mesh)
+    timer = StepTimer()
     with ExitStack() as stack:
         stack.enter_context(jax.set_mesh(job.mesh))
         kept = (run.keep_last, run.keep_best, run.higher_is_better)
@@ -55,19 +57,22 @@ def train(job: TrainJob, observers: Sequence[Observer] = ()) -> Outcome:
         interrupts = stack.enter_context(Interrupts())
 
         padding = StatePadding(train_step_spec(run, job.layout), job.mesh)
-        state, step = restore_or_init(padding, checkpoints, run.start_from)
+        with timer.spending("restore"):
+            state, step = restore_or_init(padding, checkpoints, run.start_from)
         watch.notify(Observer.on_start, run, step)
         stopped, previous = False, None  # previous: a step that the devices may still work on
         if step < last_step:
-            compiled = compile_train_step(job, state)
+            with timer.spending("compile"):
+                compiled = compile_train_step(job, state)
             watch.notify(Observer.on_compiled, compiled)
             batches = feed(job.splits["train"], batch_sharding(job), seed=run.seed, first_step=step)
-        timer = StepTimer()
         # A signal may have ended the evaluation of the checkpoint that the run resumes.
         is_due = bool(step) and run.at_interval(step, run.evaluate_every)
         if is_due and on_any_process(checkpoints.best_of([step]) is None):
             with timer.spending("evaluation"):
                 _, stopped = validate(job, step, state, watch, interrupts)
+        saves = SaveInterval(run.checkpoint_every, step, job.mesh.size)
+        timer.restart()
 
         while step < last_step and not stopped:
             watch.notify(Observer.before_step, step + 1)
@@ -83,7 +88,7 @@ def train(job: TrainJob, observers: Sequence[Observer] = ()) -> Outcome:
 
             stopped = interrupts.received(step)
             evaluates = run.at_interval(step, run.evaluate_every)
-            if stopped or evaluates or run.at_interval(step, run.checkpoint_every):
+            if stopped or evaluates or step == last_step or saves.is_due(step):
                 # Nothing is saved before its loss was seen to be finite.
                 watch.notify(Observer.on_step, fetch_finite(run, *previous, timer, checkpoints))
                 previous = None
@@ -91,9 +96,11 @@ def train(job: TrainJob, observers: Sequence[Observer] = ()) -> Outcome:
                 if evaluates and not stopped:  # else the run that continues this one evaluates
                     with timer.spending("evaluation"):
                         metric, stopped = validate(job, step, state, watch, interrupts)
+                before_s = timer.spent_s["checkpoints"]
                 with timer.spending("checkpoints"):
                     watch.notify(Observer.before_save, step)
                     checkpoints.save(step, padding.unpad(padding.step_spec.saved(state)), metric)
+                saves.saved(step, timer.spent_s["checkpoints"] - before_s, timer.step_s)
                 timer.restart()
 
         interrupts.last_save()

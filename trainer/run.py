@@ -77,8 +77,10 @@ class Run:
     """Steps between lines of metrics.jsonl."""
     trackers: tuple[TrackerSpec, ...] = (TensorBoard(),)
     """Services that receive the same numbers: TensorBoard, Weights & Biases, or one of your own."""
-    checkpoint_every: Count = 1000
-    """Steps between checkpoints."""
+    checkpoint_every: Count | Literal["auto"] = 1000
+    """Steps between checkpoints.  "auto" saves ten steps after each start, and then at the interval
+    that costs the least by the measured time of a step and of a save (Young 1974), at most an
+    hour."""
     keep_last: Count = 3
     """Number of latest checkpoints to keep."""
     keep_best: bool = True

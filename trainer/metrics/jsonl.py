@@ -13,6 +13,10 @@ logger = logging.getLogger(__name__)
 
 Line = dict[str, Any]
 METRICS, EVALUATIONS = "metrics.jsonl", "evaluations.jsonl"
+DAMAGED, REPLACED = ".damaged", ".replaced"
+"""End the names of the files for damaged lines, and for those of steps that are made again."""
+WALL_TIME = "wall_time"
+"""When a line was written, in seconds since 1970."""
 LARGEST = 1e39
 """Of the finite numbers that float32 computes."""
 

@@ -8,7 +8,7 @@ from typing import Literal, get_args
 
 import jax
 
-Activity = Literal["data", "device", "checkpoints", "evaluation"]
+Activity = Literal["restore", "compile", "data", "device", "checkpoints", "evaluation"]
 ACTIVITIES: tuple[Activity, ...] = get_args(Activity)
 
 
@@ -16,7 +16,7 @@ ACTIVITIES: tuple[Activity, ...] = get_args(Activity)
 class StepTimer:
     """Measures the seconds between steps, and by activity.
 
-    The first step is in no mean; the totals by activity hold all since the loop began.
+    The first step is in no mean; the totals by activity hold all since the timer was made.
     """
 
     steps: int = 0

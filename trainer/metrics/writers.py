@@ -9,6 +9,7 @@ import json
 import logging
 import math
 import re
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,11 +21,10 @@ from data.storage.files import WorkingFolder, atomic_write, sync, write_errors
 from models.feed_forward.moe.routing import Router
 from trainer.evaluate import PartEvaluation
 from trainer.metrics.expert_load import Layer, scalars, stats_by_layer
-from trainer.metrics.jsonl import EVALUATIONS, METRICS, split_lines
+from trainer.metrics.jsonl import DAMAGED, EVALUATIONS, METRICS, REPLACED, WALL_TIME, split_lines
 from trainer.metrics.plots import RunPlots
 from trainer.metrics.trackers import TrackedRun
 from trainer.observers import Line, Observer, Outcome, StepResult
-from trainer.resume.history import last_saved
 from trainer.run import Run
 
 logger = logging.getLogger(__name__)
@@ -37,32 +37,31 @@ LOAD_BOUND = 8.0  # times the even share that one expert gets
 class MetricsFile:
     """Appends JSON objects to a file, one per line, each with its step."""
 
-    def __init__(self, path: Path, first_step: int, last_saved: int = 0):
-        """Opens the file; lines after `first_step`, left by a killed run, are dropped.
-
-        Damaged lines, and those that checkpoints up to `last_saved` had, move to other files of the
-        folder.
-        """
+    def __init__(self, path: Path, first_step: int):
+        """Opens the file.  Damaged lines, and those after `first_step`, whose steps are made again,
+        move to other files of the folder."""
         self._path = path
         path.parent.mkdir(parents=True, exist_ok=True)
         lines, damaged = split_lines(path, "loss")
-        undone = [x for x in lines if first_step < x["step"] <= last_saved]
-        replaced = [json.dumps(line) for line in undone]
-        for kind, texts in (("damaged", damaged), ("replaced", replaced)):
-            aside = path.with_name(f"{path.name}.{kind}")
+        replaced = [json.dumps(line) for line in lines if line["step"] > first_step]
+        after = f"lines after step {first_step}"
+        for kind, what, texts in (
+            (DAMAGED, "damaged lines", damaged),
+            (REPLACED, after, replaced),
+        ):
+            aside = path.with_name(path.name + kind)
             if texts:
                 with aside.open("a", encoding="utf-8") as file:
                     file.writelines(f"{text}\n" for text in texts)
-                logger.warning(
-                    "%s: %d %s lines are moved to %s.", path, len(texts), kind, aside.name
-                )
+                logger.warning("%s: %d %s are moved to %s.", path, len(texts), what, aside.name)
         kept = [line for line in lines if line["step"] <= first_step]
         atomic_write(path, "".join(json.dumps(line) + "\n" for line in kept))
         self._file = path.open("a", encoding="utf-8", buffering=1)
 
     def write(self, line: Mapping[str, Any]) -> None:
+        """Appends a line, with the time in seconds since 1970."""
         with write_errors(self._path, "train into another --model_dir"):
-            self._file.write(json.dumps(line) + "\n")
+            self._file.write(json.dumps({**line, WALL_TIME: time.time()}) + "\n")
 
     def sync(self) -> None:
         """Waits until all lines are on the disk."""
@@ -90,11 +89,10 @@ class MetricsWriter(Observer):
         self._folder = WorkingFolder(self.model_dir)
         self._open.callback(self._folder.close)
         ids = (tracker.ID_FILE for tracker in run.trackers)
-        self._folder.fetch(METRICS, EVALUATIONS, *filter(None, ids))
-        saved = last_saved(self.model_dir)
+        ends, files = ("", DAMAGED, REPLACED), (METRICS, EVALUATIONS)
+        self._folder.fetch(*(file + end for file in files for end in ends), *filter(None, ids))
         self._train, self._evaluations = (
-            MetricsFile(self._folder.path / name, first_step, saved)
-            for name in (METRICS, EVALUATIONS)
+            MetricsFile(self._folder.path / name, first_step) for name in (METRICS, EVALUATIONS)
         )
         for file in (self._train, self._evaluations):
             self._open.callback(file.close)

@@ -2,18 +2,18 @@
 
 A device fails at any time with the same probability. The run then starts again from its newest
 complete checkpoint. Checkpoints are written while training continues, so a save stops it only until
-the state is in the hosts' memory. The best interval is Young's (1974): it balances the time of
-saves with the steps that failures repeat.
+the state is in the hosts' memory.
 """
 
 import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from trainer.checkpoints.interval import DAY_S, FAILURES_PER_CHIP_DAY, best_interval
+
 if TYPE_CHECKING:  # the command line reads the defaults below without JAX
     from trainer.planning.training import StepPlan
 
 HOUR_S = 3600
-DAY_S = 24 * HOUR_S
 RATES = (0.5, 4.0)
 """Ends of the range of failures, by the given rate."""
 FORWARD = 1 / 3
@@ -23,9 +23,7 @@ FORWARD = 1 / 3
 class Assumptions(NamedTuple):
     """Holds what neither a compiler nor a run file knows."""
 
-    failures_per_chip_day: float = 5e-4
-    """Llama 3 (Grattafiori et al. 2024, section 3.3.4) saw 419 interruptions of 16,384 GPUs in 54
-    days, 4.7e-4; OPT-175B (Zhang et al. 2022, section 2.5) 105 of 992 in 60 days, 1.8e-3."""
+    failures_per_chip_day: float = FAILURES_PER_CHIP_DAY
     restart_minutes: float = 10.0
     """From a failure to the start of the restore: devices are replaced, processes start, the step
     is compiled."""
@@ -71,13 +69,13 @@ def run_cost(plan: "StepPlan", assumed: Assumptions, price: float | None) -> dic
         return None
     saving = saving_of(plan, assumed)
     failures_per_s = assumed.failures_per_chip_day * topology.chips / DAY_S
-    interval_s = math.sqrt(2 * saving.copy_s / max(failures_per_s, 1e-30))
-    written = math.ceil(saving.write_s / step_s)  # no shorter, or the next save waits
-    best = min(max(1, written, round(interval_s / step_s)), run.steps)
-    hours = hours_of(plan, assumed, saving, run.checkpoint_every)
+    best = best_interval(saving.copy_s, step_s, failures_per_s, saving.write_s)
+    best = min(best, run.steps)
+    every = best if run.checkpoint_every == "auto" else run.checkpoint_every
+    hours = hours_of(plan, assumed, saving, every)
     steps_s = plan.timing.range_s if topology.is_gpu else (step_s, step_s)
     ends = [
-        sum(hours_of(plan, assumed, saving, run.checkpoint_every, end_s, rate).values())
+        sum(hours_of(plan, assumed, saving, every, end_s, rate).values())
         for end_s, rate in zip(steps_s, RATES, strict=True)
     ]
     all_hours = sum(hours.values())
@@ -88,7 +86,7 @@ def run_cost(plan: "StepPlan", assumed: Assumptions, price: float | None) -> dic
         "hours": hours,
         "failures": failures_per_s * HOUR_S * all_hours,
         "goodput": hours["steps"] / all_hours,
-        "checkpoint_every": run.checkpoint_every,
+        "checkpoint_every": every,
         "best_checkpoint_every": best,
         "best_hours": sum(hours_of(plan, assumed, saving, best).values()),
         "wall_hours": all_hours,

@@ -17,15 +17,16 @@ from data.storage.files import atomic_write
 from scripts.commands.planning.page import head
 from scripts.commands.training.flags import ReportFlags
 from scripts.html_page import cell, image, page, table
+from trainer.metrics.goodput import HOUR_S, USES, spent_seconds
+from trainer.metrics.jsonl import WALL_TIME
 from trainer.metrics.plots import RunPlots, compared, curve
 from trainer.model_dir import ModelDir
 from trainer.planning.figures import SCHEMA_VERSION
-from trainer.planning.run_cost import HOUR_S
 
 WORDS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
 """Units of numbers; titles and captions of pictures."""
 SPLIT = ("tokens", "words", "lines", "bytes")
-NOT_DRAWN = {"step", "parts", "examples", "bleu_sentences", *SPLIT,
+NOT_DRAWN = {"step", WALL_TIME, "parts", "examples", "bleu_sentences", *SPLIT,
              "perplexity_per_token", "perplexity_per_word"}  # fmt: skip
 """What evaluations have besides the curves of a comparison; perplexities follow from the loss."""
 
@@ -54,7 +55,8 @@ def comparison_page(folders: Mapping[str, Path]) -> str:
         raise UserError(f"{', '.join(empty)}: no step in its metrics.jsonl.  Train first.")
     differ = settings_that_differ(folders)
     parts = ["<h2>Settings that differ</h2>", table(differ) if differ else "<p>None.</p>"]
-    last = [{"run": name, **last_numbers(run)} for name, run in runs.items()]
+    spent = {name: spent_seconds(folder) for name, folder in folders.items()}
+    last = [{"run": name, **last_numbers(run, spent[name])} for name, run in runs.items()]
     parts += ["<h2>Last numbers</h2>", table(transposed(last))]
     lines = [line for run in runs.values() for line in run.checks]
     checked = dict.fromkeys(n for line in lines for n in line if n not in NOT_DRAWN)
@@ -80,12 +82,14 @@ def settings_that_differ(folders: Mapping[str, Path]) -> list[dict[str, str]]:
     return [row for row in rows if len({row[name] for name in folders}) > 1]
 
 
-def last_numbers(run: RunPlots) -> dict[str, Any]:
+def last_numbers(run: RunPlots, spent: Mapping[str, float]) -> dict[str, Any]:
     """Returns the numbers of the last step and of the last validation, and sums of all steps."""
+    all_s = sum(spent.values())
     line, steps = run.train[-1], [run.train[-1]["step"]]
     sums = {
         "all tokens": round(float(run.total("tokens", steps)[0])),
         "hours of steps": float(run.total("step_s", steps)[0]) / HOUR_S,
+        **({"hours": all_s / HOUR_S, "goodput": spent.get("steps", 0) / all_s} if spent else {}),
     }
     checks = {f"validation {n}": x for check in run.checks[-1:] for n, x in numbers(check).items()}
     return sums | numbers(line) | checks
@@ -122,6 +126,13 @@ def run_page(model_dir: Path, pictures: RunPlots, drawn: dict[str, bytes]) -> st
     """Writes the page of a run."""
     last = [{"number": n, "value": value} for n, value in numbers(pictures.train[-1]).items()]
     parts = ["<h2>Last step</h2>", table(last)]
+    if seconds := spent_seconds(model_dir):
+        total_s = sum(seconds.values())
+        rows = [
+            {"use": USES[use], "hours": spent_s / HOUR_S, "share": f"{spent_s / total_s:.1%}"}
+            for use, spent_s in seconds.items()
+        ]
+        parts += ["<h2>Where the time went</h2>", table(rows)]
     if pictures.checks:
         checks = [numbers(line) for line in pictures.checks]
         # The numbers of the split, which are those of all evaluations, are in one line.
@@ -172,7 +183,8 @@ def heading(name: str) -> str:
 
 def numbers(line: dict[str, Any]) -> dict[str, Any]:
     """Returns the numbers of a line of metrics, by name and unit."""
-    return {heading(name): value for name, value in line.items() if isinstance(value, int | float)}
+    return {heading(name): value for name, value in line.items()
+            if isinstance(value, int | float) and name != WALL_TIME}  # fmt: skip
 
 
 def of_layer(layer: dict[str, Any]) -> dict[str, Any]:

@@ -25,11 +25,13 @@ from trainer.interrupts import Diverged
 from trainer.loop import TrainJob
 from trainer.loop import train as train_loop
 from trainer.memory import check_memory
+from trainer.metrics.goodput import describe, spent_seconds
 from trainer.metrics.writers import LossPlot, MetricsWriter, Profile, ProfileSteps, RouterWarnings
 from trainer.model_dir import ModelDir
 from trainer.observers import Observer, on_first_process
 from trainer.planning.report import CostPrediction
 from trainer.processes.join import leave
+from trainer.processes.peers import is_first_process
 from trainer.processes.training_lock import training_lock
 from trainer.processes.watchdog import Watchdog
 from trainer.run import Run
@@ -141,6 +143,8 @@ def train_run(
         f"{outcome.data_stall_fraction:.1%} of the time.",
         in_each_process=True,
     )
+    if is_first_process() and (seconds := spent_seconds(model_dir)):
+        print_note(describe(seconds))
     if outcome.stop_signal is not None:
         print_note(f"Continue with: {start.continue_command(flags, layout)}")
         leave()

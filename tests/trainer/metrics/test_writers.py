@@ -24,7 +24,11 @@ def steps(path: Path) -> list[float]:
     return [line["step"] for line in read_lines(path)]
 
 
-def test_lines_after_the_restored_step_are_dropped(tmp_path: Path) -> None:
+def without_times(path: Path) -> list[dict[str, float]]:
+    return [{k: x for k, x in line.items() if k != "wall_time"} for line in read_lines(path)]
+
+
+def test_lines_after_the_restored_step_move_to_a_file_of_their_own(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     first = MetricsFile(path, 0)
     for step in range(1, 8):
@@ -34,15 +38,16 @@ def test_lines_after_the_restored_step_are_dropped(tmp_path: Path) -> None:
     assert steps(path) == [1, 2, 3, 4]
     second.write({"step": 5, "loss": 0.1})
     second.close()
-    assert read_lines(path)[3:] == [{"step": 4, "loss": 6.0}, {"step": 5, "loss": 0.1}]
+    assert without_times(path)[3:] == [{"step": 4, "loss": 6.0}, {"step": 5, "loss": 0.1}]
     MetricsFile(path, 0).close()
     assert path.read_text() == ""
+    assert steps(tmp_path / "metrics.jsonl.replaced") == [5, 6, 7, 1, 2, 3, 4, 5]
 
 
 def test_a_line_is_on_disk_once_it_is_written(tmp_path: Path) -> None:
     file = MetricsFile(tmp_path / "metrics.jsonl", 0)
     file.write({"step": 1, "loss": 2.5})
-    assert read_lines(tmp_path / "metrics.jsonl") == [{"step": 1, "loss": 2.5}]
+    assert without_times(tmp_path / "metrics.jsonl") == [{"step": 1, "loss": 2.5}]
     file.close()
 
 
@@ -90,7 +95,7 @@ def test_a_run_leaves_lines_events_and_a_picture(tmp_path: Path) -> None:
     assert steps(tmp_path / "metrics.jsonl") == [1, 2, 3, 4, 5]
     line = read_lines(tmp_path / "metrics.jsonl")[0]
     assert line["model_flops_per_s"] == 3e6 and line["share_of_peak"] is None
-    assert read_lines(tmp_path / "evaluations.jsonl") == [{"step": 5, "loss": 1.5}]
+    assert without_times(tmp_path / "evaluations.jsonl") == [{"step": 5, "loss": 1.5}]
     (events,) = (tmp_path / "events").iterdir()
     assert b"train/loss" in events.read_bytes() and b"validation/loss" in events.read_bytes()
     with Image.open(tmp_path / "loss.png") as picture:

@@ -1,0 +1,93 @@
+"""Where the time of a run went, against runs whose every second is known."""
+
+import json
+import random
+from collections import Counter
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from trainer.metrics.goodput import USES, spent_seconds
+from trainer.metrics.jsonl import METRICS, REPLACED
+from trainer.metrics.step_timer import ACTIVITIES
+from trainer.resume.history import Start, record_start
+
+START = 1_700_000_000
+
+
+class SimulatedRun:
+    """Writes the files of a run that is killed now and then, and counts each second itself."""
+
+    def __init__(self, folder: Path, seed: int):
+        self.folder, self.random, self.time = folder, random.Random(seed), float(START)
+        self.step = self.saved = 0
+        self.truth = Counter[str]()
+        self.lines, self.replaced = list[dict[str, float]](), list[dict[str, float]]()
+        self.checks = list[dict[str, float]]()
+
+    def spend(self, use: str, totals: Counter[str]) -> None:
+        seconds = self.random.randint(1, 9)
+        self.time += seconds
+        totals[use] += seconds
+
+    def start(self, steps: int) -> None:
+        """Trains until the step, which is the last one, or one at which the run is killed."""
+        if self.time > START:
+            stopped = self.random.randint(20, 50)
+            self.time += stopped
+            self.truth["stopped"] += stopped
+        self.step = self.saved
+        now = datetime.fromtimestamp(self.time, UTC).strftime("%Y-%m-%dT%H:%M:%S%z")
+        record_start(self.folder, Start(self.saved, now))
+        self.replaced += [line for line in self.lines if line["step"] > self.saved]
+        self.lines = [line for line in self.lines if line["step"] <= self.saved]
+        totals, outside = Counter[str](), Counter[str]()
+        self.spend("starting", outside)
+        for use in ("restore", "compile"):
+            self.spend(use, totals)
+        kept = unsaved = Counter[str]()
+        while self.step < steps:
+            before = totals.copy()
+            for use in ("data", "device", "host"):
+                self.spend(use, totals)
+            unsaved = unsaved + totals - before
+            self.step += 1
+            spent = {f"{use}_total_s": totals[use] for use in ("host", *ACTIVITIES)}
+            self.lines.append({"step": self.step, "loss": 1.0, "wall_time": self.time, **spent})
+            if self.step % 3 == 0:
+                self.spend("evaluation", totals)
+                self.checks.append({"step": self.step, "loss": 1.0, "wall_time": self.time})
+                self.saved, kept, unsaved = self.step, kept + unsaved, Counter[str]()
+        if self.step % 3 == 0:
+            unsaved = Counter[str]()
+        totals.update(outside)
+        for use in ("data", "device", "host"):
+            totals[use] = kept[use]
+        totals["repeated"] = unsaved.total()
+        totals["steps"] = totals.pop("device")
+        self.truth.update(totals)
+        for name, lines in (
+            (METRICS, self.lines), (METRICS + REPLACED, self.replaced),
+            ("evaluations.jsonl", self.checks),
+        ):  # fmt: skip
+            text = "".join(json.dumps(line) + "\n" for line in lines)
+            (self.folder / name).write_text(text)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_all_seconds_of_a_run_are_counted_once(tmp_path: Path, seed: int) -> None:
+    run = SimulatedRun(tmp_path, seed)
+    for _ in range(run.random.randint(0, 4)):
+        run.start(run.saved + run.random.randint(1, 8))
+    run.start(run.saved + 6)
+    seconds = spent_seconds(tmp_path)
+    assert seconds == pytest.approx({use: run.truth[use] for use in USES if run.truth[use]})
+    assert sum(seconds.values()) == pytest.approx(run.time - START)
+
+
+def test_files_without_times_have_no_goodput(tmp_path: Path) -> None:
+    assert spent_seconds(tmp_path) == {}
+    record_start(tmp_path, Start(0, "2026-01-01T00:00:00+0000"))
+    (tmp_path / METRICS).write_text('{"step": 1, "loss": 2.0}\n')
+    assert spent_seconds(tmp_path) == {}

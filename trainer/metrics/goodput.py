@@ -1,0 +1,108 @@
+"""Adds up where the time of a run went, over all its starts, from the files of its folder."""
+
+import math
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from operator import itemgetter
+from pathlib import Path
+
+from trainer.metrics.jsonl import (
+    EVALUATIONS,
+    METRICS,
+    REPLACED,
+    WALL_TIME,
+    Line,
+    is_number,
+    read_lines,
+)
+from trainer.metrics.step_timer import ACTIVITIES
+from trainer.resume.history import starts
+
+USES = {
+    "steps": "steps of the run",
+    "repeated": "steps that a later start made again",
+    "data": "waiting for data",
+    "evaluation": "evaluation",
+    "checkpoints": "saving checkpoints",
+    "restore": "restoring, or making the first weights",
+    "compile": "compiling",
+    "host": "observers and the rest of the loop",
+    "starting": "starting: reading settings, tracing",
+    "stopped": "between two starts, and steps that a kill left unwritten",
+}
+"""What the seconds of a run are spent on.  The share of the first is the goodput."""
+HOUR_S = 3600
+IN_STEPS = ("device", "data", "host")
+
+
+def spent_seconds(model_dir: Path) -> dict[str, float]:
+    """Returns the seconds of a run by use, those of `USES`; nothing where its files lack times.
+
+    They begin with the first start, and end with the last line of metrics or evaluations.
+    """
+    lines = timed_lines(model_dir / METRICS, model_dir / f"{METRICS}{REPLACED}")
+    checks = timed_lines(model_dir / EVALUATIONS)
+    records = [(r.step, datetime.fromisoformat(r.time).timestamp()) for r in starts(model_dir)]
+    ends = [*(begin for _, begin in records[1:]), math.inf]
+    pieces = [
+        (step, begin, end, of_start)
+        for (step, begin), end in zip(records, ends, strict=False)  # no record has one end
+        if (of_start := between(lines, begin, end))  # another start made no step
+    ]
+    if not pieces:
+        return {}
+    seconds: dict[str, float] = dict.fromkeys(USES, 0.0)
+    ended = pieces[0][1]
+    for (_, begin, end, of_start), following in zip(pieces, [*pieces[1:], None], strict=True):
+        seconds["stopped"] += begin - ended
+        for use, spent_s in _of_start(begin, of_start, following and following[0]).items():
+            seconds[use] += spent_s
+        last = of_start[-1]
+        ended = max(x[WALL_TIME] for x in [last, *between(checks, last[WALL_TIME], end)])
+        seconds["evaluation"] += ended - last[WALL_TIME]
+    return {use: seconds[use] for use in USES if seconds[use] > 0}
+
+
+def describe(seconds: Mapping[str, float]) -> str:
+    """Says where the time of a run went, the largest first.
+
+    >>> describe({"compile": 15.0, "steps": 45.0, "data": 0.1})
+    'Goodput 74.9% of 60.1 s: compile 25.0%, data 0.2%.'
+    """
+    total_s = sum(seconds.values())
+    shares = {use: spent_s / total_s for use, spent_s in seconds.items()}
+    rest = sorted((use for use in shares if use != "steps"), key=shares.__getitem__, reverse=True)
+    length = f"{total_s:,.1f} s" if total_s < HOUR_S else f"{total_s / HOUR_S:,.1f} hours"
+    others = ", ".join(f"{use} {shares[use]:.1%}" for use in rest)
+    return f"Goodput {shares.get('steps', 0.0):.1%} of {length}: {others}."
+
+
+def _of_start(begin: float, lines: Sequence[Line], resumed: int | None) -> dict[str, float]:
+    """Returns the seconds of one start, whose steps after `resumed` a later start made again."""
+    last = _totals(lines[-1])
+    kept = [line for line in lines if resumed is None or line["step"] <= resumed]
+    made = _totals(kept[-1]) if kept else dict.fromkeys(last, 0.0)
+    seconds = last | {name: made[name] for name in IN_STEPS}
+    return {
+        "steps": seconds.pop("device"),
+        "repeated": sum(last[name] - made[name] for name in IN_STEPS),
+        "starting": lines[-1][WALL_TIME] - begin - sum(last.values()),
+        **seconds,
+    }
+
+
+def _totals(line: Line) -> dict[str, float]:
+    return {name: line.get(f"{name}_total_s") or 0.0 for name in ("host", *ACTIVITIES)}
+
+
+def timed_lines(*paths: Path) -> list[Line]:
+    """Returns the lines of some files that say when they were written, in this order."""
+    lines = (line for path in paths for line in read_lines(path))
+    return sorted((x for x in lines if is_number(x.get(WALL_TIME))), key=lambda x: x[WALL_TIME])
+
+
+def between(lines: Sequence[Line], begin: float, end: float) -> Sequence[Line]:
+    """Returns the lines written in a period of time, from lines in this order."""
+    first, last = (bisect_left(lines, time, key=itemgetter(WALL_TIME)) for time in (begin, end))
+    return lines[first:last]
