@@ -19,6 +19,8 @@ from scripts.commands.shared_flags import CheckpointFlags
 from tests.toys import ROOT
 from trainer.metrics.plots import png_of
 
+SERVED = ServeFlags(model=CheckpointFlags(model_dir=Path("x")))
+
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
@@ -91,7 +93,11 @@ def test_the_lock_of_the_installer_is_its_entry_alone(tmp_path: Path) -> None:
         ("babel", "phrases", lambda: next(Phrases(train=1).read("train"))),
         ("babel", "phrases", lambda: Phrases().fingerprint()),
         ("tensorflow_datasets", "tfds", lambda: next(Tfds(name="lm1b").lines("train"))),
-        ("jinja2", "serve", lambda: serve(ServeFlags(model=CheckpointFlags(model_dir=Path("x"))))),
+        (
+            "starlette",
+            "serve",
+            lambda: serve(ServeFlags(model=CheckpointFlags(model_dir=Path("x")))),
+        ),
     ],
 )
 def test_a_missing_package_is_named_with_its_extra(
@@ -102,6 +108,7 @@ def test_a_missing_package_is_named_with_its_extra(
     for module in [name for name in sys.modules if name.startswith("data.corpora.phrase")]:
         monkeypatch.delitem(sys.modules, module)
         monkeypatch.delattr(data.corpora, module.rpartition(".")[2])
+    monkeypatch.delitem(sys.modules, "scripts.commands.serving.launch", raising=False)
     monkeypatch.setitem(sys.modules, package, None)
     message = rf"needs {package}, which is not installed: pip install -e '\.\[{extra}\]'"
     with pytest.raises(UserError, match=message):
@@ -112,7 +119,7 @@ def test_training_and_decoding_need_no_extra() -> None:
     """Their modules are imported where the packages of extras are missing."""
     script = (
         "import sys\n"
-        "for package in ('jinja2', 'starlette', 'babel', 'matplotlib', 'lm_eval', 'gcsfs'):\n"
+        "for package in ('starlette', 'babel', 'matplotlib', 'lm_eval', 'gcsfs'):\n"
         "    sys.modules[package] = None\n"
         "import scripts.commands.training.train, scripts.commands.decoding.decode\n"
         "import scripts.commands.evaluation.evaluate, scripts.commands.conversion.hf\n"

@@ -16,8 +16,8 @@ from layouts.layout import Layout
 from scripts.commands.common import open_output, setting_origins, settings_of, write_json
 from scripts.commands.planning.flags import LayoutsFlags
 from scripts.commands.planning.inputs import parse_topology, sizes_on
-from scripts.commands.planning.page import with_unit
 from scripts.terminal import print_note, print_table
+from scripts.texts import with_unit
 from trainer.checks import check_layout, check_run
 from trainer.planning.report import as_json
 from trainer.planning.search import (

@@ -1,24 +1,20 @@
 """Writes a plan, of training or of decoding, as tables, and as one HTML page."""
 
-import html
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import click
 
-from layouts.cost.collectives import scaled, size_text
+from layouts.cost.collectives import size_text
 from layouts.cost.step_time import Timing
 from scripts.commands.common import open_output
-from scripts.html_page import page, table
+from scripts.html_page import render
 from scripts.terminal import print_table
+from scripts.texts import with_unit
 from trainer.planning.figures import FIGURES
 from trainer.planning.report import by_line
-from trainer.planning.run_cost import HOUR_S
 
-STYLE = Path(__file__).with_suffix(".css").read_text()
-COLOURS = ("#4269d0", "#efb118", "#ff725c", "#6cc5b0", "#a463f2", "#97bbf5", "#9c6b4e", "#9498a0",
-           "#3ca951", "#ff8ab7", "#b8a72e", "#2f6f73")  # fmt: skip
 HEAD = ("fits", "bytes_per_device", "memory_bytes", "cache_bytes", "devices", "parameters",
         "batch_sequences", "source_tokens", "prompt_tokens", "new_tokens", "suffix_tokens",
         "hypotheses", "model_flops", "executed_flops", "step_time_s", "step_time_range_s",
@@ -26,16 +22,8 @@ HEAD = ("fits", "bytes_per_device", "memory_bytes", "cache_bytes", "devices", "p
         "tokens_per_s", "utilisation", "utilisation_full_attention", "run_steps", "run_hours",
         "chip_hours", "compiled_for", "compile_s")  # fmt: skip
 SHOWN_AS_NULL = {"fits", "compiled_for"}
-TIMES = {
-    "step_time_parts_s": ("Time of a step", "step_time_s"),
-    "start_parts_s": ("Time to the first token", "start_latency_s"),
-    "token_parts_s": ("Time of a token", "token_latency_s"),
-    "suffix_parts_s": ("Time of the suffix", "suffix_latency_s"),
-}
-SHORT_HOURS = 0.1  # shown in seconds
 TIMED = ("products_s", "other_s", "traffic_s")  # what adds to a step
 SHORTEST = 1e-4  # of a step: less is left out of a table
-OVERLAPPED = "Overlapped traffic takes time only where it takes longer than the compute meanwhile."
 MAX_COLLECTIVES = 12  # in a table
 
 
@@ -100,7 +88,7 @@ def other_rows(figures: Mapping[str, Any]) -> list[dict[str, str]]:
             "part of the model": row["part"],
             "for": row["source"],
         }
-        for row in figures["longest_other"]
+        for row in figures.get("longest_other") or ()
     ]
 
 
@@ -168,61 +156,28 @@ def summary_line(figures: dict[str, Any], parts: Sequence[str]) -> str:
 
 def write_page(file: str, title: str, figures: dict[str, Any]) -> None:
     """Writes the page of a plan, of training or of decoding, from its figures."""
-    sizes, available = figures["bytes_by_cause"], figures["memory_bytes"]
-    limit = "" if available is None else f"; the red line is what it has: {size_text(available)}"
-    needed = size_text(figures["bytes_per_device"])
-    parts = [
-        head(figures),
-        f"<h2>Memory per device</h2><p>{needed} needed{limit}.",
-        bar(sizes, available or 0.0, limit=available is not None),
-        legend({cause: (size_text(size), size) for cause, size in sizes.items()}),
-    ]
-    for name, (heading, whole) in TIMES.items():
-        if figures.get(name):
-            parts += [f"<h2>{heading}</h2>", *times(figures[name], figures[whole])]
-    if by_part := part_rows(figures):
-        sums = {
-            row["part"]: sum(row[kind] for kind in TIMED) for row in figures["step_time_by_part"]
-        }
-        parts += [
-            "<h2>Time of a step by part of the model</h2>",
-            bar(sums, 0.0, limit=False),
-            legend({part: (with_unit(s, "s"), s) for part, s in sums.items()}),
-            table(by_part),
-            table(other_rows(figures)),
-        ]
-    if figures.get("run_cost"):
-        spent, sentences = run_cost_rows(figures)
-        names = ("part", "hours", "share")
-        parts += [
-            "<h2>The whole run</h2>",
-            table(dict(zip(names, row, strict=True)) for row in spent) if spent else "",
-            *(f"<p>{html.escape(text)}" for text in sentences),
-        ]
-    parts += ["<h2>Collectives</h2>", *collectives(figures)]
-    unexpected = [*filter(None, [figures["excess_flops"]]), *figures["unexpected_collectives"]]
-    if unexpected:
-        items = "".join(f"<li>{html.escape(text)}" for text in unexpected)
-        parts.append(f"<h2>Where the compiled program differs from the trace</h2><ul>{items}</ul>")
-    if "weights" in figures:
-        rows = (
-            {
-                "bytes": size_text(row["bytes"]),
-                "per device": size_text(row["bytes_per_device"]),
-                "axes": row["axes"],
-                "weight": row["path"],
-            }
-            for row in figures["weights"]
-        )
-        parts += ["<h2>Largest weights</h2>", table(rows)]
+    parts = figures.get("step_time_by_part") or ()
+    spent, sentences = run_cost_rows(figures) if figures.get("run_cost") else ([], [])
+    text = render(
+        "commands/planning/plan.html",
+        title=title,
+        figures=figures,
+        head=head(figures),
+        seconds_by_part={row["part"]: sum(row[kind] for kind in TIMED) for row in parts},
+        by_part=part_rows(figures),
+        other=other_rows(figures),
+        spent=[dict(zip(("part", "hours", "share"), row, strict=True)) for row in spent],
+        sentences=sentences,
+        collectives=collectives(figures),
+    )
     with open_output(file) as output:
-        output.write(page(title, parts, STYLE))
+        output.write(text)
     click.echo(f"Wrote {file}.")
 
 
-def head(figures: Mapping[str, Any]) -> str:
-    """Writes the table of single figures, each with what it means."""
-    return table(
+def head(figures: Mapping[str, Any]) -> list[dict[str, str]]:
+    """Lists the single figures as rows of a table, each with what it means."""
+    return [
         {
             "figure": FIGURES[name].label,
             "value": FIGURES[name].null
@@ -232,135 +187,12 @@ def head(figures: Mapping[str, Any]) -> str:
         }
         for name in HEAD
         if figures.get(name) is not None or name in SHOWN_AS_NULL & figures.keys()
-    )
-
-
-def times(seconds: Mapping[str, float], whole_s: float) -> list[str]:
-    """Draws what a time consists of."""
-    parts = {name: s for name, s in seconds.items() if s and not name.startswith("overlapped")}
-    overlapped = {name: s for name, s in seconds.items() if s and name.startswith("overlapped")}
-    texts = {
-        name: (f"{with_unit(s, 's')}, {with_unit(s / whole_s, 'share')}", s)
-        for name, s in {**parts, **overlapped}.items()
-    }
-    note = [f"<p>{OVERLAPPED}"] if overlapped else []
-    return [
-        f"<p>{with_unit(whole_s, 's')}.",
-        bar(parts, whole_s, limit=False),
-        legend(texts),
-        *note,
     ]
 
 
-def collectives(figures: Mapping[str, Any]) -> list[str]:
-    """Sums collectives by part of the model, the slowest first; one click opens their lines."""
-    rows = by_line(figures["collectives"])
-    parts = {row["model_part"]: list[dict[str, Any]]() for row in rows}
-    for row in rows:
+def collectives(figures: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
+    """Sums the collectives of each line, by part of the model, the slowest part first."""
+    parts = defaultdict[str, list[dict[str, Any]]](list)
+    for row in by_line(figures["collectives"]):
         parts[row["model_part"]].append(row)
-    return [
-        f"<details><summary>{html.escape(traffic_of(part, lines))}</summary>{lines_table(lines)}"
-        "</details>"
-        for part, lines in parts.items()
-    ] or ["<p>None: the devices exchange nothing."]
-
-
-def traffic_of(part: str, rows: Sequence[Mapping[str, Any]]) -> str:
-    """Describes the collectives of a part of the model in a line."""
-    kinds: dict[str, tuple[int, float, float]] = {}
-    for row in rows:
-        count, size, time_s = kinds.get(row["kind"], (0, 0.0, 0.0))
-        kinds[row["kind"]] = (
-            count + row["count"], size + row["received_bytes"], time_s + row["seconds"]
-        )  # fmt: skip
-    texts = (
-        f"{kind} {count:,} times, {size_text(round(size))}"
-        + (f", {with_unit(time_s, 's')}" if time_s else "")
-        for kind, (count, size, time_s) in kinds.items()
-    )
-    return f"{part}: {'; '.join(texts)}"
-
-
-def lines_table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Lists the collectives of each line of the model."""
-    return table(
-        {
-            **({"part": row["part"]} if "part" in row else {}),
-            "collective": row["kind"],
-            "over": ", ".join(row["mesh_axes"]),
-            "times": row["count"],
-            "received": size_text(row["received_bytes"]),
-            "takes": with_unit(row["seconds"] or None, "s"),
-            "overlaps compute": "yes" if row["overlaps"] else "no",
-            "for": row["source"],
-        }
-        for row in rows
-    )
-
-
-def with_unit(value: Any, unit: str) -> str:
-    """Writes a figure as people read it.
-
-    >>> with_unit(0.0123, "s"), with_unit(0.5, "share"), with_unit(1234.5, "hours")
-    ('12.3 ms', '50.0 %', '1,234 hours')
-    >>> with_unit(3.2e15, "FLOPs"), with_unit(True, ""), with_unit(None, "s")
-    ('3.2 PFLOPs', 'yes', 'unknown')
-    >>> with_unit(0.0000123, "s"), with_unit(2.25e-10, "s"), with_unit(0.01, "hours")
-    ('12.3 µs', '0.225 ns', '36 s')
-    """
-    if value is None:
-        return "unknown"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, tuple | list):
-        return " to ".join(with_unit(end, unit) for end in value)
-    match unit:
-        case "bytes":
-            return size_text(value)
-        case "s":
-            return seconds_text(value)
-        case "hours" if 0 < value < SHORT_HOURS:
-            return seconds_text(HOUR_S * value)
-        case "share":
-            return f"{100 * value:.1f} %"
-        case "FLOPs":
-            return scaled(value, unit)
-    if not isinstance(value, str):
-        value = f"{value:,.0f}" if value >= 100 or isinstance(value, int) else f"{value:.3g}"
-    return f"{value} {unit}".strip()
-
-
-def seconds_text(seconds: float) -> str:
-    """Formats a time, a short one in smaller units."""
-    if seconds >= 1:
-        return f"{seconds:.4g} s"
-    for unit, size in (("ms", 1e-3), ("µs", 1e-6)):
-        if seconds >= size:
-            return f"{seconds / size:.3g} {unit}"
-    return f"{seconds / 1e-9:.3g} ns"
-
-
-def bar(sizes: Mapping[str, float], whole: float, limit: bool) -> str:
-    """Draws parts next to each other on a bar that is at least the whole; a line is its limit."""
-    total = max(sum(sizes.values()), whole) or 1.0
-    parts = "".join(
-        f'<div style="width:{100 * size / total:.2f}%;background:{colour(i)}"'
-        f' title="{html.escape(name)}"></div>'
-        for i, (name, size) in enumerate(sizes.items())
-    )
-    line = f'<div class="limit" style="left:{100 * whole / total:.2f}%"></div>' if limit else ""
-    return f'<div class="bar">{parts}{line}</div>'
-
-
-def legend(texts: Mapping[str, tuple[str, float]]) -> str:
-    """Names the colours of a bar, with the text of each part; those of size 0 are left out."""
-    items = "".join(
-        f'<li><i style="background:{colour(i)}"></i>{html.escape(name)}: {html.escape(text)}'
-        for i, (name, (text, size)) in enumerate(texts.items())
-        if size
-    )
-    return f'<ul class="legend">{items}</ul>'
-
-
-def colour(i: int) -> str:
-    return COLOURS[i % len(COLOURS)]
+    return parts

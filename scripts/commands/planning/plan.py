@@ -11,10 +11,11 @@ from scripts.commands.common import warn_unused, write_json
 from scripts.commands.planning import layouts, page, plan_decode
 from scripts.commands.planning.flags import PlanFlags
 from scripts.commands.planning.inputs import best_plan, named_layouts, read_inputs
-from scripts.commands.planning.page import with_unit, write_page
+from scripts.commands.planning.page import write_page
 from scripts.commands.planning.sweep import sweep_run
 from scripts.flag import given_flags
 from scripts.terminal import print_note, print_table
+from scripts.texts import with_unit
 from trainer.checks import attention_lines, check_bubble
 from trainer.planning.report import as_json, decode_as_json
 from trainer.planning.run_cost import Assumptions

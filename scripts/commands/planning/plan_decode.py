@@ -13,8 +13,8 @@ from scripts.commands.decoding.decode import BATCH, search_of
 from scripts.commands.planning import page
 from scripts.commands.planning.flags import DecodePlanFlags, PlanFlags
 from scripts.commands.planning.inputs import PlanInputs, can_compile
-from scripts.commands.planning.page import with_unit
 from scripts.commands.shared_flags import SearchFlags
+from scripts.texts import with_unit
 from trainer.decoding.decoder import padded
 from trainer.decoding.requests import DecodeOptions
 from trainer.planning.child import in_child

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import html
 import math
 from collections import defaultdict
 from collections.abc import Sequence
@@ -18,9 +17,9 @@ from layouts.mesh import mesh_sizes
 from scripts.commands.common import open_output, setting_origins, write_json
 from scripts.commands.planning.flags import PlanFlags
 from scripts.commands.planning.inputs import PlanInputs, named_layouts, read_inputs
-from scripts.commands.planning.page import STYLE, with_unit
-from scripts.html_page import image, page, table
+from scripts.html_page import render
 from scripts.terminal import print_note, print_table
+from scripts.texts import with_unit
 from trainer.checks import layout_name
 from trainer.metrics.plots import png_of
 from trainer.planning.figures import SCHEMA_VERSION
@@ -31,13 +30,6 @@ RANKED = 3  # layouts of a ranking that are swept with the run's own
 SHOWN = 20  # combinations in the terminal
 NEAR = 0.04  # of the picture: two labels would overlap there
 MARGIN = 1.1  # of the picture, for circles and labels at its edge
-WIDE = "body{max-width:80rem}"  # a row ends with its layout
-HOW = (
-    "Each combination of batch, recomputation, precision and layout has the fewest microbatches "
-    "with which it fits; all read as many tokens as the whole run. By traces: compile the best by "
-    "meshloom plan. The batch and the precision change what is learned as well. The picture has "
-    "the numbers of the table; a larger circle needs more memory."
-)
 
 
 def sweep_run(flags: PlanFlags) -> None:
@@ -59,14 +51,17 @@ def sweep_run(flags: PlanFlags) -> None:
         print_note(f"{len(shown) - SHOWN} more combinations fit: --html or --json lists them.")
     write_json(flags.json_file, {"schema_version": SCHEMA_VERSION, "combinations": rows})
     if flags.html is not None:
-        how = f"{HOW} The whole run reads {points[0].tokens:,} {inputs.run.task.unit}."
-        if flags.price_per_chip_hour is not None:
-            price = f"{flags.price_per_chip_hour:g} {html.escape(flags.currency)}"
-            how += f" A chip costs {price} per hour."
-        picture = png_of(functools.partial(scatter, points))
-        parts = [f"<p>{how}", image(picture, "Chip-hours over step time."), table(shown)]
+        text = render(
+            "commands/planning/sweep.html",
+            title=f"{inputs.title}: settings by their cost",
+            tokens=f"{points[0].tokens:,} {inputs.run.task.unit}",
+            price=flags.price_per_chip_hour,
+            currency=flags.currency,
+            picture=png_of(functools.partial(scatter, points)),
+            rows=shown,
+        )
         with open_output(flags.html) as output:
-            output.write(page(f"{inputs.title}: settings by their cost", parts, STYLE + WIDE))
+            output.write(text)
         click.echo(f"Wrote {flags.html}.")
 
 

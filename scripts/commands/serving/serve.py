@@ -7,8 +7,6 @@ from scripts.commands.serving.flags import ServeFlags
 def serve(flags: ServeFlags) -> None:
     """Serves a model until a signal."""
     with extra_required("serve", "serve"):
-        import jinja2  # noqa: F401  which chats need
-
         from scripts.commands.serving.launch import server_of
 
     with server_of(flags) as (server, listener):

@@ -1,7 +1,6 @@
 """Runs `meshloom report`: plots the curves of one or several runs, as one page."""
 
 import contextlib
-import html
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,7 +15,7 @@ from configs.write import values
 from data.storage.files import atomic_write
 from scripts.commands.planning.page import head
 from scripts.commands.training.flags import ReportFlags
-from scripts.html_page import cell, image, page, table
+from scripts.html_page import render
 from trainer.metrics.goodput import HOUR_S, USES, spent_seconds
 from trainer.metrics.jsonl import WALL_TIME
 from trainer.metrics.plots import RunPlots, compared, curve
@@ -53,18 +52,21 @@ def comparison_page(folders: Mapping[str, Path]) -> str:
     runs = {name: RunPlots(folder) for name, folder in folders.items()}
     if empty := [name for name, run in runs.items() if not run.train]:
         raise UserError(f"{', '.join(empty)}: no step in its metrics.jsonl.  Train first.")
-    differ = settings_that_differ(folders)
-    parts = ["<h2>Settings that differ</h2>", table(differ) if differ else "<p>None.</p>"]
     spent = {name: spent_seconds(folder) for name, folder in folders.items()}
     last = [{"run": name, **last_numbers(run, spent[name])} for name, run in runs.items()]
-    parts += ["<h2>Last numbers</h2>", table(transposed(last))]
     lines = [line for run in runs.values() for line in run.checks]
     checked = dict.fromkeys(n for line in lines for n in line if n not in NOT_DRAWN)
     drawn = [("validation", name) for name in checked if curve(lines, name)[0]]
-    for split, name in [("training", "loss"), *drawn]:
-        title = html.escape(f"{split} {heading(name)}".capitalize())
-        parts += [f"<h2>{title}</h2>", image(compared(runs, split, name), title)]
-    return page("Comparison of runs", parts)
+    return render(
+        "commands/training/comparison.html",
+        title="Comparison of runs",
+        differ=settings_that_differ(folders),
+        last=transposed(last),
+        pictures={
+            f"{split} {heading(name)}".capitalize(): compared(runs, split, name)
+            for split, name in [("training", "loss"), *drawn]
+        },
+    )
 
 
 def settings_that_differ(folders: Mapping[str, Path]) -> list[dict[str, str]]:
@@ -124,48 +126,48 @@ def write_report(model_dir: Path, pictures: RunPlots) -> list[Path]:
 
 def run_page(model_dir: Path, pictures: RunPlots, drawn: dict[str, bytes]) -> str:
     """Writes the page of a run."""
-    last = [{"number": n, "value": value} for n, value in numbers(pictures.train[-1]).items()]
-    parts = ["<h2>Last step</h2>", table(last)]
-    if seconds := spent_seconds(model_dir):
-        total_s = sum(seconds.values())
-        rows = [
-            {"use": USES[use], "hours": spent_s / HOUR_S, "share": f"{spent_s / total_s:.1%}"}
-            for use, spent_s in seconds.items()
-        ]
-        parts += ["<h2>Where the time went</h2>", table(rows)]
-    if pictures.checks:
-        checks = [numbers(line) for line in pictures.checks]
-        # The numbers of the split, which are those of all evaluations, are in one line.
-        of_split = [n for n in SPLIT if n in checks[0] and len({c.get(n) for c in checks}) == 1]
-        rows = [{n: v for n, v in check.items() if n not in of_split} for check in checks]
-        parts += ["<h2>Validation</h2>", table(rows)]
-        if of_split:
-            shown = ", ".join(f"{cell(checks[0][name])} {name}" for name in of_split)
-            parts.append(f"<p>Of {shown}.</p>")
-    if pictures.with_experts:
-        layers = pictures.with_experts[-1]["experts"]
-        rows = [{"layer": name, **of_layer(layer)} for name, layer in layers.items()]
-        parts += ["<h2>Experts at the last step</h2>", table(rows)]
-    if pictures.parts:
-        rows = [{"part": name, **numbers(part)} for name, part in pictures.parts.items()]
-        parts += ["<h2>Parts of the data at the last validation</h2>", table(rows)]
-    for name, png in drawn.items():
-        words = WORDS["pictures"][name]
-        title, caption = html.escape(words["title"]), html.escape(words["caption"])
-        parts.append(f"<h2>{title}</h2>{image(png, caption)}<p>{caption}</p>")
-    with contextlib.suppress(OSError, ValueError):  # no prediction, or of another version
-        file = model_dir / "plan.json"
+    checks = [numbers(line) for line in pictures.checks]
+    first = checks[0] if checks else {}
+    # The numbers of the split, which are those of all evaluations, are in one line.
+    of_split = {
+        name: first[name]
+        for name in SPLIT
+        if name in first and all(check.get(name) == first[name] for check in checks)
+    }
+    layers = pictures.with_experts[-1]["experts"] if pictures.with_experts else {}
+    directory = ModelDir(model_dir)  # the layout is the one that was given last
+    spent = spent_seconds(model_dir)
+    all_s = sum(spent.values())
+    files = {"Settings": directory.config_file, "Layout": directory.layout_file}
+    return render(
+        "commands/training/report.html",
+        title=model_dir.name,
+        last=[{"number": n, "value": x} for n, x in numbers(pictures.train[-1]).items()],
+        spent=[
+            {"use": USES[use], "hours": seconds / HOUR_S, "share": f"{seconds / all_s:.1%}"}
+            for use, seconds in spent.items()
+        ],
+        checks=[{n: x for n, x in check.items() if n not in of_split} for check in checks],
+        of_split=of_split,
+        experts=[{"layer": name, **of_layer(layer)} for name, layer in layers.items()],
+        parts=[{"part": name, **numbers(part)} for name, part in pictures.parts.items()],
+        pictures=[(WORDS["pictures"][name], png) for name, png in drawn.items()],
+        prediction=prediction(model_dir / "plan.json"),
+        files=[
+            (title, file.name, file.read_bytes().decode("utf-8", "replace"))
+            for title, file in files.items()
+            if file.exists()
+        ],
+    )
+
+
+def prediction(file: Path) -> list[dict[str, str]]:
+    """Reads the figures of a run's plan; none where there is no plan, or one of another version."""
+    with contextlib.suppress(OSError, ValueError):
         figures = read_json(file.read_bytes(), dict[str, Any], file)
         if figures.get("schema_version") == SCHEMA_VERSION:
-            parts += ["<h2>Prediction for a step</h2>", head(figures)]
-    directory = ModelDir(model_dir)  # the layout is the one that was given last
-    for title, file in (("Settings", directory.config_file), ("Layout", directory.layout_file)):
-        if file.exists():
-            text = html.escape(file.read_bytes().decode("utf-8", "replace"))
-            parts.append(
-                f"<h2>{title}</h2><details><summary>{file.name}</summary><pre>{text}</pre></details>"
-            )
-    return page(model_dir.name, parts)
+            return head(figures)
+    return []
 
 
 def heading(name: str) -> str:
@@ -183,8 +185,11 @@ def heading(name: str) -> str:
 
 def numbers(line: dict[str, Any]) -> dict[str, Any]:
     """Returns the numbers of a line of metrics, by name and unit."""
-    return {heading(name): value for name, value in line.items()
-            if isinstance(value, int | float) and name != WALL_TIME}  # fmt: skip
+    return {
+        heading(name): value
+        for name, value in line.items()
+        if isinstance(value, int | float) and name != WALL_TIME
+    }
 
 
 def of_layer(layer: dict[str, Any]) -> dict[str, Any]:

@@ -76,7 +76,7 @@ def test_the_numbers_of_the_split_are_said_once(model_dir: Path) -> None:
     report(ReportFlags(model_dir=model_dir))
     page = (model_dir / "report.html").read_text()
     assert "Of 1,200 tokens, 7 lines." in page and "<th>lines" not in page
-    assert "<tr><th>number<th>value<tr>" in page and "<td>loss (nats per token)<td>2.5" in page
+    assert "<tr><th>number<th>value\n" in page and "<td>loss (nats per token)<td>2.5" in page
 
 
 def test_a_report_has_units_settings_and_the_prediction(model_dir: Path) -> None:

@@ -1,0 +1,63 @@
+"""Writes numbers as people read them."""
+
+from typing import Any
+
+from layouts.cost.collectives import scaled, size_text
+from trainer.planning.run_cost import HOUR_S
+
+SHORT_HOURS = 0.1  # shown in seconds
+
+
+def cell(value: object) -> str:
+    """Writes a number of a table, whose unit its heading names.
+
+    >>> cell(0.123456), cell(1234567), cell("decoder 1"), cell(None)
+    ('0.1235', '1,234,567', 'decoder 1', '')
+    """
+    if value is None:
+        return ""
+    if isinstance(value, float) and not value.is_integer():
+        return f"{value:,.4g}" if abs(value) < 1e4 else f"{value:,.0f}"
+    return f"{value:,.0f}" if isinstance(value, int | float) else str(value)
+
+
+def with_unit(value: Any, unit: str) -> str:
+    """Writes a figure as people read it.
+
+    >>> with_unit(0.0123, "s"), with_unit(0.5, "share"), with_unit(1234.5, "hours")
+    ('12.3 ms', '50.0 %', '1,234 hours')
+    >>> with_unit(3.2e15, "FLOPs"), with_unit(True, ""), with_unit(None, "s")
+    ('3.2 PFLOPs', 'yes', 'unknown')
+    >>> with_unit(0.0000123, "s"), with_unit(2.25e-10, "s"), with_unit(0.01, "hours")
+    ('12.3 µs', '0.225 ns', '36 s')
+    """
+    if value is None:
+        return "unknown"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, tuple | list):
+        return " to ".join(with_unit(end, unit) for end in value)
+    match unit:
+        case "bytes":
+            return size_text(value)
+        case "s":
+            return seconds_text(value)
+        case "hours" if 0 < value < SHORT_HOURS:
+            return seconds_text(HOUR_S * value)
+        case "share":
+            return f"{100 * value:.1f} %"
+        case "FLOPs":
+            return scaled(value, unit)
+    if not isinstance(value, str):
+        value = f"{value:,.0f}" if value >= 100 or isinstance(value, int) else f"{value:.3g}"
+    return f"{value} {unit}".strip()
+
+
+def seconds_text(seconds: float) -> str:
+    """Formats a time, a short one in smaller units."""
+    if seconds >= 1:
+        return f"{seconds:.4g} s"
+    for unit, size in (("ms", 1e-3), ("µs", 1e-6)):
+        if seconds >= size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds / 1e-9:.3g} ns"
