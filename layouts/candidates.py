@@ -83,18 +83,3 @@ def rule_sets(record: Record, sizes: Mapping[str, int]) -> Iterator[tuple[str, s
             model = model.replace("d_ff:model", "d_ff:model?")
         rules = [*batch, model, activation, expert.format(rows=rows)]
         yield ";".join(rule for rule in rules if rule), weight.format(rows=rows)
-
-
-def as_gin(layout: Layout, comments: list[str]) -> str:
-    """Formats a layout file: comments and bindings."""
-    lines = [f"# {comment}" if comment else "#" for comment in comments]
-    lines += [
-        f'Layout.mesh = "{layout.mesh}"',
-        f'Layout.rules = "{layout.rules}"',
-        f'Layout.param_rules = "{layout.param_rules}"',
-    ]
-    if layout.order is not None:
-        lines.append(f'Layout.order = "{layout.order}"')
-    if layout.slices is not None:
-        lines.append(f'Layout.slices = "{layout.slices}"')
-    return "\n".join(lines) + "\n"

@@ -26,7 +26,6 @@ WORK = {
     "supervise": work("training", "SuperviseFlags", "supervise:supervise"),
     "doctor": work("doctor", "DoctorFlags", "doctor:doctor"),
     "plan": work("planning", "PlanFlags", "plan:plan"),
-    "layouts": work("planning", "LayoutsFlags", "layouts:search"),
     "tune": work("planning", "TuneFlags", "tune:tune"),
     "papers": work("papers", "PapersFlags", "papers:show_papers"),
 }
@@ -57,6 +56,7 @@ BENCHMARKS = {
 @click.group(
     cls=LazyGroup,
     work=WORK,
+    renamed={"layouts": "tune --budget=0"},
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 @click.version_option(package_name="meshloom", prog_name="meshloom")

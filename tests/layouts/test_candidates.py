@@ -1,16 +1,13 @@
 """Which layouts are tried, and how the best is written."""
 
 import dataclasses
-from pathlib import Path
 
 import pytest
 
-from configs.load import load
 from layouts.candidates import (
     DATA_PARALLEL,
     FSDP,
     FSDP_AND_MODEL,
-    as_gin,
     candidates,
     shapes,
     with_shard_axis,
@@ -92,10 +89,3 @@ def test_a_third_mesh_axis_splits_weights_over_some_of_the_rows_only() -> None:
 @pytest.mark.parametrize("devices", [1, 6, 8])
 def test_shapes_multiply_to_the_devices(devices: int) -> None:
     assert {data * model for data, model in shapes(devices)} == {devices}
-
-
-def test_what_is_written_is_a_layout_file(tmp_path: Path) -> None:
-    layout = dataclasses.replace(next(iter(candidates(DENSE, 8))), order="data:x")
-    (tmp_path / "best.gin").write_text(as_gin(layout, ["The best.", "+3%: another"]))
-    assert load([str(tmp_path / "best.gin")]).make(Layout) == layout
-    assert (tmp_path / "best.gin").read_text().startswith("# The best.\n# +3%: another\n")

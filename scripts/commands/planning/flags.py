@@ -1,4 +1,4 @@
-"""Defines the flags of `meshloom plan`, `meshloom layouts` and `meshloom tune`."""
+"""Defines the flags of `meshloom plan` and `meshloom tune`."""
 
 from dataclasses import dataclass, field
 from typing import Annotated
@@ -90,27 +90,6 @@ class PlanFlags:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LayoutsFlags:
-    """Ranks the layouts that a model can have on a slice by traces, the fastest that fits first.
-
-    `meshloom tune` compiles the best, or runs them, and tries other settings with each.  Without
-    --topology it ranks them on the devices of this machine, whose speed it measures first.
-    """
-
-    EXAMPLES = (
-        "meshloom layouts --gin_file=configs/runs/quickstart.gin --topology=v3:2x2",
-        "meshloom layouts --gin_file=configs/runs/quickstart.gin --simulate_devices=8 "
-        "--output=best.gin",
-    )
-    topology: shared.Topology = None
-    output: Annotated[str | None, Flag(metavar="FILE", names_output=True)] = None
-    """Writes the best layout to FILE as a layout file."""
-    json_file: shared.JsonFile = None
-    settings: shared.SavedSettingsFlags = field(default_factory=shared.SavedSettingsFlags)
-    devices: DeviceFlags = field(default_factory=DeviceFlags)
-
-
-@dataclass(frozen=True, kw_only=True)
 class TuneFlags:
     """Searches the settings under which a run's step is the fastest, and writes them to a file.
 
@@ -118,19 +97,22 @@ class TuneFlags:
     recomputed, saved or kept on the host, and the compiler options of configs/compilers/.  Batch
     and precision stay.  With --topology it compiles for absent devices (needs their compiler);
     without it, it times steps on this machine.  A log next to --output keeps all trials, so that
-    the same command resumes.
+    the same command resumes.  --budget=0 only ranks layouts, all of them by their traces, which
+    takes seconds.
     """
 
     EXAMPLES = (
+        "meshloom tune --gin_file=configs/runs/quickstart.gin --topology=v3:2x2 --budget=0",
         "meshloom tune --gin_file=configs/runs/quickstart.gin --simulate_devices=4 --budget=5m",
         "meshloom tune --gin_file=configs/models/maxtext_16b.gin --topology=v5e:16x16 --budget=2h",
     )
     topology: shared.Topology = None
     budget: Annotated[str, Flag(metavar="TIME")] = "30m"
-    """Time after which no further trial begins, such as 90s, 30m or 2h."""
+    """Time after which no further trial begins, such as 90s, 30m or 2h; 0 ranks layouts alone."""
     best: Annotated[int, Flag(min=1)] = 3
     """How many layouts to try, the first by their traces; and the standard ones and the run's."""
     output: Annotated[str, Flag(metavar="FILE", names_output=True)] = "tuned.gin"
     """Writes the best settings to FILE, and all trials to a log of the same name in .jsonl."""
+    json_file: shared.JsonFile = None
     settings: shared.SavedSettingsFlags = field(default_factory=shared.SavedSettingsFlags)
     devices: DeviceFlags = field(default_factory=DeviceFlags)

@@ -25,6 +25,7 @@ SHOWN_AS_NULL = {"fits", "compiled_for"}
 TIMED = ("products_s", "other_s", "traffic_s")  # what adds to a step
 SHORTEST = 1e-4  # of a step: less is left out of a table
 MAX_COLLECTIVES = 12  # in a table
+COLUMNS = ("fits", "bytes per device", "traffic per device", "step s", "rate", "share of peak")
 
 
 def print_memory(figures: dict[str, Any]) -> None:
@@ -152,6 +153,22 @@ def summary_line(figures: dict[str, Any], parts: Sequence[str]) -> str:
     if figures["compile_s"] is not None:
         parts.append(f"compiled in {figures['compile_s']:.0f} s")
     return "; ".join(parts) + "."
+
+
+def row(figures: dict[str, Any]) -> list[str]:
+    """Writes a plan of training as `COLUMNS`."""
+    received_bytes = sum(collective["received_bytes"] for collective in figures["collectives"])
+    line = [
+        with_unit(figures["fits"], ""),
+        size_text(figures["bytes_per_device"]),
+        size_text(received_bytes),
+    ]
+    if figures["step_time_s"] is None:
+        return [*line, "unknown", "unknown", "unknown"]
+    rate = f"{figures['tokens_per_s']:,.0f} {figures['unit']}/s"
+    times = (f"{figures['step_time_s']:.4g}", rate)
+    share = "unknown" if figures["utilisation"] is None else f"{figures['utilisation']:.1%}"
+    return [*line, *times, share]
 
 
 def write_page(file: str, title: str, figures: dict[str, Any]) -> None:

@@ -8,7 +8,7 @@ from configs.errors import UserError
 from layouts.cost.collectives import size_text
 from layouts.layout import Layout
 from scripts.commands.common import warn_unused, write_json
-from scripts.commands.planning import layouts, page, plan_decode
+from scripts.commands.planning import page, plan_decode
 from scripts.commands.planning.flags import PlanFlags
 from scripts.commands.planning.inputs import best_plan, named_layouts, read_inputs
 from scripts.commands.planning.page import write_page
@@ -114,10 +114,11 @@ def compare(flags: PlanFlags) -> None:
         return figures[name]["fits"] is False, math.inf if time_s is None else time_s
 
     names = sorted(figures, key=order)
-    kind: Any = plan_decode if flags.decode else layouts
+    kind: Any = plan_decode if flags.decode else page
     print_table(["layout", *kind.COLUMNS], [[name, *kind.row(figures[name])] for name in names])
-    if not flags.decode:
-        layouts.warn_of_excess(figures)
+    for name in names:
+        if figures[name]["excess_flops"] is not None:
+            print_note(f"warning: {name}: the compiled program {figures[name]['excess_flops']}.")
     write_json(flags.json_file, {name: figures[name] for name in names})
 
 

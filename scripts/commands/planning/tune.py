@@ -11,26 +11,28 @@ import jax
 
 from configs.errors import UserError
 from configs.imports import CHECKOUT
-from configs.load import load
+from configs.load import Config, load
 from configs.paths import local_path
 from configs.write import dump, shown
 from layouts.absent_devices import has_compiler
-from layouts.candidates import as_gin
 from layouts.cost.calibration import HostRates, measure_host
-from layouts.cost.collectives import size_text
+from layouts.cost.collectives import format_mesh, size_text
 from layouts.cost.interconnect import Topology
 from layouts.layout import Layout
 from layouts.mesh import mesh_sizes
-from scripts.commands.common import open_output, settings_of
+from scripts.commands.common import open_output, setting_origins, settings_of, write_json
 from scripts.commands.doctor.machine import installed
+from scripts.commands.planning import page
 from scripts.commands.planning.flags import TuneFlags
-from scripts.commands.planning.inputs import no_compiler, parse_topology
-from scripts.commands.planning.layouts import configured_layouts
+from scripts.commands.planning.inputs import no_compiler, parse_topology, sizes_on
 from scripts.commands.planning.sweep import remat_text
+from scripts.flag import given_flags
 from scripts.terminal import print_note, print_table
-from trainer.checks import check_run
+from trainer.checks import check_layout, check_run
 from trainer.planning.child import in_child
+from trainer.planning.report import as_json
 from trainer.planning.search import Hardware, StepBenchmark, one_line, rank_layouts, shortlist
+from trainer.planning.sweep import suggest_slice
 from trainer.planning.training import plan_compiled
 from trainer.planning.tune import Candidate, Trial, TrialLog, Tuner, ladders_of
 from trainer.run import Run
@@ -47,20 +49,67 @@ def tune(flags: TuneFlags) -> None:
     """Searches layout, microbatches, recomputation and compiler options of a run."""
     config, budget_s = settings_of(flags.settings), parse_duration(flags.budget)
     run, topology = config.make(Run), parse_topology(flags.topology)
-    if topology is not None and topology.count > 1 and not topology.is_gpu:
+    check_flags(flags, topology, compiles=budget_s > 0)
+    check_run(run)
+    configured = configured_layouts(config, run, topology)
+    if budget_s:
+        search(flags, run, topology, configured, time.monotonic() + budget_s)
+    else:
+        rank(flags, run, topology, configured)
+
+
+def check_flags(flags: TuneFlags, topology: Topology | None, *, compiles: bool) -> None:
+    """Refuses what this machine cannot search, and flags that do not belong together."""
+    if topology is not None and topology.count > 1 and not (topology.is_gpu and compiles):
         raise UserError(
             f"--topology={topology.name}: one slice is tuned at a time.  Tune one slice, and plan "
             "several by `meshloom plan --analytic` with Layout.slices."
         )
-    check_run(run)
-    if topology is not None and not has_compiler(topology.chip.platform):
+    if topology is not None and compiles and not has_compiler(topology.chip.platform):
         raise UserError(f"`meshloom tune` compiles.  {no_compiler(topology.chip.platform)}")
-    output = local_path(flags.output, "--output")
-    if output.suffix == LOG:
-        raise UserError(f"--output={output}: the log has this name.  Give one that ends in .gin.")
-    configured = configured_layouts(config, run, topology)
-    log = TrialLog(output.with_suffix(LOG), subject(run, topology, configured, flags.best))
-    deadline_s = time.monotonic() + budget_s
+    if not compiles and "--best" in given_flags(flags):
+        raise UserError("--best chooses layouts to compile.  Remove it, or --budget=0.")
+    if compiles and flags.json_file is not None:
+        raise UserError("--json lists the plans of --budget=0.  Trials are in the log of --output.")
+    if local_path(flags.output, "--output").suffix == LOG:
+        raise UserError(
+            f"--output={flags.output}: the log has this name.  Give one that ends in .gin."
+        )
+
+
+def rank(
+    flags: TuneFlags, run: Run, topology: Topology | None, configured: Sequence[Layout]
+) -> None:
+    """Ranks all layouts, with the other settings of the run, by their traces."""
+    ranking = rank_layouts(run, topology or measure_host(jax.devices()), configured)
+    where = f"{len(jax.devices())} devices of one machine" if topology is None else topology.name
+    basis = f"{len(ranking)} layouts on {where}, by their traces"
+    fitting = [ranked for ranked in ranking if ranked.plan.fits is not False]
+    if topology is not None and not fitting:
+        least = min((ranked.plan for ranked in ranking), key=lambda plan: plan.memory.needed_bytes)
+        raise UserError(
+            f"--topology={topology.name}: none of {basis}, fits; the least needs "
+            f"{size_text(least.memory.needed_bytes)} per device of "
+            f"{size_text(topology.chip.memory_bytes)}.  {suggest_slice(least)}  "
+            "Traces are not exact: a --budget compiles."
+        )
+    figures = {ranked.name: as_json(ranked.plan, ranked.layout) for ranked in ranking}
+    print_table(["layout", *page.COLUMNS], [[name, *page.row(f)] for name, f in figures.items()])
+    write_json(flags.json_file, [{"layout": name, **plan} for name, plan in figures.items()])
+    trials = [(Candidate(run, ranked.layout), Trial.of(ranked.plan)) for ranked in fitting]
+    write_best(flags.output, trials, f"The fastest of {basis}", named_options(run, topology))
+
+
+def search(
+    flags: TuneFlags,
+    run: Run,
+    topology: Topology | None,
+    configured: Sequence[Layout],
+    deadline_s: float,
+) -> None:
+    """Compiles or times what traces predict to be the fastest, while there is any, and time."""
+    log_file = local_path(flags.output, "--output").with_suffix(LOG)
+    log = TrialLog(log_file, subject(run, topology, configured, flags.best))
     hardware: Hardware = topology or HostRates(
         **log.once("host", lambda: measure_host(jax.devices())._asdict())
     )
@@ -73,25 +122,49 @@ def tune(flags: TuneFlags) -> None:
     tuner = Tuner(hardware, measure_on(topology), log, deadline_s)
     option_names = named_options(run, topology)
     tuner.search(list(ladders_of(run, layouts, list(option_names), hardware)))
-    if not tuner.ranking:
+    if not (ranking := tuner.ranking):
         remedy = "Choose more devices, or a smaller Run.batch_sequences."
         if tuner.left:
             remedy = f"--budget={flags.budget} ended: the same command resumes."
         raise UserError(f"none of {len(tuner.trials)} trials fits.  {remedy}")
-    report(tuner, option_names, flags)
-
-
-def report(tuner: Tuner, option_names: Mapping[Options, str], flags: TuneFlags) -> None:
-    """Prints what fits, the fastest first; writes the best settings."""
-    ranking = tuner.ranking
     rows = [[*columns(candidate, option_names), *figures_of(trial)] for candidate, trial in ranking]
     print_table([*COLUMNS, "step", "bytes per device"], rows[:SHOWN])
+    by = "steps on this machine" if topology is None else f"the compiler for {topology.name}"
+    counted = f"The fastest of {len(ranking)} settings that fit, of {len(tuner.trials)}, by {by}"
+    write_best(flags.output, ranking, counted, option_names)
+    if tuner.left:
+        print_note(
+            f"--budget={flags.budget} left out {len(tuner.left)} settings that may be faster.  "
+            "The same command resumes with them."
+        )
+
+
+def configured_layouts(config: Config, run: Run, topology: Topology | None) -> list[Layout]:
+    """Returns the layout of the gin files, if they have one that is legal on these devices."""
+    if not any(name.startswith("Layout.") for name in config.bound):
+        return []
+    layout = config.make(Layout)
+    torus = None if topology is None else topology.torus
+    try:
+        sizes = sizes_on(layout, topology)
+        check_layout(run, layout, sizes, setting_origins(config), torus)
+    except UserError as error:
+        print_note(f"The layout of the gin files is left out: {error}")
+        return []
+    return [dataclasses.replace(layout, mesh=format_mesh(sizes))]
+
+
+def write_best(
+    file: str,
+    ranking: Sequence[tuple[Candidate, Trial]],
+    counted: str,
+    option_names: Mapping[Options, str],
+) -> None:
+    """Prints the first settings of a ranking, and writes them as a gin file."""
     (best, trial), *others = ranking
-    by = "steps on this machine" if flags.topology is None else f"the compiler for {flags.topology}"
-    counted = f"The fastest of {len(ranking)} settings that fit, of {len(tuner.trials)}, by {by}:"
-    print(f"{counted} {trial.step_s:.4g} s per step")
+    print(f"{counted}: {one_line(best.layout)}, {trial.step_s:.4g} s per step")
     comments = [
-        counted,
+        f"{counted}:",
         "{} per step, {} per device.  Next:".format(*figures_of(trial)),
         *(
             f"{(other.step_s or 0) / (trial.step_s or 1) - 1:+.1%}: "
@@ -99,19 +172,10 @@ def report(tuner: Tuner, option_names: Mapping[Options, str], flags: TuneFlags) 
             for c, other in others[:SHOWN]
         ),
     ]
-    lines = [
-        f"{name} = {shown(value)}\n"
-        for name, value in best.settings.items()
-        if not name.startswith("Layout.")
-    ]
-    with open_output(flags.output) as file:
-        file.write(as_gin(best.layout, comments) + "".join(lines))
-    print_note(f"Wrote {flags.output}: give it to `meshloom train` after the run's --gin_file.")
-    if tuner.left:
-        print_note(
-            f"--budget={flags.budget} left out {len(tuner.left)} settings that may be faster.  "
-            "The same command resumes with them."
-        )
+    with open_output(file) as output:
+        output.writelines(f"# {comment}\n" for comment in comments)
+        output.writelines(f"{name} = {shown(value)}\n" for name, value in best.settings.items())
+    print_note(f"Wrote {file}: give it to `meshloom train` after the run's --gin_file.")
 
 
 def columns(candidate: Candidate, option_names: Mapping[Options, str]) -> list[str]:
@@ -175,10 +239,10 @@ def subject(
 def parse_duration(text: str) -> float:
     """Reads a duration in seconds.
 
-    >>> parse_duration("1.5h")
-    5400.0
+    >>> parse_duration("1.5h"), parse_duration("0")
+    (5400.0, 0.0)
     """
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh])", text)
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh])", "0s" if text == "0" else text)
     if match is None:
-        raise UserError(f"--budget={text}: legal: a number and s, m or h, such as 30m.")
+        raise UserError(f"--budget={text}: legal: a number and s, m or h, such as 30m, or 0.")
     return float(match[1]) * SECONDS[match[2]]

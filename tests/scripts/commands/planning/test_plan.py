@@ -218,13 +218,14 @@ def test_layouts_of_one_name_are_all_compared(run: Meshloom, tmp_path: Path) -> 
 def test_the_best_layout_is_written(run: Meshloom, tmp_path: Path) -> None:
     best = tmp_path / "best.gin"
     flags = ["--topology=v5e:2x2", f"--output={best}", f"--json={tmp_path / 'all.json'}"]
-    answer = run("layouts", *toy(tmp_path)[1:], *flags)
+    answer = run("tune", "--budget=0", *toy(tmp_path)[1:], *flags)
     assert answer.code == 0, answer.error
     ranking = json.loads((tmp_path / "all.json").read_text())
     times = [plan["step_time_s"] for plan in ranking if plan["fits"]]
     assert len(times) > 10 and times == sorted(times)
     text = best.read_text()
-    assert "Runners-up:" in text and f"{times[0]:.4g} s per step" in text
+    assert "Next:" in text and f"{times[0]:.4g} s per step" in text
+    assert load([str(best)]).value("Run.microbatches") == 1
     again = run("plan", *toy(tmp_path)[1:], f"--gin_file={best}", "--topology=v5e:2x2",
                 "--analytic", f"--json={tmp_path / 'one.json'}")  # fmt: skip
     assert again.code == 0, again.error
@@ -236,13 +237,13 @@ def test_the_best_layout_for_the_devices_at_hand(run: Meshloom, tmp_path: Path) 
     best = tmp_path / "best.gin"
     small = ["Transformer.layers = 1", "Transformer.heads = 1", "Transformer.d_ff = 4"]
     flags = [f"--output={best}", f"--json={tmp_path / 'all.json'}"]
-    answer = run("layouts", *toy(tmp_path, *small)[1:], *flags)
+    answer = run("tune", "--budget=0", *toy(tmp_path, *small)[1:], *flags)
     assert answer.code == 0, answer.error
     ranking = json.loads((tmp_path / "all.json").read_text())
     assert all(plan["step_time_s"] > 0 and plan["fits"] is None for plan in ranking)
     text = best.read_text()
     assert text.startswith(f"# The fastest of {len(ranking)} layouts on 8 devices of one machine")
-    assert f'Layout.mesh = "{ranking[0]["layout"].split(" ")[0]}"' in text
+    assert f"Layout.mesh = '{ranking[0]['layout'].split(' ')[0]}'" in text
 
 
 def test_an_order_that_the_slice_cannot_have_is_refused(run: Meshloom, tmp_path: Path) -> None:
@@ -257,7 +258,7 @@ def test_what_fits_nowhere_is_refused_with_a_slice_that_would_do(
     run: Meshloom, tmp_path: Path
 ) -> None:
     wide = ["Transformer.d_ff = 6400000", "Transformer.layers = 2", "Run.batch_sequences = 512"]
-    answer = run("layouts", *toy(tmp_path, *wide)[1:], "--topology=v2:2x2")
+    answer = run("tune", "--budget=0", *toy(tmp_path, *wide)[1:], "--topology=v2:2x2")
     assert answer.code == 2
     assert "by their traces, fits" in answer.error and "try --topology=v2:16x16" in answer.error
 
@@ -358,5 +359,11 @@ def test_tuned_settings_are_a_file_that_training_takes(
     assert named.code == 2 and "the log has this name" in named.error
     refused = run("tune", *toy(tmp_path), *flags[:-1], "--budget=soon")
     assert refused.code == 2 and "--budget=soon: legal" in refused.error
+    for wrong, message in (
+        ([*flags[:-1], "--budget=0"], "--best chooses layouts to compile"),
+        ([*flags, f"--json={tmp_path / 'x.json'}"], "--json lists the plans of --budget=0"),
+    ):
+        refused = run("tune", *toy(tmp_path), *wrong)
+        assert refused.code == 2 and message in refused.error
     other = run("tune", *toy(tmp_path, "Run.batch_sequences = 32"), *flags)
     assert other.code == 2 and "log of another search" in other.error
