@@ -6,7 +6,7 @@
 # make test-sweep             a search for layouts that change a result, until stopped
 # make test-faults            many kills, signals, stalls and interrupts; much mutated input
 # make bench                  speed, and that of other libraries where they are installed
-# make bench-gpu              the same on a GPU: 1.3B dense, long rows, experts, decoding
+# make bench-gpu              the same on a GPU, in 8 minutes: 1.3B dense, long rows, experts, decoding
 # make papers                 docs/papers.md and its pictures, in some minutes
 # make audit                  known vulnerabilities of the installed packages
 PYTHON ?= python3
@@ -14,11 +14,18 @@ BIN := .venv/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check
 LOCK := $(BIN)/uv pip compile --universal --quiet --no-header --upgrade --generate-hashes
 
+GPU_PARTS := train_1.3b train_1.3b_8k train_1.3b_experts generate_1.3b
+GPU_ROUNDS := --rounds=3 --steps=5 --one_at_a_time
+train_1.3b := train --shape=1.3b --systems=meshloom,torch_compiled $(GPU_ROUNDS)
+train_1.3b_8k := train --shape=1.3b_8k --systems=meshloom,torch_compiled $(GPU_ROUNDS)
+train_1.3b_experts := train --shape=1.3b_experts --systems=meshloom $(GPU_ROUNDS)
+generate_1.3b := generate --shape=1.3b --batch_sizes=1,32
+
 export UV_SYSTEM_CERTS := true
 
 .DEFAULT_GOAL := help
-.PHONY: help install cuda tpu quickstart quickstart-translate test test-faults test-newest test-sweep lint bench bench-gpu papers \
-  audit lock
+.PHONY: help install cuda tpu quickstart quickstart-translate test test-faults test-newest test-sweep lint bench bench-gpu test-gpu \
+  papers audit lock
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -67,7 +74,16 @@ bench: install
 	  echo "$$name:"; $(BIN)/meshloom bench $$name --json=bench/$$name.json || exit 1; done
 
 bench-gpu: cuda  # compares with PyTorch where it is installed: .venv/bin/pip install torch
-	$(BIN)/meshloom bench gpu
+	@$(BIN)/python -c 'import jax, sys; sys.exit(jax.default_backend() != "gpu" and "no GPU: JAX computes on a CPU")'
+	$(MAKE) --keep-going test-gpu $(addprefix bench_gpu/,$(GPU_PARTS))
+
+test-gpu:
+	XLA_FLAGS=--xla_gpu_autotune_level=0 MESHLOOM_TEST_PLATFORMS=cuda,cpu $(BIN)/python -m pytest -n 0 tests/test_accelerator.py
+
+# What JAX takes of the GPU by default, 0.75, is too little for 1.3B weights and their batch.
+bench_gpu/%:
+	@mkdir -p $(@D)
+	XLA_PYTHON_CLIENT_MEM_FRACTION=0.92 $(BIN)/meshloom bench $($*) --json=$@.json
 
 papers: install
 	$(BIN)/meshloom papers --output=docs

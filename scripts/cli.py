@@ -49,7 +49,7 @@ EXPORT_WORK = {
 }
 BENCHMARKS = {
     name: (f"benchmarks.{name}:Flags", f"benchmarks.{name}:benchmark")
-    for name in ("train", "translate", "decode", "generate", "serve", "moe", "gpu")
+    for name in ("train", "translate", "decode", "generate", "serve", "moe")
 }
 
 

@@ -1,5 +1,6 @@
 """Flags of the benchmarks: wrong values are refused before anything is measured."""
 
+import re
 from pathlib import Path
 from typing import ClassVar
 
@@ -96,3 +97,19 @@ def test_json_goes_to_the_standard_output_as_well() -> None:
     received: list[JsonFlags] = []
     command_of("toy", JsonFlags, received.append).main(["--json=-"], standalone_mode=False)
     assert received == [JsonFlags(json_file="-")]
+
+
+def test_the_benchmarks_of_make_exist() -> None:
+    makefile = (CHECKOUT / "Makefile").read_text()
+    variables = dict(re.findall(r"^([\w.]+) := (.*)", makefile, re.MULTILINE))
+    lines = [[name] for name in re.findall(r"for name in (.*); do", makefile)[0].split()]
+    for part in variables["GPU_PARTS"].split():
+        rounds = variables["GPU_ROUNDS"]
+        lines.append(variables[part].replace("$(GPU_ROUNDS)", rounds).split())
+    context = click.Context(cli.cli)
+    bench = cli.cli.get_command(context, "bench")
+    assert isinstance(bench, click.Group) and len(lines) == 5 + 4
+    for name, *arguments in lines:
+        command = bench.get_command(context, name)
+        assert command is not None, name
+        command.make_context(name, arguments)
