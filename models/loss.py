@@ -70,9 +70,22 @@ class Criterion:
     r_drop: float = 0.0
     drop_tokens: bool = True
     """Whether experts drop the tokens beyond their capacity."""
+    teacher_weight: float = 0.0
+    """Weight of the divergence from a teacher's predictions; the rest is that of the objective."""
+    temperature: float = 1.0
+    """Divides the logits of both, before the divergence."""
+    teacher_cap: float | None = None
+    """Bounds the teacher's logits softly.  Its model says it."""
 
 
 CROSS_ENTROPY = Criterion()
+
+
+class TeacherOutput(NamedTuple):
+    """Holds what a teacher's logits are the product of."""
+
+    x_BLD: Array
+    softmax_VD: Array
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
@@ -84,13 +97,18 @@ def softmax_loss(
     softmax_VD: Array,
     targets_BL: Array,
     counted_BL: Array,
+    teacher: TeacherOutput | None = None,
 ) -> LossSums:
     """Sums the loss over the counted tokens of softmax(x softmax_VD^T) against the targets.
 
     With label smoothing e the target's probability is 1 - e, and e is spread over all tokens;
-    z-loss adds z * (log sum exp)^2 (Mesh-TensorFlow's softmax_cross_entropy_with_logits).
+    z-loss adds z * (log sum exp)^2 (Mesh-TensorFlow's softmax_cross_entropy_with_logits).  Of a
+    teacher, the objective has T^2 KL(teacher || student), by logits over the temperature T (Hinton
+    et al. 2015).
     """
-    return _in_slices(layout, criterion, chunks, x_BLD, softmax_VD, targets_BL, counted_BL)[0]
+    return _in_slices(
+        layout, criterion, chunks, x_BLD, softmax_VD, targets_BL, counted_BL, teacher
+    )[0]
 
 
 def capped(logits: Array, cap: float | None) -> Array:
@@ -182,11 +200,13 @@ def _with_gradients(
     softmax_VD: Array,
     targets_BL: Array,
     counted_BL: Array,
+    teacher: TeacherOutput | None = None,
 ) -> tuple[LossSums, tuple[Array, Array]]:
     """Returns the sums, and the objective's gradients by x and by the softmax weights."""
     sums, gradients = _in_slices(
-        layout, criterion, chunks, x_BLD, softmax_VD, targets_BL, counted_BL, gradients=True
-    )
+        layout, criterion, chunks, x_BLD, softmax_VD, targets_BL, counted_BL, teacher,
+        gradients=True,
+    )  # fmt: skip
     assert gradients is not None
     dsoftmax_VD = layout.einsum("DV->VD", gradients.dsoftmax_DV, stored=True)
     return sums, (gradients.dx_BLD, dsoftmax_VD)
@@ -198,9 +218,9 @@ def _scale_gradients(
     chunks: int,
     gradients: tuple[Array, Array],
     cotangent: LossSums,
-) -> tuple[Array, Array, None, None]:
+) -> tuple[Array, Array, None, None, None]:
     dx_BLD, dsoftmax_VD = (scaled(g, cotangent.objective.astype(g.dtype)) for g in gradients)
-    return dx_BLD, dsoftmax_VD, None, None
+    return dx_BLD, dsoftmax_VD, None, None, None
 
 
 softmax_loss.defvjp(_with_gradients, _scale_gradients)
@@ -225,6 +245,7 @@ def _in_slices(
     softmax_VD: Array,
     targets_BL: Array,
     counted_BL: Array,
+    teacher: TeacherOutput | None,
     *,
     gradients: bool = False,
 ) -> tuple[LossSums, Gradients | None]:
@@ -232,11 +253,15 @@ def _in_slices(
 
     The slices run one after another, so only the logits of one slice exist at a time.
     """
-    count, axes, take = _slices(layout, chunks, x_BLD, targets_BL, counted_BL)
+    of_teacher = [] if teacher is None else [teacher.x_BLD]
+    count, axes, take = _slices(layout, chunks, x_BLD, targets_BL, counted_BL, *of_teacher)
 
     def part(index: Array | int) -> tuple[LossSums, Gradients | None]:
-        x, targets, counted = take(index)
-        sums, dlogits = _forward(layout, criterion, axes[1], softmax_VD, x, targets, counted)
+        x, targets, counted, *of_teacher = take(index)
+        output = None if teacher is None else TeacherOutput(of_teacher[0], teacher.softmax_VD)
+        sums, dlogits = _forward(
+            layout, criterion, axes[1], softmax_VD, x, targets, counted, output
+        )
         return sums, _backward(layout, axes, softmax_VD, x, dlogits) if gradients else None
 
     if count == 1:
@@ -301,6 +326,7 @@ def _forward(
     x_BLD: Array,
     targets_BL: Array,
     counted_BL: Array,
+    teacher: TeacherOutput | None,
 ) -> tuple[LossSums, Array]:
     """Returns the sums of one slice and the objective's gradient by its logits."""
     axes = f"B{length}V"
@@ -322,6 +348,12 @@ def _forward(
     if smooth:
         total_BL1 = jnp.sum(layout.mask_padding(logits_BLV, axes, "V", 0), axis=-1, keepdims=True)
         objective_BL1 += smooth * (target_logit_BL1 - total_BL1 / vocab)
+    weight, pull_to_teacher_BLV = criterion.teacher_weight, None
+    if teacher is not None:
+        divergence_BL1, pull_to_teacher_BLV = _divergence_from_teacher(
+            layout, criterion, axes, logits_BLV, teacher
+        )
+        objective_BL1 = (1 - weight) * objective_BL1 + weight * divergence_BL1
     sums = LossSums(
         objective=jnp.sum(objective_BL1 * counted_BL1),
         loss=jnp.sum(loss_BL1 * counted_BL1),
@@ -334,6 +366,28 @@ def _forward(
     target_probs_BLV = jnp.where(is_target_BLV, 1 - smooth, 0.0) + smooth / vocab
     target_probs_BLV = layout.mask_padding(target_probs_BLV, axes, "V", 0)
     dlogits_BLV = exp_BLV * pull_BL1 - target_probs_BLV * counted_BL1
+    if pull_to_teacher_BLV is not None:
+        dlogits_BLV = (1 - weight) * dlogits_BLV + weight * pull_to_teacher_BLV * counted_BL1
     if criterion.logit_cap is not None:
         dlogits_BLV *= 1 - jnp.square(bounded_BLV / criterion.logit_cap)
     return sums, dlogits_BLV * criterion.logit_scale
+
+
+def _divergence_from_teacher(
+    layout: Layout, criterion: Criterion, axes: str, logits_BLV: Array, teacher: TeacherOutput
+) -> tuple[Array, Array]:
+    """Returns the divergence of predictions from a teacher's, and its gradient by the logits."""
+    temperature = criterion.temperature
+    teacher_BLV = layout.einsum(
+        f"{axes[:2]}D,VD->{axes}", teacher.x_BLD, teacher.softmax_VD, dtype=float
+    )
+    teacher_BLV = capped(teacher_BLV, criterion.teacher_cap)
+    teacher_BLV = layout.mask_padding(teacher_BLV, axes, "V", -jnp.inf)
+    expected_BLV, predicted_BLV = (
+        jax.nn.log_softmax(x / temperature, axis=-1) for x in (teacher_BLV, logits_BLV)
+    )
+    apart_BLV = layout.mask_padding(expected_BLV - predicted_BLV, axes, "V", 0)
+    probs_BLV = jnp.exp(expected_BLV)
+    divergence_BL1 = jnp.sum(probs_BLV * apart_BLV, axis=-1, keepdims=True)
+    pull_BLV = jnp.exp(predicted_BLV) - probs_BLV
+    return temperature**2 * divergence_BL1, temperature * pull_BLV

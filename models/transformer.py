@@ -22,7 +22,15 @@ from models.initializers import Weights
 from models.layers.blocks import Contexts
 from models.layers.pipeline import stage_axes, with_nested_maps
 from models.layers.stack import Loads, Stack
-from models.loss import Criterion, LossSums, capped, counted_targets, divergence, softmax_loss
+from models.loss import (
+    Criterion,
+    LossSums,
+    TeacherOutput,
+    capped,
+    counted_targets,
+    divergence,
+    softmax_loss,
+)
 from models.network_model import NetworkModel
 from models.parts import BlockParts
 from models.spec import TransformerSpec
@@ -296,9 +304,11 @@ class TransformerModel(NetworkModel[Network]):
                 x_BLD = join_microbatches(layout, x_ABLD, "BLD")
             return x_BLD * self.spec.logit_scale, loads
 
+        teacher = self.teacher_output(params, batch)
+
         def sums_of(x_BLD: Array) -> LossSums:
             return softmax_loss(
-                layout, criterion, chunks, x_BLD, weights_VD, targets_BL, counted_BL
+                layout, criterion, chunks, x_BLD, weights_VD, targets_BL, counted_BL, teacher
             )
 
         passes = [forward(key) for key in pass_keys(criterion, key)]
@@ -319,6 +329,10 @@ class TransformerModel(NetworkModel[Network]):
         return sums._replace(
             objective=sums.objective + decoder_loss, source_objective=encoder_loss, loads=loads
         )
+
+    def teacher_output(self, params: Params, batch: Batch) -> TeacherOutput | None:
+        """Returns what a teacher makes of a batch, where there is one."""
+        return None
 
     def update_routers(self, params: Params, loads: dict[str, Loads]) -> Params:
         return params | {

@@ -225,7 +225,7 @@ def check_vocab_settings(run: Run) -> None:
     """Refuses a vocabulary that would have more tokens than the model has rows, before the task
     trains it and tokenizes its text, which may take hours.
     """
-    if run.start_from is not None:  # its vocabularies replace those that the task would train
+    if run.vocabs_from:  # their vocabularies replace those that the task would train
         return
     rows_of = {TARGET_FILE: ("vocab", run.model.vocab_rows)}
     if run.model.source_vocab_size is not None:

@@ -14,6 +14,7 @@ from jax.sharding import Mesh
 from data.packing.rows import Rows
 from layouts.hlo.compilation import compile_program
 from layouts.layout import Layout
+from models.distillation import without_teacher
 from trainer.checkpoints.interval import SaveInterval
 from trainer.checkpoints.manager import Checkpoints
 from trainer.checkpoints.restore import StatePadding
@@ -58,7 +59,7 @@ def train(job: TrainJob, observers: Sequence[Observer] = ()) -> Outcome:
 
         padding = StatePadding(train_step_spec(run, job.layout), job.mesh)
         with timer.spending("restore"):
-            state, step = restore_or_init(padding, checkpoints, run.start_from)
+            state, step = restore_or_init(padding, checkpoints, run)
         watch.notify(Observer.on_start, run, step)
         stopped, previous = False, None  # previous: a step that the devices may still work on
         if step < last_step:
@@ -110,23 +111,21 @@ def train(job: TrainJob, observers: Sequence[Observer] = ()) -> Outcome:
     return outcome
 
 
-def restore_or_init(
-    padding: StatePadding, checkpoints: Checkpoints, start_from: str | None
-) -> tuple[State, int]:
+def restore_or_init(padding: StatePadding, checkpoints: Checkpoints, run: Run) -> tuple[State, int]:
     """Returns the newest readable checkpoint, sharded over this mesh, or a new state."""
     step_spec, step = padding.step_spec, 0
     if checkpoints.latest is None:
         state = step_spec.saved(padding.unpad(init_state(step_spec, padding.mesh)))
-        if start_from is not None and "base" not in state:
+        if run.start_from is not None and run.model.adapter is None:
             model = step_spec.without_padding().model
-            state["params"], _ = warm_started(state["params"], start_from, model, padding.mesh)
+            state["params"], _ = warm_started(state["params"], run.start_from, model, padding.mesh)
     else:
         state, step = checkpoints.restore(step_spec.saved(padding.unpadded))
         spikes = jax.device_get(step_spec.spike_state())
         state = jax.device_put(spikes, padding.padded["step"].sharding) | state
         logger.info("Continuing from step %d.", step)
     if "base" in state:
-        padding.add_base(state, start_from)
+        padding.add_base(state, run)
     return padding.pad(state), step
 
 
@@ -177,7 +176,7 @@ def validate(
     Returns the metric of `Run.best_by`, if known, and whether the run is to stop, which ends the
     evaluation between two batches.
     """
-    rows, run = job.splits.get("validation"), job.run
+    rows, run, params = job.splits.get("validation"), job.run, without_teacher(state["params"])
     if rows is None or not len(rows):
         return None, False
 
@@ -189,7 +188,7 @@ def validate(
     try:
         evaluation, parts = evaluate(
             run.model.model(job.layout),
-            state["params"],
+            params,
             rows,
             job.mesh,
             batch_sequences=run.batch_sequences,
@@ -198,7 +197,7 @@ def validate(
         )
         logger.info("Step %d: validation %s.", step, evaluation)
         line: Line = {"step": step, **evaluation.numbers()}
-        for measures in watch.notify(Observer.evaluate, step, state["params"], progress):
+        for measures in watch.notify(Observer.evaluate, step, params, progress):
             line |= measures
     except StopRequested:
         return None, True

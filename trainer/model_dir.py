@@ -16,7 +16,7 @@ wandb.id           the run's id at this service, where Run.trackers names it
 
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -150,26 +150,39 @@ class ModelDir:
         atomic_write(self.layout_file, dump([layout]))
 
 
-def starting_vocabs(folder: str, task: Task) -> Vocabs:
-    """Returns the vocabularies of another run, whose weights mean its ids, for this task."""
+def starting_vocabs(folders: Mapping[str, str], task: Task) -> Vocabs | None:
+    """Returns the vocabularies of other runs, whose weights mean its ids, for this task.
+
+    Their folders are given by setting.
+    """
+    taken = {setting: _vocabs_of(setting, folder, task) for setting, folder in folders.items()}
+    if len({str(vocabs.hashes()) for vocabs in taken.values()}) > 1:
+        raise UserError(
+            f"{' and '.join(f'{name} = {folder!r}' for name, folder in folders.items())} have "
+            "different vocabularies.  Legal: runs of one vocabulary."
+        )
+    return next(iter(taken.values()), None)
+
+
+def _vocabs_of(setting: str, folder: str, task: Task) -> Vocabs:
     directory = ModelDir(path_of(folder))
     if not directory.has_run():
         raise UserError(
-            f"Run.start_from = {folder!r}: no trained model there (config.gin is missing).  "
+            f"{setting} = {folder!r}: no trained model there (config.gin is missing).  "
             "Legal: the model directory of a run that has saved a checkpoint."
         )
     source_file = task.source_vocab_file
     has_own = (directory.model_dir / SOURCE_FILE).exists()
     if source_file is not None and (source_file == SOURCE_FILE) != has_own:
         raise UserError(
-            f"Run.start_from = {folder!r}: task {task.name} and that run differ in whether source "
+            f"{setting} = {folder!r}: task {task.name} and that run differ in whether source "
             "and target share a vocabulary.  Set Translation.source_vocab as in that run."
         )
     for name, settings in task.vocab_settings.items():
         given = settings.given()
         if given is not None and given.hash != load_vocab(path_of(folder) / name).hash:
             raise UserError(
-                f"Run.start_from = {folder!r}: its weights belong to the vocabulary {name} there, "
+                f"{setting} = {folder!r}: its weights belong to the vocabulary {name} there, "
                 f"and task {task.name} has @{type(settings).__name__}() with "
                 f"{settings.given_path!r}.  Take Task.vocab = @SentencePiece() without a "
                 "model_file: the run then takes that vocabulary."

@@ -18,7 +18,9 @@ from data.vocab import Tokenizer
 from data.vocabs import SOURCE_FILE, TARGET_FILE
 from layouts.hlo.compilation import CompilerOption
 from models.api import ModelSpec
+from models.distillation import Teacher
 from models.loss import Criterion
+from models.transformer import Transformer
 from trainer.metrics.trackers import TensorBoard, TrackerSpec
 from trainer.optimizers.adafactor import Adafactor
 from trainer.optimizers.adamw import AdamW
@@ -59,6 +61,9 @@ class Run:
     Adapters need it for as long as they are used.
     If this model has experts and that one has none, each expert starts as a copy of the dense
     layer."""
+    teacher: Teacher | None = None
+    """Another model whose predictions this one learns as well. None: it learns from the text
+    alone."""
     skip_spikes: SkipSpikes | None = None
     """Which updates are skipped. None: none; a loss or gradient that is NaN or infinite ends the
     run."""
@@ -124,6 +129,13 @@ class Run:
                 f"{type(self.model).__name__}.adapter: adapters are added to the weights of "
                 "another run.  Set Run.start_from to its model directory."
             )
+        if self.teacher is not None and not (
+            isinstance(self.model, Transformer) and self.model.adapter is None
+        ):
+            raise UserError(
+                f"Run.teacher: a teacher teaches all weights of a @Transformer(), not "
+                f"@{type(self.model).__name__}() with adapter = {self.model.adapter}."
+            )
         if self.best_by == "bleu" and not self.bleu_sentences:
             raise UserError('Run.best_by = "bleu": set Run.bleu_sentences, such as to 200.')
         if self.bleu_sentences and not self.task.has_source:
@@ -144,10 +156,24 @@ class Run:
 
     @property
     def merged(self) -> "Run":
-        """Returns the run of the model whose weights have their adapters added to them."""
+        """Returns the run of the model alone: its adapters are added to its weights."""
         model: Any = self.model
         model = model if model.adapter is None else dataclasses.replace(model, adapter=None)
-        return dataclasses.replace(self, model=model)
+        return dataclasses.replace(self, model=model, teacher=None)
+
+    @property
+    def vocabs_from(self) -> dict[str, str]:
+        """Returns the model directories whose vocabularies the run takes, by setting."""
+        folders = {"Run.start_from": self.start_from}
+        folders["Teacher.model_dir"] = None if self.teacher is None else self.teacher.model_dir
+        return {setting: folder for setting, folder in folders.items() if folder is not None}
+
+    @property
+    def base(self) -> str | None:
+        """Returns the model directory of the weights that are there and not trained."""
+        if self.teacher is not None:
+            return self.teacher.model_dir
+        return self.start_from if self.model.adapter is not None else None
 
     def with_steps(self, rows: int | None) -> "Run":
         """Returns the run with its length in steps, given the rows of training where known."""
@@ -194,8 +220,13 @@ class Run:
 
     @property
     def criterion(self) -> Criterion:
+        teacher = self.teacher
         return Criterion(
-            label_smoothing=self.label_smoothing, z_loss=self.z_loss, r_drop=self.r_drop
+            label_smoothing=self.label_smoothing,
+            z_loss=self.z_loss,
+            r_drop=self.r_drop,
+            teacher_weight=0.0 if teacher is None else teacher.weight,
+            temperature=1.0 if teacher is None else teacher.temperature,
         )
 
 

@@ -11,14 +11,19 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import AbstractMesh, Mesh, NamedSharding
 
+from configs.errors import UserError
+from configs.paths import path_of
 from layouts.layout import Layout
 from layouts.mesh import use_mesh
 from layouts.padding import without_padding
 from layouts.reduction import defer_sum, zero_gradient
 from layouts.shards import mesh_axes, spec_of
 from models.api import Batch, Model, Params
+from models.distillation import DistilledModel
 from models.loss import Criterion, LossSums, source_token_weight
+from models.spec import TransformerSpec
 from trainer.metrics.grad_norms import grad_norms
+from trainer.model_dir import ModelDir
 from trainer.optimizers.moving_average import keep_average
 from trainer.optimizers.optimizer import OptimizerSpec
 from trainer.optimizers.spikes import SkipSpikes
@@ -28,8 +33,8 @@ logger = logging.getLogger(__name__)
 
 Array = jax.Array
 State = dict[str, Any]
-"""Has params, opt_state and step; of adapters also base, what they are added to; with
-`Run.skip_spikes` also spikes."""
+"""Has params, opt_state and step; with weights that stay as they are, of a teacher or below
+adapters, also base, which identifies them; with `Run.skip_spikes` also spikes."""
 Metrics = dict[str, Any]  # numbers; with experts also their loads
 UNKNOWN_STEPS = 2**30
 """Steps of a run of epochs while its rows are not known: only shapes and weights are of use."""
@@ -91,15 +96,19 @@ class TrainStepSpec:
         trained = self.trained(state["params"])
         updates, opt_state = self.transform().update(gradients, state["opt_state"], trained)
         params = state["params"] | optax.apply_updates(trained, updates)
-        if loads and "base" not in state:
+        if loads and self.model.spec.adapter is None:
             params = self.model.update_routers(params, loads)
         return state | {"params": params, "opt_state": opt_state, "step": state["step"] + 1}
 
 
 def train_step_spec(run: Run, layout: Layout) -> TrainStepSpec:
     """Returns what the compiled steps of a run depend on."""
+    model: Model = run.model.model(layout)
+    if run.teacher is not None:
+        assert isinstance(run.model, TransformerSpec)  # as a run checks
+        model = DistilledModel(run.model, layout, teacher_spec(run.teacher.model_dir, run.model))
     return TrainStepSpec(
-        model=run.model.model(layout),
+        model=model,
         optimizer=run.optimizer,
         criterion=run.criterion,
         steps=run.steps or UNKNOWN_STEPS,
@@ -108,6 +117,29 @@ def train_step_spec(run: Run, layout: Layout) -> TrainStepSpec:
         skip_spikes=run.skip_spikes,
         ema=run.ema,
     )
+
+
+@functools.cache
+def teacher_spec(model_dir: str, student: TransformerSpec) -> TransformerSpec:
+    """Returns the model of a trained run, which predicts the same tokens as its student."""
+    title = f"Teacher.model_dir = {model_dir!r}"
+    directory = ModelDir(path_of(model_dir))
+    if not directory.has_run():
+        raise UserError(f"{title}: no trained model there (config.gin is missing).")
+    spec = directory.load().make(Run).merged.model
+    if not isinstance(spec, TransformerSpec) or spec.has_encoder != student.has_encoder:
+        raise UserError(
+            f"{title}: @{type(spec).__name__}() with encoder_layers = "
+            f"{getattr(spec, 'encoder_layers', 0)}.  Legal: a model of the same kind, here with "
+            f"encoder_layers = {student.encoder_layers}."
+        )
+    for name in ("vocab", "source_vocab"):
+        if (rows := getattr(spec, name)) != getattr(student, name):
+            raise UserError(
+                f"{title}: its model has {name} = {rows}, this one {getattr(student, name)}.  Set "
+                f"Transformer.{name} = {rows}, and its vocabulary is taken."
+            )
+    return spec
 
 
 def abstract_state(step_spec: TrainStepSpec, mesh: Mesh | AbstractMesh) -> State:

@@ -8,7 +8,14 @@ import numpy as np
 import pytest
 
 from layouts.mesh import make_mesh
-from models.loss import Criterion, LossSums, divergence, softmax_loss, token_losses
+from models.loss import (
+    Criterion,
+    LossSums,
+    TeacherOutput,
+    divergence,
+    softmax_loss,
+    token_losses,
+)
 from tests.toys import WHOLE
 
 COUNTED_BL = np.array([[1, 1, 1, 0, 1, 1], [1] * 6, [0] * 6, [1, 0, 1, 0, 1, 0]], bool)
@@ -17,7 +24,9 @@ CRITERIA = {
     "smoothed": Criterion(label_smoothing=0.1),
     "z-loss, scaled": Criterion(z_loss=0.01, logit_scale=0.5),
     "bounded": Criterion(label_smoothing=0.1, z_loss=0.01, logit_scale=0.5, logit_cap=3.0),
-}
+    "taught": Criterion(label_smoothing=0.1, z_loss=0.01, logit_cap=3.0, teacher_weight=0.3,
+                        temperature=2.0, teacher_cap=2.5),
+}  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -31,6 +40,12 @@ def arrays() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return rng.normal(size=(4, 6, 10)), rng.normal(size=(22, 10)), rng.integers(0, 22, (4, 6))
 
 
+def teacher_arrays() -> tuple[np.ndarray, np.ndarray]:
+    """Of a narrower model with the same vocabulary."""
+    rng = np.random.default_rng(3)
+    return rng.normal(size=(4, 6, 7)), rng.normal(size=(22, 7))
+
+
 def reference(
     criterion: Criterion, x_BLD: np.ndarray, softmax_VD: np.ndarray, targets_BL: np.ndarray
 ) -> LossSums:
@@ -41,7 +56,17 @@ def reference(
         logits_V = criterion.logit_scale * (cap * np.tanh(logits_V / cap) if cap else logits_V)
         log_z = np.log(np.exp(logits_V).sum())
         target_V = smooth / 22 + (1 - smooth) * (np.arange(22) == targets_BL[b, i])
-        objective += target_V @ (log_z - logits_V) + criterion.z_loss * log_z**2
+        hard = target_V @ (log_z - logits_V) + criterion.z_loss * log_z**2
+        soft, weight, temperature = 0.0, criterion.teacher_weight, criterion.temperature
+        if weight and criterion.teacher_cap:
+            x, softmax = teacher_arrays()
+            taught_V = criterion.teacher_cap * np.tanh(softmax @ x[b, i] / criterion.teacher_cap)
+            probs_V, expected_V = (
+                np.exp(y / temperature) / np.exp(y / temperature).sum()
+                for y in (logits_V, taught_V)
+            )
+            soft = temperature**2 * expected_V @ np.log(expected_V / probs_V)
+        objective += (1 - weight) * hard + weight * soft
         loss += log_z - logits_V[targets_BL[b, i]]
         correct += int(logits_V.argmax() == targets_BL[b, i])
     return LossSums(objective, loss, correct, COUNTED_BL.sum())
@@ -64,9 +89,14 @@ def test_sums_and_gradients_equal_the_oracle(name: str, chunks: int) -> None:
     criterion, (x_BLD, softmax_VD, targets_BL) = CRITERIA[name], arrays()
     given = x_BLD.astype(np.float32), softmax_VD.astype(np.float32), targets_BL.astype(np.int32)
 
+    known = [jnp.asarray(x, jnp.float32) for x in teacher_arrays()]
+    teacher = TeacherOutput(*known) if criterion.teacher_weight else None
+
     def objective(x_BLD: jax.Array, softmax_VD: jax.Array) -> tuple[jax.Array, LossSums]:
         counted_BL = jnp.asarray(COUNTED_BL)
-        computed = softmax_loss(WHOLE, criterion, chunks, x_BLD, softmax_VD, given[2], counted_BL)
+        computed = softmax_loss(
+            WHOLE, criterion, chunks, x_BLD, softmax_VD, given[2], counted_BL, teacher
+        )
         return computed.objective, computed
 
     run = jax.jit(jax.value_and_grad(objective, argnums=(0, 1), has_aux=True))

@@ -39,7 +39,7 @@ def state_of(run: Run, model_dir: Path, layout: Layout = WHOLE) -> State:
     mesh = make_mesh(layout)
     with jax.set_mesh(mesh), Checkpoints(model_dir) as checkpoints:
         padding = StatePadding(train_step_spec(run, layout), mesh)
-        return restore_or_init(padding, checkpoints, run.start_from)[0]
+        return restore_or_init(padding, checkpoints, run)[0]
 
 
 def arrays(tree: Any) -> dict[str, np.ndarray]:

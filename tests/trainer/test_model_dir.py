@@ -24,7 +24,7 @@ def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"none: no trained model there \(config.gin is missing\)"):
         directory.load()
     with pytest.raises(UserError, match=r"Run.start_from = '.*none': no trained model there"):
-        starting_vocabs(str(tmp_path / "none"), TASK)
+        starting_vocabs({"Run.start_from": str(tmp_path / "none")}, TASK)
 
 
 def test_the_last_layout_is_kept(tmp_path: Path) -> None:

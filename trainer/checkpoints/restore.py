@@ -19,6 +19,7 @@ from layouts.layout import Layout
 from layouts.mesh import make_mesh
 from layouts.padding import resized
 from models.api import Model, Params
+from models.distillation import TEACHER, DistilledModel
 from models.precision import StoredWeights, quantize_weights
 from trainer.checkpoints.manager import Checkpoints
 from trainer.checkpoints.warm_start import checksum, warm_started
@@ -60,22 +61,32 @@ class StatePadding:
     def pad(self, state: State) -> State:
         return self._like(self.padded, state)
 
-    def add_base(self, state: State, folder: str | None) -> None:
-        """Adds to an unpadded state, which has only adapters, the weights of the run in a folder.
+    def add_base(self, state: State, run: Run) -> None:
+        """Adds to an unpadded state the weights that training does not change: those that adapters
+        are added to, or of a teacher.
 
         A state that was saved knows their step and checksum, which is 0 in a new one.
         """
+        folder = run.base
         assert folder is not None  # as a run checks
         model, known = self.step_spec.without_padding().model, jax.device_get(state["base"])
         params = self.unpadded["params"].items()
         abstract = {name: tree for name, tree in params if not model.trains(name)}
         step = int(known["step"]) if known["checksum"] else None
-        frozen, step = warm_started(abstract, folder, model, self.mesh, step)
+        if isinstance(model, DistilledModel):
+            setting = "Teacher.model_dir"
+            frozen, step = warm_started(
+                abstract[TEACHER], folder, model.teacher, self.mesh, step, setting
+            )
+            frozen = {TEACHER: frozen}
+        else:
+            setting = "Run.start_from"
+            frozen, step = warm_started(abstract, folder, model, self.mesh, step)
         base = {"step": np.int32(step), "checksum": jax.device_get(checksum(frozen))}
         if known["checksum"] not in (0, base["checksum"]):
             raise UserError(
-                f"Run.start_from = {folder!r}, step {step}: not the weights that the adapters were "
-                "trained with.  Copy those back, or set Run.start_from to their folder."
+                f"{setting} = {folder!r}, step {step}: not the weights that the run was trained "
+                f"with.  Copy those back, or set {setting} to their folder."
             )
         state["base"] = jax.device_put(base, self.padded["step"].sharding)
         state["params"] = frozen | state["params"]
@@ -181,6 +192,7 @@ class ModelRestorer(contextlib.AbstractContextManager["ModelRestorer"]):
     def __init__(
         self, model_dir: Path, run: Run, layout: Layout, weights: StoredWeights = "stored"
     ):
+        run = dataclasses.replace(run, teacher=None)
         self.run, self.weights = run, weights
         directory = ModelDir(model_dir)
         self.vocabs, self.content_hash = directory.vocabs(run.task), directory.content_hash
@@ -212,7 +224,7 @@ class ModelRestorer(contextlib.AbstractContextManager["ModelRestorer"]):
                 steps = [step]
             if "base" in saved:
                 state = self.checkpoints.restore({"base": saved["base"]}, step)[0] | {"params": {}}
-                self.padding.add_base(state, run.start_from)
+                self.padding.add_base(state, self.run)
                 merge = jax.jit(lambda base, new: model.merged(base | new), donate_argnums=0)
                 params, model = merge(state["params"], params), run.model.model(model.layout)
         params = self.padding.pad({"params": params})["params"]

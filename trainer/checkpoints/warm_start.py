@@ -54,12 +54,17 @@ def checksum(weights: Params) -> Array:
 
 
 def warm_started(
-    params: Params, folder: str, model: Model, mesh: Mesh, step: int | None = None
+    params: Params,
+    folder: str,
+    model: Model,
+    mesh: Mesh,
+    step: int | None = None,
+    setting: str = "Run.start_from",
 ) -> tuple[Params, int]:
     """Returns the weights of a checkpoint of another run in place of these, and its step.
 
     It is the newest unless a step is given.  Routers and shared experts that the other run does not
-    have stay as they are.
+    have stay as they are.  Errors name the setting.
     """
     new = traverse_util.flatten_dict(params, sep="/")
 
@@ -72,7 +77,7 @@ def warm_started(
         step = checkpoints.latest if step is None else step
         if step is None:
             raise UserError(
-                f"Run.start_from = {folder!r}: no checkpoint there.  Legal: the model directory of "
+                f"{setting} = {folder!r}: no checkpoint there.  Legal: the model directory of "
                 "a run that has saved one."
             )
         saved = {
@@ -80,7 +85,7 @@ def warm_started(
             for path, array in checkpoints.describe(step).items()
             if path.startswith("params/")
         }
-        title = f"Run.start_from = {folder!r}, step {step}"
+        title = f"{setting} = {folder!r}, step {step}"
         if ADAPTER in {path.partition("/")[0] for path in saved}:
             raise UserError(f"{title}: adapters.  Legal: the run that they start from.")
         sources = weight_sources(new, saved, title)

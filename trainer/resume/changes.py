@@ -1,5 +1,6 @@
 """Compares the settings of a saved run with those of the one that continues it."""
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -27,7 +28,8 @@ FREE = ("Run.start_from", "Run.steps", "Run.epochs", "Run.checkpoint_every", "Ru
 FREE_PREFIXES = ("Run.keep_", "Run.evaluate_")
 # Settings that change how the weights develop, and neither what they are nor the order of the data.
 OVERRIDABLE = ("Run.batch_sequences", "Run.label_smoothing", "Run.z_loss", "Run.r_drop",
-               "Run.best_by", "Run.bleu_sentences", "Run.skip_spikes", "Run.ema")  # fmt: skip
+               "Run.best_by", "Run.bleu_sentences", "Run.skip_spikes", "Run.ema",
+               "Teacher.weight", "Teacher.temperature")  # fmt: skip
 
 
 def check_changes(
@@ -66,7 +68,7 @@ def check_changes(
 
 def opt_state_shapes(run: Run) -> dict[str, tuple[int, ...]]:
     """Returns the shape of each array that the optimizer keeps, by its path in a checkpoint."""
-    layout = Layout()
+    layout, run = Layout(), dataclasses.replace(run, teacher=None)  # it has no state
     with jax.set_mesh(make_mesh(layout)):
         state = jax.eval_shape(train_step_spec(run, layout).initial_state)["opt_state"]
     leaves = jax.tree.leaves_with_path(state)

@@ -187,5 +187,5 @@ def save_weights(model_dir: Path, run: Run, params: Mapping[str, np.ndarray]) ->
         state = jax.tree.map(lambda like: put(np.zeros((), like.dtype), like), others)
         state |= {"params": weights, "opt_state": opt_state}
         if "base" in state:
-            StatePadding(step_spec, mesh).add_base(state, run.start_from)
+            StatePadding(step_spec, mesh).add_base(state, run)
         checkpoints.save(0, step_spec.saved(state))

@@ -33,8 +33,9 @@ def prepare_task(flags: PrepareFlags) -> None:
     task = task_of(config)
     used = "Run.task" if "Run.task" in config.bound else type(task)
     warn_unused(config, used, kinds=KINDS)
-    start_from = config.value("Run.start_from")
-    vocabs = starting_vocabs(start_from, task) if isinstance(start_from, str) else None
+    named = {name: config.value(name) for name in ("Run.start_from", "Teacher.model_dir")}
+    folders = {name: folder for name, folder in named.items() if isinstance(folder, str)}
+    vocabs = starting_vocabs(folders, task)
     with build_bar() as on_progress:
         prepared = prepare(
             task, data_dir, vocabs=vocabs, rebuild=flags.rebuild, worker_count=flags.workers,

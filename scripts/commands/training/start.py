@@ -98,8 +98,8 @@ def prepared_data(flags: TrainFlags, run: Run, *, is_continued: bool) -> Prepare
     directory, vocabs, content_hash = ModelDir(flags.model_dir), None, None
     if is_continued:
         vocabs, content_hash = directory.vocabs(run.task), directory.content_hash
-    elif run.start_from is not None:
-        vocabs = starting_vocabs(run.start_from, run.task)
+    else:
+        vocabs = starting_vocabs(run.vocabs_from, run.task)
     data_dir = data_dir_of(flags.data_dir, flags.model_dir)
     with build_bar() as on_progress:
         prepared = prepare(

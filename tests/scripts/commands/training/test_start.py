@@ -9,6 +9,7 @@ import pytest
 
 from tests.scripts.conftest import Answer, Meshloom, Place
 from trainer.metrics.jsonl import read_lines
+from trainer.step import teacher_spec
 
 
 @pytest.fixture
@@ -286,3 +287,31 @@ def test_a_run_of_epochs_has_the_steps_of_its_rows(run: Meshloom, place: Place) 
     answer = run("plan", place.model_dir, f"--json={(file := place.folder / 'plan.json')}")
     assert f"0.25: {doubled} steps" in answer.error
     assert json.loads(file.read_text())["run_steps"] == doubled
+
+
+def test_a_student_keeps_the_teacher_that_it_began_with(
+    run: Meshloom, trained: Place, tmp_path: Path
+) -> None:
+    place, teacher = Place(tmp_path, trained.text), tmp_path / "teacher"
+    shutil.copytree(trained.folder / "run", teacher)
+
+    def taught(folder: Path, *params: str) -> list[str]:
+        given = ["Run.teacher = @Teacher()", f"Teacher.model_dir = '{folder}'", *params]
+        return place.flags("Transformer.d_model = 20", *given)
+
+    assert run("train", place.model_dir, *taught(teacher, "Run.steps = 2")).code == 0
+    moved = teacher.rename(tmp_path / "moved")
+    assert run("evaluate", place.model_dir).code == 0  # which needs no teacher
+    teacher_spec.cache_clear()  # as in another process
+    said = refused(run("train", place.model_dir, "--gin_param=Run.steps = 4"))
+    assert f"Teacher.model_dir = '{teacher}': no trained model there" in said
+    where = f"--gin_param=Teacher.model_dir = '{moved}'"
+    assert run("train", place.model_dir, where, "--gin_param=Run.steps = 4").code == 0
+    assert list(losses(place)) == [1, 2, 3, 4]
+    said = refused(run("train", place.model_dir, where, "--gin_param=Teacher.weight = 0.9"))
+    assert "Teacher.weight: 0.5 there, 0.9 now: legal with --override" in said
+    said = refused(run("train", place.model_dir, "--gin_param=Run.teacher = None"))
+    assert "no longer the same" in said
+    (moved / "checkpoints/4").rename(tmp_path / "gone")
+    said = refused(run("train", place.model_dir, where, "--gin_param=Run.steps = 5"))
+    assert "Found step 4: there is none" in said

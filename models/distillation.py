@@ -1,0 +1,81 @@
+"""Trains a model to predict what another one predicts (word-level distillation).
+
+Hinton et al. 2015; Kim and Rush 2016 for translation.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import ClassVar
+
+import jax
+
+from configs.spec import Fraction, Positive, spec
+from models.api import Batch, Params, WeightInfo
+from models.loss import Criterion, LossSums, TeacherOutput
+from models.spec import TransformerSpec
+from models.transformer import TransformerModel, join_microbatches
+
+TEACHER = "teacher"
+"""Where the weights of a teacher are among those of the model that it teaches."""
+
+
+@spec
+class Teacher:
+    """Adds the divergence from another model's predictions to the objective.
+
+    The other model, which must have the same vocabulary, is neither trained nor saved.
+    """
+
+    free_on_resume: ClassVar[tuple[str, ...]] = ("model_dir",)
+
+    model_dir: str
+    """Model directory of the teacher, whose latest weights are taken."""
+    weight: Fraction = 0.5
+    """Share of the divergence in the objective; cross entropy has the rest."""
+    temperature: Positive = 1.0
+    """Divides the logits of both models; above 1, unlikely tokens count for more."""
+
+
+def without_teacher(params: Params) -> Params:
+    return {name: tree for name, tree in params.items() if name != TEACHER}
+
+
+@dataclasses.dataclass(frozen=True)
+class DistilledModel(TransformerModel):
+    """Is a Transformer whose weights have those of a teacher beside them, which stay as they are.
+
+    The teacher runs under the same layout, without stages.
+    """
+
+    teacher_spec: TransformerSpec
+
+    @property
+    def teacher(self) -> TransformerModel:
+        return TransformerModel(self.teacher_spec, self.layout.without("layers"))
+
+    def init(self, key: jax.Array) -> Params:
+        return {**super().init(key), TEACHER: self.teacher.init(key)}
+
+    def weights(self) -> Mapping[str, WeightInfo]:
+        of_teacher = self.teacher.weights().items()
+        return {**super().weights(), **{f"{TEACHER}/{path}": info for path, info in of_teacher}}
+
+    def trains(self, path: str) -> bool:
+        return path.split("/")[0] != TEACHER and super().trains(path)
+
+    def adapted(self, params: Params) -> Params:
+        return super().adapted(without_teacher(params))
+
+    def teacher_output(self, params: Params, batch: Batch) -> TeacherOutput:
+        teacher, weights = self.teacher, params[TEACHER]
+        if not self.runs_stages:
+            return TeacherOutput(*teacher.hidden(weights, batch)[2:])
+        x_ABLD = jax.lax.map(lambda batch: teacher.hidden(weights, batch)[2], batch)
+        x_BLD = join_microbatches(teacher.layout, x_ABLD, "BLD")
+        return TeacherOutput(x_BLD, teacher.network(weights).output_weights())
+
+    def loss(
+        self, params: Params, batch: Batch, criterion: Criterion, key: jax.Array | None = None
+    ) -> LossSums:
+        criterion = dataclasses.replace(criterion, teacher_cap=self.teacher_spec.logit_cap)
+        return super().loss(params, batch, criterion, key)
