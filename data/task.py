@@ -25,7 +25,6 @@ from data.packing.rows import (
     rows_of_parts,
 )
 from data.sources import json_lines as json_lines  # task files name what these define
-from data.sources import lm1b as lm1b
 from data.sources import mixing as mixing
 from data.sources import pair_kinds as pair_kinds
 from data.sources import parquet as parquet

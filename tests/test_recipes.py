@@ -186,3 +186,25 @@ def as_sgm(lines: list[str]) -> str:
     """Writes a test set as WMT's archive has it; the builder takes the text between the tags."""
     segments = (f'<seg id="{i}">{line}</seg>\n' for i, line in enumerate(lines, 1))
     return '<srcset setid="newstest2014" srclang="any">\n' + "".join(segments)
+
+
+def test_lm1b_has_the_shards_of_published_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    top = tmp_path / "1-billion-word-language-modeling-benchmark-r13output"
+    train = [f"training-monolingual.tokenized.shuffled/news.en-{i:05}-of-00100" for i in range(100)]
+    held_out = "heldout-monolingual.tokenized.shuffled/news.en.heldout-{:05}-of-00050"
+    for name in [*train, *map(held_out.format, range(50))]:
+        (top / name).parent.mkdir(parents=True, exist_ok=True)
+        (top / name).write_text(f"{name}\n")
+    source = (
+        load(
+            [str(ROOT / "configs/runs/lm1b_mtf.gin"), str(ROOT / "configs/models/mtf_lm_0.14b.gin")]
+        )
+        .make(Run)
+        .task.source
+    )
+    monkeypatch.chdir(tmp_path)
+    assert list(source.lines("train")) == train[1:]
+    assert list(source.lines("validation")) == [held_out.format(1)]
+    assert list(source.lines("test")) == [held_out.format(0)]

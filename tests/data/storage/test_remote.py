@@ -20,7 +20,6 @@ from data import manifest
 from data.cache import TaskCaches
 from data.sources.compression import open_file, read_errors
 from data.sources.json_lines import JsonlText
-from data.sources.lm1b import Lm1b
 from data.sources.pair_kinds import Tsv
 from data.sources.parquet import ParquetText
 from data.sources.text import TextFiles
@@ -137,7 +136,6 @@ def test_a_storage_that_does_not_answer_is_no_mistake_of_the_users(
         lambda: list(ParquetText(train=files["parquet"], validation="-").lines("train")),
         lambda: TextFiles(train=files["txt"]).fingerprint(),
         lambda: Tsv(train=files["txt"]).fingerprint(),
-        lambda: Lm1b(archive=files["gz"]).fingerprint(),
         lambda: SentencePiece(model_file=files["txt"]).given(),
         lambda: manifest.load(there),
     ]
