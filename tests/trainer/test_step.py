@@ -1,6 +1,7 @@
 """One update: what it minimises, what it needs, and what becomes of the old state."""
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -227,6 +228,7 @@ EXPERTS = toy(
 )  # fmt: skip
 
 
+@functools.cache
 def pairs_gradient(layout: Layout, microbatches: int) -> tuple[Any, LossSums]:
     """Returns gradients and sums of 24 pairs; the microbatches have unlike counts of tokens."""
     rng, is_short = np.random.default_rng(0), np.arange(24) % 5 == 0

@@ -124,7 +124,7 @@ def adapted(case: Case) -> Case:
 
 CASES = {
     "experts": EXPERTS, "dense": DENSE, "stored": STORED, "hidden": HIDDEN,
-    "adapters of experts": adapted(EXPERTS), "adapters, dropless": adapted(HIDDEN),
+    "adapters, dropless": adapted(HIDDEN),
 }  # fmt: skip
 
 
