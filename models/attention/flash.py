@@ -5,7 +5,9 @@ memory.  The kernels are JAX's and tokamax's.
 """
 
 import functools
-from collections.abc import Callable
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Literal, NamedTuple
 
 import jax
@@ -21,7 +23,6 @@ Array = jax.Array
 Implementation = Literal["auto", "plain", "flash"]
 KernelName = Literal["splash", "mosaic", "triton"]
 GPU_KERNELS: tuple[KernelName, ...] = ("mosaic", "triton")
-ALL: tuple[KernelName, ...] = ("splash", *GPU_KERNELS)
 NEW_GPUS = ("NVIDIA",)  # those before Ampere have the names Tesla and Quadro
 HOPPERS = ("NVIDIA H", "NVIDIA GH")  # H100, H200, H20, GH200
 BLOCK = 128
@@ -72,90 +73,43 @@ class Call(NamedTuple):
         *_, memory, width = (mesh_axes(entry) for entry in place("BJMK"))
         return bool(q_width or width or {*memory} - {axis for axes in queries for axis in axes})
 
+    @property
+    def splits_queries(self) -> bool:
+        return self.length_shards > 1
+
+    @property
+    def has_parts_of_blocks(self) -> bool:
+        return any(length % (BLOCK * self.length_shards) for length in self.lengths)
+
+    @property
+    def has_short_window(self) -> bool:
+        return self.window is not None and self.window < self.lengths[1]
+
+    @property
+    def has_unfit_width(self) -> bool:
+        return not MIN_WIDTH <= self.d_kv <= MAX_WIDTH
+
+    @property
+    def is_float32(self) -> bool:
+        return self.compute == "float32"
+
+    @property
+    def has_x64(self) -> bool:
+        return bool(jax.config.read("jax_enable_x64"))
+
 
 class Limit(NamedTuple):
     """Describes a case in which plain attention computes."""
 
+    when: str
+    """The property of a call that is true then."""
     case: str
     reason: str
-    kernels: tuple[KernelName, ...]
-    applies: Callable[[Call], bool]
+    kernels: Sequence[KernelName]
 
 
-LIMITS = (
-    Limit(
-        "`@Relative()` positions",
-        "a bias is added to the logits, which the kernels do not",
-        ALL,
-        lambda call: call.has_bias,
-    ),
-    Limit(
-        "`MultiHead.dropout` in training",
-        "the kernels drop no probabilities",
-        ALL,
-        lambda call: call.has_dropout,
-    ),
-    Limit(
-        "a layout that splits `d_kv`, or `memory` over more mesh axes than queries",
-        "a kernel sees whole heads and all keys",
-        ALL,
-        lambda call: call.splits_keys_alone,
-    ),
-    Limit(
-        f"rows whose length on each device is not a multiple of {BLOCK}",
-        "a kernel computes in blocks",
-        ALL,
-        lambda call: any(length % (BLOCK * call.length_shards) for length in call.lengths),
-    ),
-    Limit(
-        "`JAX_ENABLE_X64`",
-        "the kernels add up in float32",
-        ALL,
-        lambda call: jax.config.read("jax_enable_x64"),
-    ),
-    Limit(
-        "a layout that splits `length`",
-        "the kernel takes no positions of queries",
-        GPU_KERNELS,
-        lambda call: call.length_shards > 1,
-    ),
-    Limit(
-        "a `window` shorter than a row",
-        "the kernel skips no blocks before a window",
-        ("triton",),
-        lambda call: call.window is not None and call.window < call.lengths[1],
-    ),
-    Limit(
-        "a `logit_cap`",
-        "the kernel bounds no logits",
-        ("triton",),
-        lambda call: call.has_cap,
-    ),
-    Limit(
-        "`@Latent()` attention",
-        "the kernel has one width for keys and values",
-        ("triton",),
-        lambda call: call.has_narrow_values,
-    ),
-    Limit(
-        "attention to a source",
-        "the kernel has one array of segments, for queries and keys",
-        GPU_KERNELS,
-        lambda call: call.is_cross,
-    ),
-    Limit(
-        f"`d_kv` below {MIN_WIDTH} or above {MAX_WIDTH}",
-        "the kernel multiplies blocks of whole heads",
-        GPU_KERNELS,
-        lambda call: not MIN_WIDTH <= call.d_kv <= MAX_WIDTH,
-    ),
-    Limit(
-        "`Precision.compute` = 'float32'",
-        "the kernel multiplies 16 bits",
-        ("mosaic",),
-        lambda call: call.compute == "float32",
-    ),
-)
+TABLE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
+LIMITS = tuple(Limit(**limit) for limit in TABLE["limits"])
 
 
 class Choice(NamedTuple):
@@ -176,7 +130,7 @@ def choose(call: Call) -> Choice:
         return Choice(None, "implementation = 'plain'")
     reason = ""
     for kernel in kernels_of_mesh(interpreted=call.implementation == "flash"):
-        limits = (x for x in LIMITS if kernel.name in x.kernels and x.applies(call))
+        limits = (x for x in LIMITS if kernel.name in x.kernels and getattr(call, x.when))
         if not (problem := missing(kernel.name)) and (limit := next(limits, None)):
             problem = f"{limit.case}: {limit.reason}"
         if problem is None:
