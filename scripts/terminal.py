@@ -46,6 +46,11 @@ show_log_records("trainer", "data")
 
 def print_table(headers: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     """Prints rows under headers to the standard output; numbers to the right."""
+    print(table_text(headers, rows), end="")
+
+
+def table_text(headers: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """Writes rows under headers as the standard output shows them."""
     rows = [list(row) for row in rows]
     table = Table(box=None, pad_edge=False)
     for i, header in enumerate(headers):
@@ -58,7 +63,9 @@ def print_table(headers: Sequence[str], rows: Iterable[Sequence[object]]) -> Non
         file=sys.stdout, highlight=False, markup=False, emoji=False, width=width,
         force_jupyter=False,
     )  # fmt: skip
-    out.print(table)
+    with out.capture() as capture:
+        out.print(table)
+    return capture.get()
 
 
 def print_note(text: str, *, in_each_process: bool = False) -> None:

@@ -1,16 +1,14 @@
 """Writes a plan, of training or of decoding, as tables, and as one HTML page."""
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import click
 
 from layouts.cost.collectives import size_text
-from layouts.cost.step_time import Timing
 from scripts.commands.common import open_output
-from scripts.html_page import render
-from scripts.terminal import print_table
+from scripts.templates import render
 from scripts.texts import with_unit
 from trainer.planning.figures import FIGURES
 from trainer.planning.report import by_line
@@ -22,42 +20,16 @@ HEAD = ("fits", "bytes_per_device", "memory_bytes", "cache_bytes", "devices", "p
         "tokens_per_s", "utilisation", "utilisation_full_attention", "run_steps", "run_hours",
         "chip_hours", "compiled_for", "compile_s")  # fmt: skip
 SHOWN_AS_NULL = {"fits", "compiled_for"}
+TIMES = {
+    "step": ("step_time_parts_s", "step_time_s"),
+    "start": ("start_parts_s", "start_latency_s"),
+    "token": ("token_parts_s", "token_latency_s"),
+    "suffix": ("suffix_parts_s", "suffix_latency_s"),
+}
 TIMED = ("products_s", "other_s", "traffic_s")  # what adds to a step
 SHORTEST = 1e-4  # of a step: less is left out of a table
 MAX_COLLECTIVES = 12  # in a table
 COLUMNS = ("fits", "bytes per device", "traffic per device", "step s", "rate", "share of peak")
-
-
-def print_memory(figures: dict[str, Any]) -> None:
-    rows = [*figures["bytes_by_cause"].items(), ("all", figures["bytes_per_device"])]
-    if figures["memory_bytes"] is not None:
-        rows.append(("available", figures["memory_bytes"]))
-    print_table(["memory per device", "bytes"], [(cause, size_text(size)) for cause, size in rows])
-
-
-def print_collectives(rows: Sequence[dict[str, Any]], unit: str) -> None:
-    """Prints the collectives of each line of the model, as often as in one unit: step or token."""
-    print_table(
-        ["collective", "over", "times", f"received a {unit}", f"s a {unit}", "for"],
-        [
-            (row["kind"], ",".join(row["mesh_axes"]), row["count"],
-             size_text(row["received_bytes"]), f"{row['seconds']:.3g}" if row["seconds"] else "",
-             row["source"])
-            for row in by_line(rows)[:MAX_COLLECTIVES]
-        ],
-    )  # fmt: skip
-
-
-def print_times(what: str, timing: Timing) -> None:
-    rows = [(name, f"{s:.4g}", f"{s / timing.step_s:.1%}") for name, s in timing.parts.items()]
-    print_table([f"time of a {what}", "s", "share"], rows)
-
-
-def print_parts(figures: Mapping[str, Any]) -> None:
-    """Prints what each part of the model takes of a step, and the longest other compute."""
-    for rows in (part_rows(figures), other_rows(figures)):
-        if rows:
-            print_table([*rows[0]], [[*row.values()] for row in rows])
 
 
 def part_rows(figures: Mapping[str, Any]) -> list[dict[str, str]]:
@@ -93,66 +65,67 @@ def other_rows(figures: Mapping[str, Any]) -> list[dict[str, str]]:
     ]
 
 
-def print_run_cost(figures: Mapping[str, Any]) -> None:
-    """Prints the hours of a run, and the interval of checkpoints that costs the least."""
-    rows, sentences = run_cost_rows(figures)
-    if rows:
-        print_table(["whole run", "hours", "share"], rows)
-    print("\n".join(sentences))
-
-
-def run_cost_rows(figures: Mapping[str, Any]) -> tuple[list[tuple[str, str, str]], list[str]]:
-    """Lists the hours of a run by what takes them, and says what they assume."""
-    cost = figures["run_cost"]
-    whole, assumed = cost["wall_hours"], cost["assumptions"]
-    best, every = cost["best_checkpoint_every"], cost["checkpoint_every"]
-    sentences = [
-        f"Assumes {assumed['failures_per_chip_day']:g} failures of a chip and day (the range: half "
-        f"to four times as many), {assumed['restart_minutes']:g} min for a restart, and "
-        f"{assumed['storage_gb_per_s']:g} GB/s between each host and the storage.",
-    ]
-    if whole is None:
-        never = f"With Run.checkpoint_every = {every:,}, failures come faster than the run recovers"
-        if cost["best_hours"] is not None:
-            never += f"; with {best:,} it takes {with_unit(cost['best_hours'], 'hours')}"
-        return [], [f"{never}.", *sentences]
+def run_cost_rows(figures: Mapping[str, Any]) -> list[dict[str, str]]:
+    """Writes the hours of a run by what takes them; none where it never ends."""
+    cost = figures.get("run_cost")
+    if not cost or cost["wall_hours"] is None:
+        return []
     names = {"failures": f"{cost['failures']:,.1f} failures"}
-    rows = [
-        (names.get(name, name), with_unit(hours, "hours"), with_unit(hours / whole, "share"))
-        for name, hours in [*cost["hours"].items(), ("all", whole)]
-    ]
-    saved = with_unit(whole - cost["best_hours"], "hours")
-    better = f"{best:,} would save {saved}" if cost["best_hours"] < whole else "no other is better"
-    ends = " to ".join(
-        "never ends" if end is None else with_unit(end, "hours") for end in cost["wall_hours_range"]
-    )
-    price = f"; {with_unit(cost['price'], cost['currency'])}" if "price" in cost else ""
-    if "evaluations" not in cost["hours"]:
-        sentences.append("Evaluations are not counted: Run.evaluate_batches is not set.")
-    return rows, [
-        f"The whole run: {ends}; {with_unit(cost['chip_hours'], 'chip-hours')}{price}",
-        f"Checkpoints of {size_text(cost['checkpoint_bytes'])} stop training for "
-        f"{with_unit(cost['copy_s'], 's')} and are written in {with_unit(cost['write_s'], 's')}; "
-        f"Run.checkpoint_every = {every:,}: {better}",
-        *sentences,
+    return [
+        {
+            "whole run": names.get(name, name),
+            "hours": with_unit(hours, "hours"),
+            "share": with_unit(hours / cost["wall_hours"], "share"),
+        }
+        for name, hours in [*cost["hours"].items(), ("all", cost["wall_hours"])]
     ]
 
 
-def print_unexpected(figures: dict[str, Any]) -> None:
-    """Prints what the compiled program does beyond the trace: FLOPs, then traffic."""
-    if figures["excess_flops"] is not None:
-        print(f"The compiled program {figures['excess_flops']}.")
-    for text in figures["unexpected_collectives"]:
-        print(f"The compiled program differs from the layout: {text}.")
+def memory_rows(figures: Mapping[str, Any]) -> list[dict[str, str]]:
+    """Writes the memory of a device by what takes it."""
+    sizes = figures["bytes_by_cause"] | {"all": figures["bytes_per_device"]}
+    if figures["memory_bytes"] is not None:
+        sizes["available"] = figures["memory_bytes"]
+    return [{"memory per device": name, "bytes": size_text(size)} for name, size in sizes.items()]
 
 
-def summary_line(figures: dict[str, Any], parts: Sequence[str]) -> str:
-    """Joins whether a plan fits, its other figures and its compile time."""
-    fits = {True: "fits", False: "does not fit", None: "memory"}[figures["fits"]]
-    parts = [f"{fits}: {size_text(figures['bytes_per_device'])} per device", *parts]
-    if figures["compile_s"] is not None:
-        parts.append(f"compiled in {figures['compile_s']:.0f} s")
-    return "; ".join(parts) + "."
+def weight_rows(figures: Mapping[str, Any]) -> list[dict[str, str]]:
+    """Writes the largest weights."""
+    return [
+        {
+            "bytes": size_text(weight["bytes"]),
+            "per device": size_text(weight["bytes_per_device"]),
+            "axes": weight["axes"],
+            "weight": weight["path"],
+        }
+        for weight in figures.get("weights") or ()
+    ]
+
+
+def collective_rows(collectives: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Writes collectives, as `by_line` sums them."""
+    return [
+        {
+            **({"part": row["part"]} if "part" in row else {}),
+            "collective": row["kind"],
+            "over": ", ".join(row["mesh_axes"]),
+            "times": row["count"],
+            "received": size_text(row["received_bytes"]),
+            "takes": with_unit(row["seconds"] or None, "s"),
+            "overlaps compute": "yes" if row["overlaps"] else "no",
+            "for": row["source"],
+        }
+        for row in collectives
+    ]
+
+
+def time_rows(figures: Mapping[str, Any]) -> Iterator[list[dict[str, str]]]:
+    """Yields, for each time of a plan, what takes it."""
+    for what, (parts, whole) in TIMES.items():
+        yield [
+            {f"time of a {what}": name, "s": f"{s:.4g}", "share": f"{s / figures[whole]:.1%}"}
+            for name, s in (figures.get(parts) or {}).items()
+        ]
 
 
 def row(figures: dict[str, Any]) -> list[str]:
@@ -171,10 +144,23 @@ def row(figures: dict[str, Any]) -> list[str]:
     return [*line, *times, share]
 
 
-def write_page(file: str, title: str, figures: dict[str, Any]) -> None:
+def print_plan(title: str, figures: Mapping[str, Any]) -> None:
+    """Prints a plan, of training or of decoding, from its figures."""
+    lines = [row for row in by_line(figures["collectives"]) if row.get("part", "token") == "token"]
+    tables = [
+        memory_rows(figures), weight_rows(figures), collective_rows(lines[:MAX_COLLECTIVES]),
+        *time_rows(figures), part_rows(figures), other_rows(figures),
+    ]  # fmt: skip
+    values = {"title": title, "figures": figures, "spent": run_cost_rows(figures)}
+    print(render("commands/planning/plan.txt", tables=tables, **values), end="")
+
+
+def write_page(file: str, title: str, figures: Mapping[str, Any]) -> None:
     """Writes the page of a plan, of training or of decoding, from its figures."""
     parts = figures.get("step_time_by_part") or ()
-    spent, sentences = run_cost_rows(figures) if figures.get("run_cost") else ([], [])
+    lines = defaultdict[str, list[dict[str, Any]]](list)
+    for line in by_line(figures["collectives"]):
+        lines[line["model_part"]].append(line)
     text = render(
         "commands/planning/plan.html",
         title=title,
@@ -183,9 +169,9 @@ def write_page(file: str, title: str, figures: dict[str, Any]) -> None:
         seconds_by_part={row["part"]: sum(row[kind] for kind in TIMED) for row in parts},
         by_part=part_rows(figures),
         other=other_rows(figures),
-        spent=[dict(zip(("part", "hours", "share"), row, strict=True)) for row in spent],
-        sentences=sentences,
-        collectives=collectives(figures),
+        spent=run_cost_rows(figures),
+        collectives={part: (rows, collective_rows(rows)) for part, rows in lines.items()},
+        weights=weight_rows(figures),
     )
     with open_output(file) as output:
         output.write(text)
@@ -205,11 +191,3 @@ def head(figures: Mapping[str, Any]) -> list[dict[str, str]]:
         for name in HEAD
         if figures.get(name) is not None or name in SHOWN_AS_NULL & figures.keys()
     ]
-
-
-def collectives(figures: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
-    """Sums the collectives of each line, by part of the model, the slowest part first."""
-    parts = defaultdict[str, list[dict[str, Any]]](list)
-    for row in by_line(figures["collectives"]):
-        parts[row["model_part"]].append(row)
-    return parts

@@ -5,18 +5,15 @@ import math
 from typing import Any
 
 from configs.errors import UserError
-from layouts.cost.collectives import size_text
 from layouts.layout import Layout
 from scripts.commands.common import warn_unused, write_json
 from scripts.commands.planning import page, plan_decode
 from scripts.commands.planning.flags import PlanFlags
 from scripts.commands.planning.inputs import best_plan, named_layouts, read_inputs
-from scripts.commands.planning.page import write_page
 from scripts.commands.planning.sweep import sweep_run
 from scripts.flag import given_flags
 from scripts.terminal import print_note, print_table
-from scripts.texts import with_unit
-from trainer.checks import attention_lines, check_bubble
+from trainer.checks import check_bubble
 from trainer.planning.report import as_json, decode_as_json
 from trainer.planning.run_cost import Assumptions
 from trainer.planning.sweep import suggest_slice
@@ -72,9 +69,8 @@ def plan_run(flags: PlanFlags) -> None:
     warn_unused(inputs.config, Run, Layout)
     title = inputs.title
     if flags.decode:
-        batch = plan_decode.plan_batch(inputs, flags)
-        figures = decode_as_json(batch)
-        plan_decode.print_plan(batch, figures, title)
+        figures = decode_as_json(plan_decode.plan_batch(inputs, flags))
+        page.print_plan(title, figures)
         title = f"Decoding: {title}"
     else:
         inputs.check(inputs.run)
@@ -82,7 +78,7 @@ def plan_run(flags: PlanFlags) -> None:
             print_note(warning)
         plan = best_plan(inputs, flags.analytic)
         figures = training_figures(plan, inputs.layout, flags)
-        print_plan(plan, figures, title)
+        page.print_plan(title, figures)
         if plan.memory.out_of_memory:
             print_note(
                 "The compiler refuses this program for lack of memory; its parts, traffic and "
@@ -93,7 +89,7 @@ def plan_run(flags: PlanFlags) -> None:
             print("Settings that fit: add --sweep (by traces), or `meshloom tune` (compiled).")
     write_json(flags.json_file, figures)
     if flags.html is not None:
-        write_page(flags.html, title, figures)
+        page.write_page(flags.html, title, figures)
 
 
 def compare(flags: PlanFlags) -> None:
@@ -128,67 +124,3 @@ def training_figures(plan: StepPlan, layout: Layout, flags: PlanFlags) -> dict[s
     if flags.price_per_chip_hour is not None and figures["run_cost"] is not None:
         figures["run_cost"]["currency"] = flags.currency
     return figures
-
-
-def print_plan(plan: StepPlan, figures: dict[str, Any], title: str) -> None:
-    print(f"Plan: {title}, {plan.devices:,} devices, {plan.parameters:,} parameters")
-    for line in attention_lines(figures["attention"]):
-        print(line)
-    if figures["gradient_sums"] is not None:
-        step, microbatch = figures["gradient_sums"].values()
-        print(
-            f"Gradients of {step:,} parameters cross devices once a step; of {microbatch:,}, which "
-            "are scales, biases, and weights that are split as rows are, in each of "
-            f"{figures['microbatches']} microbatches"
-        )
-    if figures["host_bytes"]:
-        size = size_text(figures["host_bytes"])
-        print(f"Activations on the host: {size} per device, written and read once a step")
-    page.print_memory(figures)
-    print_table(
-        ["largest weights", "axes", "bytes", "per device"],
-        [
-            (row["path"], row["axes"], size_text(row["bytes"]), size_text(row["bytes_per_device"]))
-            for row in figures["weights"]
-        ],
-    )
-    page.print_collectives(figures["collectives"], "step")
-    if plan.timing is not None:
-        page.print_times("step", plan.timing)
-        page.print_parts(figures)
-    if plan.schedule.stages > 1:
-        idle_s, repeats = plan.idle_s, plan.schedule.repeats
-        time = "" if idle_s is None else f", up to {idle_s:.3g} s of a step"
-        around = f" {repeats} times around," if repeats > 1 else ""
-        print(
-            f"Pipeline: {plan.schedule.stages} stages,{around} {plan.run.microbatches} "
-            f"microbatches; stages idle {plan.schedule.bubble:.0%} of their time{time}"
-        )
-    page.print_unexpected(figures)
-    print(summary(figures))
-    if figures["run_cost"] is not None:
-        page.print_run_cost(figures)
-
-
-def summary(figures: dict[str, Any]) -> str:
-    """Writes a plan in one line."""
-    received_bytes = sum(row["received_bytes"] for row in figures["collectives"])
-    parts = [
-        f"{figures['model_flops']:.3g} FLOPs per step ({figures['executed_flops']:.3g} executed)",
-        f"{size_text(received_bytes)} of traffic per device",
-    ]
-    if figures["step_time_s"] is not None:
-        range_s, limits = figures["step_time_range_s"], ""
-        if range_s is not None:
-            limits = f" ({range_s[0]:.3g} to {range_s[1]:.3g} s)"
-        parts += [
-            f"step {figures['step_time_s']:.4g} s{limits}",
-            f"{figures['tokens_per_s']:,.0f} {figures['unit']}/s",
-            f"utilisation {figures['utilisation']:.1%}",
-        ]
-        if figures["run_steps"] is not None:
-            parts.append(
-                f"{figures['run_steps']:,} steps in {with_unit(figures['run_hours'], 'hours')}, "
-                f"{with_unit(figures['chip_hours'], 'chip-hours')}"
-            )
-    return page.summary_line(figures, parts)

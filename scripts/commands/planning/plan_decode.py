@@ -10,7 +10,6 @@ from layouts.mesh import batch_shards, make_mesh
 from models.decoding.sampling import Sampling
 from scripts.commands.common import refuse_dispatch, round_up, rows_of_group
 from scripts.commands.decoding.decode import BATCH, search_of
-from scripts.commands.planning import page
 from scripts.commands.planning.flags import DecodePlanFlags, PlanFlags
 from scripts.commands.planning.inputs import PlanInputs, can_compile
 from scripts.commands.shared_flags import SearchFlags
@@ -98,54 +97,3 @@ def padded_lengths(run: Run, decoding: DecodePlanFlags) -> tuple[int, int, int]:
             f"{positions} learned positions.  Lower --prompt_tokens or --max_tokens."
         )
     return padded(source) if source else 0, padded(prompt) if prompt else 0, new
-
-
-def print_plan(plan: DecodePlan, figures: dict[str, Any], title: str) -> None:
-    print(f"Plan of decoding: {title}, {plan.devices:,} devices, {plan.parameters:,} parameters")
-    print(f"{batch_text(figures)}.")
-    page.print_memory(figures)
-    page.print_collectives(
-        [row for row in figures["collectives"] if row["part"] == "token"], "token"
-    )
-    if plan.timings is not None:
-        page.print_times("start", plan.timings.prefill)
-        page.print_times("token", plan.timings.token)
-        if plan.timings.suffix is not None:
-            page.print_times("suffix", plan.timings.suffix)
-    page.print_unexpected(figures)
-    print(summary(figures))
-
-
-def batch_text(figures: dict[str, Any]) -> str:
-    """Describes what is decoded, in the lengths that it is padded to."""
-    count, width = figures["batch_sequences"], figures["hypotheses"]
-    parts = [f"{count:,} rows" if count > 1 else "1 row"]
-    if figures["source_tokens"]:
-        parts.append(f"of {figures['source_tokens']:,} source tokens")
-    parts.append(f"{figures['prompt_tokens']:,} prompt tokens, {figures['new_tokens']:,} new ones")
-    if width > 1:
-        kind = "samples" if figures["draws"] else "hypotheses"
-        caches = "one cache" if figures["flat"] else "separate caches"
-        parts.append(f"{width} {kind} a row in {caches}")
-    if figures["suffix_tokens"]:
-        parts.append(f"a suffix of {figures['suffix_tokens']:,} tokens")
-    return ", ".join(parts)
-
-
-def summary(figures: dict[str, Any]) -> str:
-    """Writes a plan in one line."""
-    cache, executed = figures["bytes_by_cause"]["cache"], figures["executed_flops"]
-    parts = [
-        f"cache {size_text(cache)} per device, {size_text(figures['cache_bytes'])} in all",
-        f"{figures['model_flops']:.3g} FLOPs for all outputs ({executed:.3g} executed)",
-    ]
-    if figures["token_latency_s"] is not None:
-        suffix_s = figures["suffix_latency_s"]
-        of_suffix = "" if suffix_s is None else f" and {suffix_s:.3g} s for the suffix"
-        parts += [
-            f"{1e3 * figures['token_latency_s']:.3g} ms a token",
-            f"{figures['output_latency_s']:.3g} s an output, of which "
-            f"{figures['start_latency_s']:.3g} s before its first token{of_suffix}",
-            f"{figures['tokens_per_s']:,.1f} tokens/s, one text a row",
-        ]
-    return page.summary_line(figures, parts)

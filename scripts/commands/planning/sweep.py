@@ -17,7 +17,7 @@ from layouts.mesh import mesh_sizes
 from scripts.commands.common import open_output, setting_origins, write_json
 from scripts.commands.planning.flags import PlanFlags
 from scripts.commands.planning.inputs import PlanInputs, named_layouts, read_inputs
-from scripts.html_page import render
+from scripts.templates import render
 from scripts.terminal import print_note, print_table
 from scripts.texts import with_unit
 from trainer.checks import layout_name

@@ -15,7 +15,7 @@ from configs.write import values
 from data.storage.files import atomic_write
 from scripts.commands.planning.page import head
 from scripts.commands.training.flags import ReportFlags
-from scripts.html_page import render
+from scripts.templates import render
 from trainer.metrics.goodput import HOUR_S, USES, spent_seconds
 from trainer.metrics.jsonl import WALL_TIME
 from trainer.metrics.plots import RunPlots, compared, curve

@@ -18,6 +18,7 @@ from layouts.layout import Layout
 from scripts.commands.planning import sweep as sweep_command
 from scripts.commands.planning import tune as tune_command
 from scripts.commands.planning.page import run_cost_rows
+from scripts.templates import render
 from tests.scripts.conftest import Meshloom, Place
 from tests.trainer.command import settings
 from trainer.planning import sweep, tune
@@ -320,11 +321,12 @@ def test_a_run_that_never_ends_says_which_interval_would_end_it() -> None:
         "wall_hours": None, "best_hours": 117.0, "checkpoint_every": 100,
         "best_checkpoint_every": 2, "assumptions": Assumptions()._asdict(),
     }  # fmt: skip
-    rows, [never, _] = run_cost_rows({"run_cost": cost})
-    assert not rows and "every = 100, failures come faster" in never
-    assert "with 2 it takes 117 hours." in never
-    _, [never, _] = run_cost_rows({"run_cost": {**cost, "best_hours": None}})
-    assert never.endswith("than the run recovers.")
+    file = "commands/planning/run_cost.txt"
+    never = render(file, figures={"run_cost": cost})
+    assert not run_cost_rows({"run_cost": cost})
+    assert "every = 100, failures come faster" in never and "with 2 it takes 117 hours." in never
+    never = render(file, figures={"run_cost": {**cost, "best_hours": None}})
+    assert "than the run recovers.\nAssumes" in never
 
 
 def test_tuned_settings_are_a_file_that_training_takes(
