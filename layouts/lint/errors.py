@@ -17,32 +17,14 @@ from layouts.padding import with_axes
 
 FIELDS = ("rules", "param_rules")
 
-Code = Literal[
-    "malformed-rule",
-    "absent-axis",
-    "unknown-axis",
-    "unknown-mesh-axis",
-    "unpaddable-axis",
-    "duplicate-rule",
-    "device-order",
-    "slices",
-    "conflict",
-    "indivisible",
-    "padded",
-    "unmatched-rule",
-    "overruled-rule",
-    "idle-mesh-axis",
-    "replicated-weights",
-    "untraceable",
-]
-
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
     """Describes one problem of a layout."""
 
     severity: Literal["error", "warning"]
-    code: Code
+    code: str
+    """What kind of problem it is, such as "unknown-axis"."""
     message: str
     subject: str = ""
     """What it is about: weights, an einsum, a mesh axis.  Empty: the rule itself."""
