@@ -4,7 +4,6 @@ python -m scripts.quickstart translate
 """
 
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from scripts.commands.training.flags import TrainFlags
 from scripts.commands.training.train import train
 from scripts.devices import start_devices
 from scripts.exits import exits
-from scripts.terminal import print_table
+from scripts.templates import render
 from trainer.model_dir import ModelDir
 from trainer.run import Run
 from trainer.translation.evaluate import evaluation_sets, subset
@@ -27,71 +26,34 @@ TRANSLATED = 10  # sentences that are shown
 
 def language_model() -> None:
     """Trains (or resumes), evaluates on the test split, prints samples."""
-    model_dir, gin_file = Path("runs/quickstart"), "configs/runs/quickstart.gin"
-    result = trained(model_dir, gin_file)
+    values = trained("quickstart")
     search = SearchFlags(temperature=0.7, max_tokens=30, seed=1)
-    texts = continuations(PROMPTS, model_dir, search)
-    print(
-        f"""
-Per-word perplexity on the test split: {result["perplexity_per_word"]:.1f}
-({result["words"]:,} words and {result["lines"]:,} line ends)
-Bits per byte: {result["bits_per_byte"]:.3f}
-
-Three prompts, continued:
-"""
-        + "".join(f"  {text}\n" for text in texts)
-    )
-    decode = (
-        '"Return the" | meshloom decode --model_dir=runs/quickstart --input=- --temperature=0.7'
-    )
-    print_next(model_dir, decode, [
-        f"meshloom train --model_dir=runs/split --gin_file={gin_file} \\",
-        "  --gin_file=layouts/data_and_model_parallel.gin --simulate_devices=8",
-    ])  # fmt: skip
+    texts = continuations(PROMPTS, values["model_dir"], search)
+    print(render("quickstart.txt", texts=texts, **values))
 
 
 def translation() -> None:
     """Trains (or resumes), measures BLEU on the test split, shows examples."""
-    model_dir = Path("runs/quickstart_translate")
-    gin_file = "configs/runs/quickstart_translate.gin"
-    result = trained(model_dir, gin_file)
+    values = trained("quickstart_translate")
+    model_dir: Path = values["model_dir"]
     task = ModelDir(model_dir).load((), ()).make(Run).task
     [shown] = subset(evaluation_sets(task, "test"), TRANSLATED)
     texts = continuations(shown.sources, model_dir, SearchFlags(), batch_sequences=TRANSLATED)
-    rows = list(zip(shown.sources, texts, shown.references[0], strict=True))
-    print("\nTen sentences of the test split:")
-    print_table(["source", "translation", "reference"], rows)
-    print(f"""
-BLEU on the test split: {result["bleu"]:.1f}  ({result["sentences"]:,} sentences, beam 4)
-{result["bleu_signature"]}
-""")
-    decode = f'"{shown.sources[0]}" | meshloom decode --model_dir={model_dir} --input=-'
-    print_next(model_dir, decode, [
-        f"meshloom train --model_dir=runs/french --gin_file={gin_file} \\",
-        """  --gin_param="Phrases.language='fr'" --gin_param="Translation.name='phrases_fr_en'\"""",
-    ])  # fmt: skip
+    rows = [
+        {"source": source, "translation": text, "reference": reference}
+        for source, text, reference in zip(shown.sources, texts, shown.references[0], strict=True)
+    ]
+    print(render("quickstart_translate.txt", rows=rows, **values))
 
 
-def trained(model_dir: Path, gin_file: str) -> dict[str, Any]:
-    """Trains a model, or resumes, and evaluates it on the test split."""
+def trained(name: str) -> dict[str, Any]:
+    """Trains a model, or resumes, and evaluates it on the test split; returns what texts show."""
     start_devices()
+    model_dir, gin_file = Path("runs") / name, f"configs/runs/{name}.gin"
     train(TrainFlags(model_dir=model_dir, settings=SettingsFlags(gin_file=(gin_file,))))
     model, text = CheckpointFlags(model_dir=model_dir), TextFlags(split="test")
     [result] = evaluate_model(EvaluateFlags(model=model, text=text))
-    return result
-
-
-def print_next(model_dir: Path, decode: str, variant: Sequence[str]) -> None:
-    """Prints what to do with the model, and how to train another."""
-    print(f"""The curves:      {model_dir}/loss.png
-To continue:
-  . .venv/bin/activate
-  meshloom train --model_dir={model_dir} --gin_param=Run.steps=2000
-  meshloom evaluate --model_dir={model_dir} --split=test
-  echo {decode}
-  meshloom serve --model_dir={model_dir}
-  pip install tensorboard && tensorboard --logdir={model_dir}/events""")
-    print(*(f"  {line}" for line in variant), sep="\n")
+    return {"model_dir": model_dir, "gin_file": gin_file, "result": result}
 
 
 if __name__ == "__main__":
