@@ -71,11 +71,6 @@ def attention_choices(run: Run, layout: Layout, mesh: Mesh | AbstractMesh) -> di
         return run.model.attention_choices(layout, run.task.array_lengths)
 
 
-def attention_lines(choices: Mapping[str, str]) -> list[str]:
-    """Says what computes the attention of each part, and why it is plain."""
-    return [f"Attention of the {part}: {choice}" for part, choice in choices.items()]
-
-
 def pipeline_schedule(run: Run, layout: Layout, mesh_sizes: Sizes) -> Schedule:
     """Returns how a run's microbatches go through stages of layers; one stage if not a pipeline."""
     with jax.sharding.use_abstract_mesh(abstract_mesh(dict(mesh_sizes))):

@@ -66,7 +66,9 @@ def check_flags(flags: TuneFlags, topology: Topology | None, *, compiles: bool) 
             "several by `meshloom plan --analytic` with Layout.slices."
         )
     if topology is not None and compiles and not has_compiler(topology.chip.platform):
-        raise UserError(f"`meshloom tune` compiles.  {no_compiler(topology.chip.platform)}")
+        raise UserError(
+            f"`meshloom tune` compiles, unless --budget=0.  {no_compiler(topology.chip.platform)}"
+        )
     if not compiles and "--best" in given_flags(flags):
         raise UserError("--best chooses layouts to compile.  Remove it, or --budget=0.")
     if compiles and flags.json_file is not None:

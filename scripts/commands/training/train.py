@@ -71,8 +71,8 @@ def train_locked(flags: TrainFlags) -> None:
         print_note(warning)
     if step is None:
         start.note_no_export(run)
-    for line in checks.attention_lines(checks.attention_choices(run, layout, mesh)):
-        print_note(line)
+    for part, choice in checks.attention_choices(run, layout, mesh).items():
+        print_note(f"Attention of the {part}: {choice}")
     note_layout(layout, mesh, setting_origins(config))
     trace_fns: list[checks.TraceFn] = [trace_train_step, trace_evaluate_step]
     if run.bleu_sentences:
