@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import sacrebleu
 
+from scripts.commands.evaluation import evaluate
 from tests.scripts.conftest import Meshloom, Place, call
 from tests.toys import optax_promotion
 from trainer.decoding import decoder
@@ -105,6 +106,21 @@ def test_evaluate_takes_files_and_subsets(run: Meshloom, place: Place, tmp_path:
     assert result["loss"] == split["loss"] and "bleu" not in result
     answer = run("evaluate", *flags, f"--input={source}")
     assert answer.code == 2 and "--references" in answer.error
+
+
+def test_a_test_set_is_measured_as_its_language_is(
+    run: Meshloom, place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """sacrebleu's own command chooses the tokenizer by the language too."""
+    texts = [["kara lost"], [["LOST KARA"]]]
+    monkeypatch.setattr(evaluate, "read_test_set", lambda name, languages: texts)
+    answer = run(
+        "evaluate", place.model_dir, "--test_set=toy", "--languages=en-zh", "--resamples=0",
+        f"--hypotheses={tmp_path / 'texts'}",
+    )  # fmt: skip
+    assert answer.code == 0, answer.error
+    assert "|tok:zh|" in answer.out and "test:toy" in answer.out
+    assert answer.error.rstrip().endswith("--language-pair en-zh")
 
 
 def test_the_files_of_a_subset_give_the_same_bleu(

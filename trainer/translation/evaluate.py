@@ -1,10 +1,9 @@
 """Translates evaluation sets and computes metrics on raw text; during training, BLEU."""
 
 import dataclasses
-import functools
 import logging
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from jax.sharding import Mesh
 
@@ -104,13 +103,13 @@ def translate(
     vocabs: Vocabs,
     options: DecodeOptions,
     max_length: int | None,
-    *,
-    tokenize: str | None = None,
-    resamples: int = 1000,
-    ter: bool = True,
     progress: Progress = no_progress,
+    **measuring: Any,
 ) -> list[TranslatedSet]:
-    """Translates each part; where there are several, all of them together come first."""
+    """Translates each part; where there are several, all of them together come first.
+
+    `measuring` is what `compute_metrics` takes.
+    """
     total, done, texts = sum(len(part.sources) for part in parts), 0, []
     for part in parts:
         part_options = dataclasses.replace(options, tag=part.tag)
@@ -127,9 +126,8 @@ def translate(
     if len(parts) > 1:
         parts.insert(0, joined(parts))
         texts.insert(0, [text for part_texts in texts for text in part_texts])
-    measure = functools.partial(compute_metrics, tokenize=tokenize, resamples=resamples, ter=ter)
     return [
-        TranslatedSet(part, part_texts, measure(part_texts, part.references))
+        TranslatedSet(part, part_texts, compute_metrics(part_texts, part.references, **measuring))
         for part, part_texts in zip(parts, texts, strict=True)
     ]
 

@@ -188,7 +188,8 @@ def translation_numbers(
     with progress_bar("translate") as update:
         made = translate(
             decoder, sets, trained.run.task, trained.vocabs, options_of(search),
-            trained.run.model.max_length, progress=update,
+            trained.run.model.max_length, update,
+            test_set=flags.text.test_set, languages=flags.text.languages,
             **dataclasses.asdict(flags.metrics),
         )  # fmt: skip
     whole, *of_parts = made
@@ -202,7 +203,7 @@ def translation_numbers(
     if of_parts:
         numbers["mean_bleu"] = statistics.fmean(one.metrics.bleu.score for one in of_parts)
         print(f"BLEU of the {len(of_parts)} parts, averaged: {numbers['mean_bleu']:.2f}")
-    write_hypotheses(flags.hypotheses, made, flags.metrics.tokenize)
+    write_hypotheses(flags, made)
     return numbers | {"is_subset": flags.sentences is not None}
 
 
@@ -235,9 +236,9 @@ def evaluation_rows(
     return splits[split], train_pairs
 
 
-def write_hypotheses(path: str | None, made: Sequence[TranslatedSet], tokenize: str | None) -> None:
+def write_hypotheses(flags: EvaluateFlags, made: Sequence[TranslatedSet]) -> None:
     """Writes translations; with a file also their sources, references and line numbers."""
-    if path is None:
+    if (path := flags.hypotheses) is None:
         return
     files = made[0].files()
     if path in STREAMS:
@@ -248,7 +249,10 @@ def write_hypotheses(path: str | None, made: Sequence[TranslatedSet], tokenize: 
     if len(files) > 1:
         references = [path + end for end in files if end.startswith(".reference")]
         command = ["sacrebleu", *references, "--input", path]
-        command += [] if tokenize is None else ["--tokenize", tokenize]
+        for name, value in (
+            ("--tokenize", flags.metrics.tokenize), ("--language-pair", flags.text.languages)
+        ):  # fmt: skip
+            command += [] if value is None else [name, value]
         names = ", ".join(path + end for end in files)
         print_note(f"Wrote {names}.")
         print_note(f"The same BLEU: {shlex.join(command)}")

@@ -35,11 +35,11 @@ def part(name: str, *sources: str) -> EvaluationSet:
     return EvaluationSet.whole(name, None, [*sources], [[*sources]])
 
 
-def echoed(*parts: EvaluationSet) -> list[TranslatedSet]:
+def echoed(*parts: EvaluationSet, **measuring: str) -> list[TranslatedSet]:
     vocab = make(VOCAB, iter([" ".join(WORDS)] * 20), words=WORDS)
     decoder = cast(Decoder, Echo())
     vocabs = Vocabs(vocab, vocab)
-    return translate(decoder, parts, TASK, vocabs, DecodeOptions(), None, resamples=0)
+    return translate(decoder, parts, TASK, vocabs, DecodeOptions(), None, resamples=0, **measuring)
 
 
 def test_a_warning_names_its_part_where_there_are_several(log_lines: list[str]) -> None:
@@ -55,6 +55,11 @@ def test_a_warning_names_its_part_where_there_are_several(log_lines: list[str]) 
         "Warning: yy: 1 of 2 lines",
         "Warning: 1 of 2 lines",
     ]
+
+
+def test_the_language_of_a_test_set_chooses_the_tokenizer() -> None:
+    [translated] = echoed(part("xx", "kara lost"), test_set="toy", languages="en-zh")
+    assert {"test:toy", "lang:en-zh", "tok:zh"} <= {*translated.metrics.bleu.signature.split("|")}
 
 
 def test_what_is_measured_can_be_written_line_by_line() -> None:
