@@ -20,7 +20,8 @@ from typing import Any
 import numpy as np
 
 from configs.errors import UserError
-from data import manifest
+from data import documents, manifest
+from data.documents import noted, pieces_of_rows
 from data.packing.pair_rows import LONG
 from data.packing.rows import Counts
 from data.sources.compression import counted_bytes
@@ -52,6 +53,7 @@ class WrittenChunk:
     """Hash of the text of the split up to the end of the chunk."""
     counts: dict[str, int]
     checksums: dict[str, int]
+    pieces: int = 0
 
 
 class BuildLog:
@@ -95,7 +97,8 @@ class BuildLog:
     def add_chunk(
         self, split: str, text_hash: str, counts: Counts, arrays: Mapping[str, np.ndarray]
     ) -> None:
-        chunk = WrittenChunk(split, text_hash, counts.written(), checksums(arrays))
+        sums, pieces = checksums(arrays), len(arrays["pieces"])
+        chunk = WrittenChunk(split, text_hash, counts.written(), sums, pieces)
         self._append({"chunk": dataclasses.asdict(chunk)})
 
     def add_split(self, split: str, entry: Mapping[str, Any]) -> None:
@@ -127,7 +130,7 @@ class Packing:
 
         def pack_arrays(*job: Any) -> PackedChunk:
             packed, counts = pack(*job)
-            return packed.arrays, counts
+            return {**packed.arrays, "pieces": pieces_of_rows(packed)}, counts
 
         return pack_arrays
 
@@ -143,6 +146,7 @@ class Chunk:
     part: int
     tag: str | None
     examples: list[Example]
+    size: int
     text_hash: str
     bytes_read: int
     """Bytes of the files of the split up to the end of the chunk."""
@@ -222,31 +226,38 @@ class SplitBuilder:
     def build(self, split: str) -> dict[str, Any]:
         """Writes the rows of a split; returns its entry in the manifest, empty without lines."""
         columns = self.packing.task.columns(self.packing.vocabs)
+        columns |= documents.COLUMNS
         digest = hashlib.sha256()
         parts: list[PartOfText] = []
         counts_of_chunks: list[list[Counts]] = []
+        sizes, files, numbers = list[tuple[int, int, int]](), list[tuple[str, int]](), list[int]()
         with contextlib.ExitStack() as stack:
             arrays = {
                 name: stack.enter_context(GrowingArray(self._array(split, name), *kind))
                 for name, kind in columns.items()
             }
+            places = arrays.pop("numbers")  # as they are read: no chunk has to be packed for them
             total, split_bytes = Counts(), self.packing.task.source.bytes_to_read(split)
             counter = stack.enter_context(counted_bytes())
 
             def chunks() -> Iterator[Chunk]:
                 for number, part in enumerate(self.packing.task.parts_of_text(split, digest)):
                     parts.append(part)
-                    for examples in _grouped(part.examples):
-                        text_hash = digest.hexdigest()
-                        yield Chunk(number, part.tag, examples, text_hash, counter.total())
+                    for examples in _grouped(noted(part.name, part.examples, files, numbers)):
+                        text_hash, size = digest.hexdigest(), len(examples)
+                        places.append(np.array(numbers, np.uint32)[:, None])
+                        numbers.clear()
+                        yield Chunk(number, part.tag, examples, size, text_hash, counter.total())
 
-            for chunk, counts in self._written(split, chunks(), arrays):
+            for chunk, counts, pieces in self._written(split, chunks(), arrays):
+                sizes.append((chunk.size, pieces, counts.rows))
                 counts_of_chunks += [[] for _ in range(chunk.part + 1 - len(counts_of_chunks))]
                 counts_of_chunks[chunk.part].append(counts)
                 share = min(chunk.bytes_read / split_bytes, 1.0) if split_bytes else None
                 self._report(split, total, total := total + counts, share)
             counts_of_chunks += [[] for _ in parts[len(counts_of_chunks) :]]
             entry = self._entry(split, parts, counts_of_chunks, digest.hexdigest())
+            entry |= {"chunk_sizes": sizes, "files": files} if entry else {}
         if not entry:
             for path in self.folder.glob(f"{split}.*.npy"):
                 path.unlink()
@@ -261,21 +272,22 @@ class SplitBuilder:
 
     def _written(
         self, split: str, chunks: Iterator[Chunk], arrays: Mapping[str, GrowingArray]
-    ) -> Iterator[tuple[Chunk, Counts]]:
-        """Writes chunks in their order, and yields each with its counts."""
+    ) -> Iterator[tuple[Chunk, Counts, int]]:
+        """Writes chunks in their order, and yields each with its counts and number of pieces."""
         rest = chunks
         for before in self.log.chunks.get(split, []):
             chunk = next(chunks, None)
             if chunk is None:
                 return
-            rows = {name: array.next_rows(before.counts["rows"]) for name, array in arrays.items()}
+            lengths = dict.fromkeys(arrays, before.counts["rows"]) | {"pieces": before.pieces}
+            rows = {name: array.next_rows(lengths[name]) for name, array in arrays.items()}
             kept = {name: array for name, array in rows.items() if array is not None}
             if before.text_hash != chunk.text_hash or before.checksums != checksums(kept):
                 rest = itertools.chain([chunk], chunks)
                 break
             for name, array in arrays.items():
                 array.append(kept[name])
-            yield chunk, Counts.read(before.counts)
+            yield chunk, Counts.read(before.counts), before.pieces
         sent = list[Chunk]()
 
         def jobs() -> Iterator[Job]:
@@ -289,7 +301,7 @@ class SplitBuilder:
                 array.append(packed[name])
                 array.flush()
             self.log.add_chunk(split, chunk.text_hash, counts, packed)
-            yield chunk, counts
+            yield chunk, counts, len(packed["pieces"])
 
     def _report(self, split: str, before: Counts, now: Counts, share: float | None) -> None:
         """Logs now and then how many lines of the split are done, and which share of its files."""

@@ -10,7 +10,7 @@ import fnmatch
 import functools
 import hashlib
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,17 +18,22 @@ from configs.errors import UserError
 from configs.paths import is_remote, path_of
 from data import manifest, workers
 from data.build import InOrder, OnProgress, build
+from data.documents import Documents
 from data.manifest import CacheKey
 from data.packing.rows import Rows
+from data.sources.compression import counted_bytes
 from data.sources.text import SPLITS
 from data.storage import folders, locks, lookup, remote
-from data.storage.arrays import CheckedArray
-from data.task import Task
+from data.storage.arrays import CheckedArray, checksums_path
+from data.task import Example, Task
 from data.vocab import Vocab
 from data.vocabs import Vocabs
 
 logger = logging.getLogger(__name__)
 
+OnBytes = Callable[[int, int], None]
+"""Takes how many bytes of files are read, and how many there are."""
+_EXAMPLES_PER_REPORT = 10_000
 _FILES = (manifest.NAME, "*vocab.model", *(f"{split}.*.npy" for split in SPLITS), ".*")
 """Patterns of the names in a cache, whole or damaged."""
 
@@ -49,6 +54,24 @@ class Prepared:
     @property
     def vocabs(self) -> Vocabs:
         return Vocabs(self.vocab, self.source_vocab)
+
+    def examples(self, task: Task, split: str, on_bytes: OnBytes) -> Iterator[Example]:
+        """Yields the examples of a split, in the order in which `Documents` counts them.
+
+        Raises at the end where the rows were made from another text.
+        """
+        digest, total = hashlib.sha256(), task.source.bytes_to_read(split)
+        with counted_bytes() as counter:
+            parts = task.parts_of_text(split, digest)
+            for number, example in enumerate(x for part in parts for x in part.examples):
+                yield example
+                if total and not number % _EXAMPLES_PER_REPORT:
+                    on_bytes(min(counter.total(), total), total)
+        if digest.hexdigest() != self.manifest["splits"][split]["content_hash"]:
+            raise UserError(
+                f"{task.name}: its text has changed since the rows of {split!r} were made it.  "
+                "Put the old text back."
+            )
 
 
 def prepare(
@@ -214,8 +237,11 @@ class TaskCaches:
                 column: CheckedArray(folder / f"{name}.{column}.npy", manifest.rebuild_hint())
                 for column in task.columns(vocabs)
             }
-            splits[name] = task.cached_rows(name, entry, arrays, vocabs)
-        sums = [path.read_bytes() for path in sorted(folder.glob("train.*.crc32.npy"))]
+            documents = Documents.open(folder, name, entry, manifest.rebuild_hint())
+            rows = task.cached_rows(name, entry, arrays, vocabs)
+            splits[name] = dataclasses.replace(rows, documents=documents)
+        columns = sorted(task.columns(vocabs))
+        sums = [checksums_path(folder / f"train.{name}.npy").read_bytes() for name in columns]
         rows_hash = hashlib.sha256(b"".join(sums)).hexdigest()[:16]
         return Prepared(vocabs.target, vocabs.source, splits, stored, match.folder, rows_hash)
 

@@ -3,11 +3,12 @@
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-_BLOCK = 4096  # places; a rate is kept to half of one part in this many
+BLOCK = 4096
+"""Places; a rate is kept to half of one part in this many."""
 TABLE_ROWS = 1 << 23
 """The most rows that a table orders, of 8 bytes a row: smaller sets keep the order of the first
 versions, larger ones need no memory."""
@@ -30,7 +31,25 @@ def shuffled(seed: int, places: np.ndarray, rows: int, stream: int = 0) -> np.nd
     return ids
 
 
-def permuted(places: np.ndarray, rows: int, keys: np.ndarray) -> np.ndarray:
+def places_of_row(
+    seed: int, row: int, rows: int, first: int, stop: int, stream: int = 0
+) -> Iterator[int]:
+    """Yields the places from `first` to before `stop` at which `shuffled` has a row, in order."""
+    for epoch in range(first // rows, -(-stop // rows)):
+        if rows <= TABLE_ROWS:  # its rank among the random numbers takes no sorting
+            numbers = _numbers(rows, seed, epoch, stream)
+            equal_before = np.count_nonzero(numbers[:row] == numbers[row])
+            place = int(np.count_nonzero(numbers < numbers[row]) + equal_before)
+        else:
+            keys = _numbers(_ROUNDS, seed, epoch, stream)
+            place = int(permuted(np.array([row]), rows, keys, inverse=True)[0])
+        if first <= (place := epoch * rows + place) < stop:
+            yield place
+
+
+def permuted(
+    places: np.ndarray, rows: int, keys: np.ndarray, *, inverse: bool = False
+) -> np.ndarray:
     """Returns the rows at some places of a permutation, computed for these places alone.
 
     A Feistel network with a key a round permutes the numbers of twice `half` bits, of which at
@@ -38,20 +57,24 @@ def permuted(places: np.ndarray, rows: int, keys: np.ndarray) -> np.ndarray:
     and Rogaway, "Ciphers with Arbitrary Finite Domains", 2002: cycle walking).
     """
     half = max(1, ((rows - 1).bit_length() + 1) // 2)
-    ids = _network(places.astype(np.uint64), half, keys)
+    ids = _network(places.astype(np.uint64), half, keys, inverse)
     while (outside := ids >= rows).any():
-        ids[outside] = _network(ids[outside], half, keys)
+        ids[outside] = _network(ids[outside], half, keys, inverse)
     return ids.astype(np.int64)
 
 
-def _network(numbers: np.ndarray, half: int, keys: np.ndarray) -> np.ndarray:
+def _network(numbers: np.ndarray, half: int, keys: np.ndarray, inverse: bool) -> np.ndarray:
     bits, mask, shift = np.uint64(half), np.uint64((1 << half) - 1), np.uint64(33)
     left, right = numbers >> bits, numbers & mask
+    if inverse:  # of a round: the halves exchanged before and after it
+        left, right, keys = right, left, keys[::-1]
     for key in keys:
         mixed = right + key  # each bit spreads over all, as in the last step of MurmurHash3
         for factor in (0xFF51AFD7ED558CCD, 0xC4CEB9FE1A85EC53):
             mixed = (mixed ^ (mixed >> shift)) * np.uint64(factor)
         left, right = right, left ^ ((mixed ^ (mixed >> shift)) & mask)
+    if inverse:
+        left, right = right, left
     return (left << bits) | right
 
 
@@ -90,6 +113,8 @@ class MixtureOrder:
     quotas: Quotas
     stages: tuple[tuple[int, Quotas], ...] = ()
     """Numbers of steps, and the quotas of the batches after them."""
+    first_stream: int = 1
+    """The stream of the first part; 0 orders a single part as rows without a mixture are."""
 
     @classmethod
     def of(
@@ -99,7 +124,7 @@ class MixtureOrder:
         stages: Sequence[tuple[int, Sequence[float]]] = (),
     ) -> "MixtureOrder":
         """Makes an order from rates, which may have any sum."""
-        assert len(rows) == len(rates) <= _BLOCK and min(rows) > 0
+        assert len(rows) == len(rates) <= BLOCK and min(rows) > 0
         of_stages = ((step, _quotas(later_rates)) for step, later_rates in stages)
         return cls(tuple(rows), _quotas(rates), tuple(of_stages))
 
@@ -110,33 +135,49 @@ class MixtureOrder:
 
     def rates_after(self, step: int) -> tuple[float, ...]:
         """Returns the share of rows that each part has after a number of steps."""
-        quotas = [later for first, later in self.stages if first <= step]
-        return tuple(quota / _BLOCK for quota in [self.quotas, *quotas][-1])
-
-    def rows_read(self, steps: int, batch_sequences: int) -> np.ndarray:
-        """Returns how many rows of each part some steps read, up to part of a block."""
-        firsts = [0, *(first for first, _ in self.stages if first < steps), steps]
-        read = [
-            (stop - first) * batch_sequences * np.array(self.rates_after(first))
-            for first, stop in itertools.pairwise(firsts)
-        ]
-        return np.sum(read, axis=0)
+        return tuple(quota / BLOCK for quota in self._stage(step)[1])
 
     def rows_of_step(self, seed: int, step: int, batch_sequences: int) -> np.ndarray:
         """Returns the rows of a step's global batch.
 
         The first batch of a stage begins a block, in which each part goes on where it was.
         """
-        first, quotas, drawn = 0, self.quotas, np.zeros(len(self.rows), np.int64)
-        for next_first, next_quotas in self.stages:
-            if step < next_first:
-                break
-            blocks, rest = divmod((next_first - first) * batch_sequences, _BLOCK)
-            parts = _block(quotas, seed, blocks)[0][:rest]
-            drawn += blocks * np.array(quotas) + np.bincount(parts, minlength=len(quotas))
-            first, quotas = next_first, next_quotas
+        first, quotas = self._stage(step)
         places = np.arange((step - first) * batch_sequences, (step - first + 1) * batch_sequences)
-        return self.row_ids(seed, places, quotas, drawn)
+        return self.row_ids(seed, places, quotas, self.drawn_before(seed, first, batch_sequences))
+
+    def _stage(self, step: int) -> tuple[int, Quotas]:
+        """Returns the first step of the stage of a step, and its quotas."""
+        return [(0, self.quotas), *(stage for stage in self.stages if stage[0] <= step)][-1]
+
+    def drawn_before(self, seed: int, step: int, batch_sequences: int) -> np.ndarray:
+        """Returns how many rows of each part the batches before a step hold."""
+        if not step:
+            return np.zeros(len(self.rows), np.int64)
+        first, quotas = self._stage(step - 1)
+        blocks, rest = divmod((step - first) * batch_sequences, BLOCK)
+        parts = _block(quotas, seed, blocks)[0][:rest]
+        in_stage = blocks * np.array(quotas) + np.bincount(parts, minlength=len(quotas))
+        return self.drawn_before(seed, first, batch_sequences) + in_stage
+
+    def steps_of_row(
+        self, seed: int, row: int, batch_sequences: int, first: int, stop: int
+    ) -> Iterator[int]:
+        """Yields the steps from `first` to before `stop` whose batches hold a row, in order."""
+        part = int(np.searchsorted(np.cumsum(self.rows), row, side="right"))
+        row_of_part = row - sum(self.rows[:part])
+        borders = [first, *(s for s, _ in self.stages if first < s < stop), stop]
+        for start, end in itertools.pairwise(borders):
+            stage, quotas = self._stage(start)
+            drawn, low, high = (
+                int(self.drawn_before(seed, step, batch_sequences)[part])
+                for step in (stage, start, end)
+            )
+            stream = self.first_stream + part
+            for draw in places_of_row(seed, row_of_part, self.rows[part], low, high, stream):
+                block, rank = divmod(draw - drawn, quotas[part])
+                place = np.flatnonzero(_block(quotas, seed, block)[0] == part)[rank]
+                yield stage + (block * BLOCK + int(place)) // batch_sequences
 
     def row_ids(
         self,
@@ -150,7 +191,7 @@ class MixtureOrder:
         `drawn` counts the rows of each part before that stage.
         """
         quotas = quotas or self.quotas
-        blocks, within = places // _BLOCK, places % _BLOCK
+        blocks, within = places // BLOCK, places % BLOCK
         # The part of each place, and how many places before it had that part.
         parts, draws = np.empty_like(places), np.empty_like(places)
         for block in np.unique(blocks).tolist():
@@ -162,16 +203,17 @@ class MixtureOrder:
         ids = np.empty(len(places), np.int64)
         for part in np.unique(parts).tolist():
             now = parts == part
-            ids[now] = firsts[part] + shuffled(seed, draws[now], self.rows[part], part + 1)
+            stream = self.first_stream + part
+            ids[now] = firsts[part] + shuffled(seed, draws[now], self.rows[part], stream)
         return ids
 
 
 def _quotas(rates: Sequence[float]) -> Quotas:
     """Divides a block by largest remainders; each part has a place, unless its rate is 0."""
     has_rows = np.array(rates) > 0
-    exact = np.array(rates, np.float64) / np.sum(rates, dtype=np.float64) * _BLOCK
+    exact = np.array(rates, np.float64) / np.sum(rates, dtype=np.float64) * BLOCK
     quotas = np.maximum(np.floor(exact), has_rows)
-    while (missing := _BLOCK - quotas.sum()) != 0:
+    while (missing := BLOCK - quotas.sum()) != 0:
         over = np.where(has_rows, exact - quotas, -np.inf)
         at = np.argmax(over) if missing > 0 else np.argmin(np.where(quotas > 1, over, np.inf))
         quotas[at] += np.sign(missing)

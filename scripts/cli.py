@@ -31,7 +31,7 @@ WORK = {
 }
 INSPECT_WORK = {
     "config": work("inspect", "InspectConfigFlags", "settings:config"),
-    "data": work("inspect", "InspectDataFlags", "run:data"),
+    "data": work("inspect", "InspectDataFlags", "data:data"),
     "params": work("inspect", "InspectParamsFlags", "layout:params"),
     "checkpoint": work("inspect", "InspectCheckpointFlags", "run:checkpoint"),
     "layout": work("inspect", "InspectLayoutFlags", "layout:layout"),

@@ -9,6 +9,8 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from pydantic import NonNegativeInt
 
+from configs.errors import UserError
+from data.documents import Documents
 from data.mixture import MixtureOrder
 from data.packing import pack
 from data.sources.pairs import Pair
@@ -109,6 +111,8 @@ class Rows:
     """The rows of each source of a mixture."""
     begin_id: int = PAD
     """What a decoder reads before a target."""
+    documents: Documents | None = None
+    """Where the examples come from; known for rows of a cache."""
 
     def __len__(self) -> int:
         return len(self.targets_BL)
@@ -137,6 +141,16 @@ class Rows:
 
     def _counted(self, mask_BL: RowArray) -> np.ndarray:
         return read_rows(np.arange(len(self)), mask_BL)[0] > 0
+
+    @property
+    def known_documents(self) -> Documents:
+        """Returns where the examples come from; raises where a cache does not know it."""
+        if self.documents is None:
+            raise UserError(
+                "an older version made these rows, which do not say from which documents.  Run "
+                "meshloom prepare --rebuild with the same flags: the rows stay the same."
+            )
+        return self.documents
 
     def numbers(self) -> dict[str, int | str]:
         """Returns what a table shows of these rows."""

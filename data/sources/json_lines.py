@@ -79,9 +79,11 @@ class JsonLine(NamedTuple):
 def records(paths: Sequence[str], setting: str, errors: str) -> Iterator[JsonLine]:
     """Yields the values of the lines of some files; blank lines have none."""
 
-    def of_file(path: str) -> Iterator[JsonLine]:
+    def of_file(path: str) -> Iterator[JsonLine | None]:
         for number, line in enumerate(text_files.read_lines(path, errors), 1):
-            if line.strip():
+            if not line.strip():
+                yield None
+            else:
                 place = f"{path}, line {number}"
                 try:
                     value = read_json(line, object, place)

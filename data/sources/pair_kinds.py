@@ -123,9 +123,10 @@ class Tsv(FilePairs):
     """Column of the translation, counted from 0."""
 
     def read_files(self, paths: Sequence[str], setting: str, errors: str) -> Iterator[Pair]:
-        def pairs(path: str) -> Iterator[Pair]:
+        def pairs(path: str) -> Iterator[Pair | None]:
             for number, line in enumerate(text_files.read_lines(path, errors), 1):
                 if not line.strip():
+                    yield None
                     continue
                 columns = line.split("\t")
                 if len(columns) <= max(self.source_column, self.target_column):

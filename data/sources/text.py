@@ -211,15 +211,24 @@ class TextFiles(FileText):
                 lines = text_files.of_files(paths, contents, setting, "line of text")
                 return (line for line in lines if kind == "any line" or line.strip())
             case "paragraph":
-                by_blank = (
-                    group
-                    for path in paths
-                    for group in itertools.groupby(
-                        text_files.read_lines(path), lambda x: not x.strip()
-                    )
-                )
-                paragraphs = ("\n".join(lines) for is_blank, lines in by_blank if not is_blank)
-                return text_files.with_text(paragraphs, setting, "paragraph")
+                return text_files.with_text(_paragraphs(paths), setting, "paragraph")
             case "file":
-                whole = ("\n".join(text_files.read_lines(p)).rstrip("\n") for p in paths)
-                return text_files.with_text(whole, setting, "file")
+                return text_files.with_text(_whole_files(paths), setting, "file")
+
+
+def _paragraphs(paths: Sequence[str]) -> Iterator[str]:
+    for path in paths:
+        numbered = enumerate(text_files.read_lines(path), 1)
+        for is_blank, group in itertools.groupby(numbered, lambda line: not line[1].strip()):
+            if not is_blank:
+                number, first = next(group)
+                text = "\n".join([first, *(line for _, line in group)])
+                text_files.PLACE.set((path, number))
+                yield text
+
+
+def _whole_files(paths: Sequence[str]) -> Iterator[str]:
+    for path in paths:
+        text = "\n".join(text_files.read_lines(path)).rstrip("\n")
+        text_files.PLACE.set((path, 1))
+        yield text

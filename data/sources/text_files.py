@@ -1,6 +1,7 @@
 """Reads lines, paragraphs and whole texts of files, and says what is wrong with a file."""
 
 import codecs
+import contextvars
 import logging
 import os
 import re
@@ -27,6 +28,10 @@ TO_PARQUET = (
 """What makes Parquet of Arrow files, which Hugging Face's data sets are kept in."""
 PARQUET_MARK = b"PAR1"
 _ARROW_MARKS = (b"ARROW1", b"\xff\xff\xff\xff")
+PLACE = contextvars.ContextVar[tuple[str, int] | None]("place", default=None)
+"""File, and number of line, record or row, of the example that a source yielded last; None where it
+does not know.  Examples are strings and pairs, so the place goes beside them; whatever passes them
+on draws one at a time."""
 _LINE_BREAKS = re.compile(r"[\n\r]")  # for programs that read lines, as Python's open does
 
 
@@ -134,18 +139,22 @@ def decoded(raw: object, place: str, errors: str, remedy: str = "") -> str:
 
 
 def of_files(
-    paths: Sequence[str], contents: Iterable[Iterable[T]], setting: str, kind: str
+    paths: Sequence[str], contents: Iterable[Iterable[T | None]], setting: str, kind: str
 ) -> Iterator[T]:
     """Yields what each file of a setting holds; blank lines alone do not make it full.
+
+    None stands for a line or record that is no example.
 
     Raises where all files are empty; where some are, as shards may be, it logs how many.
     """
     empty = []
     for path, content in zip(paths, contents, strict=True):
         is_empty = True
-        for item in content:
-            is_empty = is_empty and isinstance(item, str) and not item.strip()
-            yield item
+        for number, item in enumerate(content, 1):
+            if item is not None:
+                is_empty = is_empty and isinstance(item, str) and not item.strip()
+                PLACE.set((path, number))
+                yield item
         empty += [path] if is_empty else []
     if len(empty) == 1 == len(paths):
         raise UserError(f"{setting}: {empty[0]} is empty: it has no {kind}.")

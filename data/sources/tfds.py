@@ -16,7 +16,7 @@ from configs.paths import local_path
 from configs.spec import abstract_spec, spec
 from data.sources.pairs import Pair, Pairs
 from data.sources.text import SPLITS, Source
-from data.sources.text_files import decoded
+from data.sources.text_files import PLACE, decoded
 
 _RECORDS_PER_READ = 1024
 
@@ -69,6 +69,7 @@ class TfdsSource(Source):
             stop = min(start + _RECORDS_PER_READ, len(records))
             for number, record in enumerate(records.__getitems__(range(start, stop)), start + 1):
                 place = f"{self.name}, split {split!r}, record {number:,}"
+                PLACE.set((f"{self.name}/{split}", number))
                 yield [
                     decoded(record[feature], f"{kind}.{name} = {feature!r}: {place}", errors)
                     for name, feature in zip(parameters, features, strict=True)

@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from configs.errors import UserError
 from configs.spec import Count, Fraction, spec
 from data.packing.pack import Packed, joined, place_dtype
@@ -118,7 +120,12 @@ class Translation(PairTask):
                 for sides in (sampled if training else [vocabs])
             ]
             packed, counts = zip(*rows, strict=True)
-            return joined(packed), sum((c.as_repeats() for c in counts[1:]), counts[0])
+            before = np.cumsum([0, *(one.rows for one in packed)])
+            moved = [
+                Packed(one.arrays, one.pieces + np.array([0, first, 0]))
+                for one, first in zip(packed, before, strict=False)
+            ]
+            return joined(moved), sum((c.as_repeats() for c in counts[1:]), counts[0])
 
         return pack
 

@@ -1,5 +1,6 @@
 """Keeps the record of a run: what it is, signed, at each start and in each checkpoint."""
 
+import ast
 import contextlib
 import dataclasses
 import json
@@ -103,6 +104,23 @@ def record_of(model_dir: Path) -> Start | None:
             text = (folder / str(step) / ITEM / MANIFEST).read_text()
             return Start.parse(json.loads(text)["run"])
     return last
+
+
+def values_by_step(
+    model_dir: Path | None, values: dict[str, Any]
+) -> list[tuple[int, dict[str, Any]]]:
+    """Returns numbers of steps, and the values that some settings of a run have after them.
+
+    Takes the present values; each start has recorded what it changed.  Steps that were trained
+    again, from an older checkpoint, have the values of the last time.
+    """
+    periods = list[tuple[int, dict[str, Any]]]()
+    for start in reversed(starts(model_dir) if model_dir else []):
+        if not periods or start.step < periods[0][0]:
+            periods.insert(0, (start.step, values))
+        old = {change["name"]: change["old"] for change in start.changes}
+        values = {n: ast.literal_eval(old[n]) if n in old else v for n, v in values.items()}
+    return periods if periods and not periods[0][0] else [(0, values), *periods]
 
 
 def record_start(model_dir: Path, start: Start) -> None:

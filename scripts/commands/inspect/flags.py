@@ -20,11 +20,17 @@ class InspectConfigFlags:
 
 @dataclass(frozen=True, kw_only=True)
 class InspectDataFlags:
-    """Shows packed rows as a model sees them, decoded."""
+    """Shows packed rows as a model sees them, decoded, with the documents that they hold.
+
+    Or says which steps of a run read a document, or how often a run reads each part of a mixture.
+    This follows from the settings of the run and its prepared data, without a log.
+    """
 
     EXAMPLES = (
         "meshloom inspect data --gin_file=configs/runs/quickstart.gin --rows=0,7,12",
         "meshloom inspect data --model_dir=runs/mine --step=100",
+        "meshloom inspect data --model_dir=runs/mine --document=my/books.txt:1204",
+        "meshloom inspect data --model_dir=runs/mine --counts --step=5000",
     )
     data_dir: DataDir = None
     split: str = "train"
@@ -33,6 +39,14 @@ class InspectDataFlags:
     """Ids of the packed rows to show."""
     step: Annotated[int | None, Flag(min=1)] = None
     """Shows the rows of this training step instead."""
+    document: Annotated[str | None, Flag(metavar="FILE:LINE")] = None
+    """Shows the rows that hold a document, and the steps that read them. FILE:LINE-LINE names
+    several, FILE all of a file."""
+    containing: Annotated[str | None, Flag(metavar="TEXT")] = None
+    """Shows the rows and steps of the documents that contain this text. Reads all the text."""
+    counts: bool = False
+    """Shows how many rows, and epochs, of each part of a mixture the run reads, up to --step or its
+    end."""
     json_file: JsonFile = None
     settings: SavedSettingsFlags = field(default_factory=SavedSettingsFlags)
 

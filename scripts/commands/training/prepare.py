@@ -47,16 +47,17 @@ def prepare_task(flags: PrepareFlags) -> None:
     if config.value("Run.epochs") is not None and "Run.model" in config.bound:
         print_note(epochs_text(config.make(Run), len(prepared.splits["train"])))
     steps, batch = config.value("Run.steps"), config.value("Run.batch_sequences")
-    length = (steps, batch) if isinstance(steps, int) and isinstance(batch, int) else None
+    seed = config.value("Run.seed") or 0
+    length = (seed, steps, batch) if isinstance(steps, int) and isinstance(batch, int) else None
     for line in mixture_lines(prepared.splits["train"], length):
         print_note(line)
     print_note(f"content hash {prepared.manifest['content_hash']}")
 
 
-def mixture_lines(rows: Rows, length: tuple[int, int] | None) -> Iterator[str]:
+def mixture_lines(rows: Rows, length: tuple[int, int, int] | None) -> Iterator[str]:
     """Describes each part of a mixture: its rates, its share, and how often a run reads a row.
 
-    `length` is the steps of the run and the rows of a batch; None where no run is known.
+    `length` is seed and steps of the run, and rows of a batch; None where no run is known.
     """
     if rows.mix is None:
         return
@@ -69,7 +70,7 @@ def mixture_lines(rows: Rows, length: tuple[int, int] | None) -> Iterator[str]:
             line += f", {rate:.1%} after step {step:,}"
         line += f", {count / len(rows):.1%} of all"
         if length is not None:
-            times = rows.mix.rows_read(*length)[number] / count
+            times = rows.mix.drawn_before(*length)[number] / count
             line += f"; the run reads each of its {count:,} rows {times:,.2f} times"
         yield line + "."
 

@@ -1,0 +1,282 @@
+"""Documents: every row knows where its text was read, and every text where it went."""
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow
+import pytest
+from pyarrow import parquet
+
+from configs.errors import UserError
+from data import build, manifest
+from data.cache import Prepared, prepare
+from data.sources.json_lines import Jsonl, JsonlText
+from data.sources.mixing import TextMixture
+from data.sources.pair_kinds import Mixture, ParallelFiles, Tsv
+from data.sources.parquet import Parquet, ParquetText
+from data.sources.text import Source, TextFiles
+from data.task import Task
+from data.tasks.prompts import PromptTask
+from data.tasks.translation import Translation
+from data.tokenizers.sentence_piece import SentencePiece
+from data.vocab import Vocab, make
+
+WORDS = ("kara", "tane", "lost", "words", "here")
+Texts = dict[str, str]
+"""The text of each document, by its name; of a pair, its halves with a tab between."""
+
+
+@pytest.fixture(scope="module")
+def vocab() -> Vocab:
+    lines = [
+        f"{word} {number} {other}" for number in range(30) for word in WORDS for other in WORDS
+    ]
+    return make(SentencePiece(size=320, model_type="bpe"), iter(lines), words=["\n"])
+
+
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "_CHUNK_EXAMPLES", 7)
+
+
+class Writer:
+    """Writes files of random text, and remembers each document as a reader of the file names it."""
+
+    def __init__(self, folder: Path, seed: int):
+        self.folder, self.random, self.texts = folder, random.Random(seed), Texts()
+
+    def text(self) -> str:
+        return " ".join(self.random.choices(WORDS, k=self.random.choice((1, 3, 8, 20))))
+
+    def pair(self) -> str:
+        return f"{self.text()}\t{self.text()}"
+
+    def lines(self, name: str, texts: list[str], *, blank: str = "") -> str:
+        """Writes a file with blank lines between; returns its path."""
+        path, lines = str(self.folder / name), list[str]()
+        for text in texts:
+            lines += [blank] * (self.random.random() < 0.3)
+            lines.append(text)
+            self.texts[f"{path}:{len(lines)}"] = text
+        Path(path).write_text("\n".join(lines) + "\n")
+        return path
+
+    def many(self, draw: Any) -> list[str]:
+        return [draw() for _ in range(self.random.randint(9, 30))]
+
+    def part(self, name: str) -> Source:
+        """A part of text, of a random kind, in two files."""
+        kind = self.random.choice(("lines", "paragraph", "file", "jsonl", "parquet"))
+        fraction = self.random.choice((0.05, 0.2))
+        names: list[str] = []
+        for number in range(2):
+            texts, file = self.many(self.text), f"{name}{number}"
+            match kind:
+                case "lines":
+                    names.append(self.lines(file, texts))
+                case "paragraph":
+                    names.append(self.paragraphs(file, texts))
+                case "file":
+                    names += [self.lines(f"{file}.{i}", [text]) for i, text in enumerate(texts)]
+                    self.texts.update({f"{path}:1": self.texts.pop(next(
+                        key for key in self.texts if key.startswith(f"{path}:")
+                    )) for path in names[-len(texts):]})  # fmt: skip
+                case "jsonl":
+                    names.append(self.jsonl(file, [{"text": text} for text in texts]))
+                case "parquet":
+                    names.append(self.parquet(file, {"text": texts}))
+        options: dict[str, Any] = {
+            "train": tuple(names), "validation_fraction": fraction, "name": name,
+        }  # fmt: skip
+        kinds = {"jsonl": JsonlText, "parquet": ParquetText}
+        if kind in kinds:
+            return kinds[kind](**options)
+        return TextFiles(example="line" if kind == "lines" else kind, **options)
+
+    def paragraphs(self, name: str, texts: list[str]) -> str:
+        path, lines = str(self.folder / name), list[str]()
+        for text in texts:
+            lines += [""] * self.random.randint(1, 2)
+            more = [text, self.text()][: self.random.randint(1, 2)]
+            self.texts[f"{path}:{len(lines) + 1}"] = "\n".join(more)
+            lines += more
+        Path(path).write_text("\n".join(lines))
+        return path
+
+    def jsonl(self, name: str, records: list[dict[str, str]]) -> str:
+        path = self.lines(name, [json.dumps(record) for record in records])
+        for key in [key for key in self.texts if key.startswith(f"{path}:")]:
+            self.texts[key] = "\t".join(json.loads(self.texts[key]).values())
+        return path
+
+    def parquet(self, name: str, columns: dict[str, list[str]]) -> str:
+        path = str(self.folder / name)
+        parquet.write_table(pyarrow.table(columns), path)
+        rows = zip(*columns.values(), strict=True)
+        self.texts |= {f"{path}:{i}": "\t".join(row) for i, row in enumerate(rows, 1)}
+        return path
+
+    def pairs(self, name: str) -> Any:
+        """A part of pairs, of a random kind."""
+        kind, pairs = (
+            self.random.choice(("tsv", "parallel", "jsonl", "parquet")),
+            self.many(self.pair),
+        )
+        sources, targets = map(list, zip(*(pair.split("\t") for pair in pairs), strict=True))
+        records = [{"a": a, "b": b} for a, b in zip(sources, targets, strict=True)]
+        options: dict[str, Any] = {"validation_fraction": 0.45, "name": name}
+        match kind:
+            case "tsv":
+                return Tsv(train=self.lines(name, pairs), **options)
+            case "jsonl":
+                path = self.jsonl(name, records)
+                return Jsonl(train=path, source_field="a", target_field="b", **options)
+            case "parquet":
+                path = self.parquet(name, {"a": sources, "b": targets})
+                return Parquet(train=path, source_column="a", target_column="b", **options)
+        path, other = self.folder / name, self.folder / f"{name}.target"
+        path.write_text("\n".join(sources) + "\n")
+        other.write_text("\n".join(targets) + "\n")
+        self.texts |= {f"{path}:{i}": pair for i, pair in enumerate(pairs, 1)}
+        return ParallelFiles(train_source=str(path), train_target=str(other), **options)
+
+
+def random_task(folder: Path, seed: int) -> tuple[Task, Texts]:
+    """A task of random kind, mixed or not, and the text of each of its documents."""
+    writer = Writer(folder, seed)
+    draw, kind = writer.random, ("text", "translation", "prompts")[seed % 3]
+    packs, length = draw.random() < 0.7, draw.choice((16, 24, 60))
+    count = draw.choice((1, 1, 2, 3))
+    options: dict[str, Any] = {
+        "name": "mine", "vocab": SentencePiece(size=320), "packs": packs, "length": length,
+    }  # fmt: skip
+    if kind == "text":
+        parts = [writer.part(f"part{i}") for i in range(count)]
+        source: Any = parts[0] if count == 1 else TextMixture(parts=tuple(parts))
+        return Task(source=source, **options), writer.texts
+    parts = [writer.pairs(f"part{i}") for i in range(count)]
+    source = parts[0] if count == 1 else Mixture(parts=tuple(parts))
+    if kind == "prompts":
+        return PromptTask(source=source, **options), writer.texts
+    repeats = draw.choice((1, 1, 2))
+    sampled = {"bpe_dropout": 0.3, "segmentations": repeats} if repeats > 1 else {}
+    options["vocab"] = SentencePiece(size=320, model_type="bpe")
+    return Translation(source=source, source_length=40, **sampled, **options), writer.texts
+
+
+def squeezed(text: str) -> str:
+    return "".join(text.split())
+
+
+def text_of(prepared: Prepared, split: str, pieces: np.ndarray) -> str:
+    """What the rows hold of a document: the tokens of its pieces, one after another.
+
+    All but the last fill rows, one after another; the last may fill up an earlier row.
+    """
+    arrays = prepared.splits[split].arrays
+    halves = [("targets", "segments", prepared.vocab)]
+    if prepared.source_vocab is not None:
+        halves = [("sources", "source_segments", prepared.source_vocab), *halves]
+    text = ""
+    for tokens, segments, vocab in halves:
+        ids = [arrays[tokens][r][arrays[segments][r] == s] for _, r, s in pieces.tolist()]
+        length = arrays[tokens].shape[1]
+        in_order = [*(x for x in ids if len(x) == length), *(x for x in ids if len(x) < length)]
+        text += squeezed(vocab.decode(np.concatenate(in_order)))
+    return text
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_every_piece_is_of_its_document(tmp_path: Path, vocab: Vocab, seed: int) -> None:
+    task, texts = random_task(tmp_path, seed)
+    prepared = prepare(task, tmp_path / "data", vocab=vocab)
+    seen = set[str]()
+    for split, rows in prepared.splits.items():
+        index = rows.documents
+        assert index is not None
+        examples = list(prepared.examples(task, split, lambda *_: None))
+        names = index.names(np.arange(len(examples)))
+        seen |= set(names)
+        assert len(set(names)) == len(names) and seen <= texts.keys()
+        pieces = index.pieces_of(np.arange(len(examples)))
+        of_rows = {
+            (row, segment): document
+            for row in range(len(rows))
+            for segment, document in enumerate(index.of_row(row).tolist(), 1)
+        }
+        assert {(row, segment): d for d, row, segment in pieces.tolist()} == of_rows
+        assert len(of_rows) == rows.arrays["segments"][np.arange(len(rows))].max(axis=1).sum()
+        times = getattr(task, "segmentations", 1) if split == "train" else 1
+        without_row = 0
+        for number, name in enumerate(names):
+            own = index.pieces_of(np.array([number]))
+            assert index.named(name).tolist() == [number]
+            without_row += not len(own)
+            if len(own):
+                expected = squeezed(texts[name])
+                if times > 1:  # pairs are not cut, and may be longer than a row once of two times
+                    assert len(own) <= times
+                    assert all(text_of(prepared, split, piece[None]) == expected for piece in own)
+                else:
+                    assert text_of(prepared, split, own) == expected
+        if times == 1:
+            assert without_row == rows.counts.left_out
+    assert seen == texts.keys()
+
+
+def test_ranges_of_lines_and_whole_files_are_named(tmp_path: Path, vocab: Vocab) -> None:
+    lines = [*(f"kara {i}" for i in range(6)), "", *(f"tane {i}" for i in range(5))]
+    for name in ("a", "b"):
+        (tmp_path / name).write_text("\n".join(lines))
+    files = tuple(str(tmp_path / name) for name in "ab")
+    task = Task(
+        name="mine", source=TextFiles(train=files, validation=files[0]), length=16,
+        vocab=SentencePiece(size=320),
+    )  # fmt: skip
+    rows = prepare(task, tmp_path / "data", vocab=vocab).splits["train"]
+    index = rows.documents
+    assert index is not None
+    assert index.named(files[1]).tolist() == list(range(11, 22))
+    assert index.named(f"{files[1]}:5-8").tolist() == [15, 16, 17]
+    assert index.names(np.array([17, 0])) == [f"{files[1]}:8", f"{files[0]}:1"]
+    for name, problem in {
+        f"{files[1]}:7": "no example of this split begins there",
+        f"{files[1]}:13": "no example",
+        f"{files[1]}:9-8": "no example",
+        f"{files[1]}x:1": f"the rows are from no such file.  Did you mean {files[1]}?",
+        "": "no such file",
+    }.items():
+        with pytest.raises(UserError, match=problem):
+            index.named(name)
+
+
+def test_rows_of_an_older_version_serve_and_are_built_again_the_same(
+    tmp_path: Path, vocab: Vocab
+) -> None:
+    task, _ = random_task(tmp_path, 0)
+    prepared = prepare(task, tmp_path / "data", vocab=vocab)
+    stored = manifest.load(prepared.folder)
+    for entry in stored["splits"].values():
+        del entry["chunk_sizes"], entry["files"]
+    for path in prepared.folder.glob("*.numbers*"):
+        path.unlink()
+        stored["file_bytes"].pop(path.name)
+    manifest.write(prepared.folder, stored)
+    old = prepare(task, tmp_path / "data", vocab=vocab)
+    assert old.splits["train"].documents is None and old.rows_hash == prepared.rows_hash
+    new = prepare(task, tmp_path / "data", vocab=vocab, rebuild=True)
+    assert new.splits["train"].documents is not None and new.rows_hash == prepared.rows_hash
+    assert new.manifest == prepared.manifest
+
+
+def test_another_text_than_that_of_the_rows_is_an_error(tmp_path: Path, vocab: Vocab) -> None:
+    task, _ = random_task(tmp_path, 0)
+    prepared = prepare(task, tmp_path / "data", vocab=vocab)
+    path = next(iter(dict(prepared.splits["train"].documents.files)))
+    prepared.manifest["splits"]["train"]["content_hash"] = "0"
+    with pytest.raises(UserError, match="its text has changed since"):
+        list(prepared.examples(task, "train", lambda *_: None))
+    assert Path(path).exists()

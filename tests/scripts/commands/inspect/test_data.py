@@ -1,0 +1,57 @@
+"""`meshloom inspect data`: rows with their documents, and the steps that read a document."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.scripts.conftest import Meshloom, Place
+
+
+@pytest.fixture
+def inspect(run: Meshloom, trained: Place, tmp_path: Path) -> Any:
+    def inspect(*flags: str, model_dir: str = trained.model_dir) -> Any:
+        file = tmp_path / "data.json"
+        answer = run("inspect", "data", model_dir, f"--json={file}", *flags)
+        assert answer.code == 0, answer.error
+        return json.loads(file.read_text())
+
+    return inspect
+
+
+def test_the_steps_of_a_document_are_those_whose_rows_hold_it(inspect: Any, trained: Place) -> None:
+    lines = trained.text.read_text().splitlines()
+    steps: dict[str, list[int]] = {}
+    for step in range(1, 5):
+        for segment in inspect(f"--step={step}"):
+            path, _, number = segment["document"].rpartition(":")
+            assert path == str(trained.text) and segment["text"] == lines[int(number) - 1]
+            steps.setdefault(segment["document"], []).append(step)
+    first, *others = steps
+    for document in (first, others[5]):
+        segments = inspect(f"--document={document}")
+        assert sorted(s for segment in segments for s in segment["steps"]) == steps[document]
+    text = lines[int(first.rpartition(":")[2]) - 1]
+    assert first in {segment["document"] for segment in inspect(f"--containing={text}")}
+    counts = inspect("--counts", "--step=3")
+    batch = len({s["row"] for s in inspect("--step=3")})
+    assert [c["rows_read"] for c in counts] == [3 * batch]
+    assert inspect("--counts")[0]["rows_read"] == 4 * batch
+
+
+@pytest.mark.parametrize(
+    ("flags", "problem"),
+    [
+        (["--counts", "--document=x"], "--document: goes with no --counts."),
+        (["--containing=x", "--step=2"], "--containing: goes with no --step."),
+        (["--document=x:3"], "'x:3': the rows are from no such file."),
+        (["--split=validation", "--step=1"], "--split=validation: no such split.  Legal: train."),
+        (["--split=validation", "--counts"], "--split=validation: no such split.  Legal: train."),
+    ],
+)
+def test_wrong_flags_are_named(
+    run: Meshloom, trained: Place, flags: list[str], problem: str
+) -> None:
+    answer = run("inspect", "data", trained.model_dir, *flags)
+    assert answer.code == 2 and problem in answer.error and "Traceback" not in answer.error

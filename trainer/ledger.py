@@ -1,0 +1,60 @@
+"""Says which rows each step of a run reads: a function of its seed, its data and its settings."""
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from data.mixture import BLOCK, MixtureOrder
+from data.order import rows_of_step
+from data.packing.rows import Rows
+from trainer.resume.history import values_by_step
+from trainer.run import MAX_STEPS, Run
+
+
+@dataclasses.dataclass(frozen=True)
+class Ledger:
+    """Knows the rows of each step of a run.  Steps count from 1, as in metrics."""
+
+    rows: Rows
+    order: MixtureOrder
+    seed: int
+    periods: Sequence[tuple[int, int, int]]
+    """Two numbers of steps, and the rows in a batch of the steps after the first, to the second."""
+
+    @classmethod
+    def of(cls, run: Run, rows: Rows, model_dir: Path | None = None) -> "Ledger":
+        """Takes the settings of a run, and from its directory those of its earlier steps."""
+        values = values_by_step(model_dir, {"Run.batch_sequences": run.batch_sequences})
+        stops = [*(step for step, _ in values[1:]), MAX_STEPS]
+        periods = [
+            (step, stop, *now.values()) for (step, now), stop in zip(values, stops, strict=True)
+        ]
+        order = rows.mix or MixtureOrder((len(rows),), (BLOCK,), first_stream=0)
+        return cls(rows, order, run.seed, periods)
+
+    def rows_of_step(self, step: int) -> np.ndarray:
+        """Returns the rows of a step's global batch."""
+        [batch] = [batch for first, stop, batch in self.periods if first < step <= stop]
+        return rows_of_step(self.rows, self.seed, step - 1, batch)
+
+    def steps_of_row(self, row: int, last_step: int) -> Iterator[int]:
+        """Yields the steps up to the last that read a row; one that reads it twice, twice."""
+        for first, stop, batch in self.periods:
+            span = first, min(stop, last_step)
+            yield from (s + 1 for s in self.order.steps_of_row(self.seed, row, batch, *span))
+
+    def counts(self, last_step: int) -> list[dict[str, Any]]:
+        """Counts the rows, and the epochs, that the steps up to the last read of each part."""
+        names = [part.name for part in self.rows.parts] if self.rows.mix else ["all"]
+        read = np.zeros(len(names), np.int64)
+        for period in self.periods:
+            first, stop = (min(step, last_step) for step in period[:2])
+            read += self.order.drawn_before(self.seed, stop, period[2])
+            read -= self.order.drawn_before(self.seed, first, period[2])
+        return [
+            {"part": name, "rows": rows, "rows_read": count, "epochs": count / rows}
+            for name, rows, count in zip(names, self.order.rows, read.tolist(), strict=True)
+        ]
