@@ -1,15 +1,17 @@
 """Runs `meshloom inspect data`: shows rows, their documents, and the steps that read them."""
 
-from collections.abc import Iterator, Sequence
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from configs.errors import UserError
 from data.cache import Prepared
-from data.packing.rows import read_rows
+from data.contamination import overlaps
+from data.packing.rows import Rows, read_rows
 from data.task import Task
-from scripts.commands.common import data_dir_of, settings_of, task_of, write_json
+from scripts.commands.common import data_dir_of, input_lines, settings_of, task_of, write_json
 from scripts.commands.inspect.flags import InspectDataFlags
 from scripts.terminal import print_note, print_table, progress_bar
 from trainer.ledger import Ledger
@@ -18,17 +20,26 @@ from trainer.prepare import prepare
 from trainer.resume.history import last_saved
 from trainer.run import Run
 
+MODES = ("document", "containing", "contamination", "counts")
 MOST_DOCUMENTS = 1000
 """Documents whose rows and steps are listed."""
-STEPS_SHOWN = 8
-"""Steps of a row in a table; the JSON has all."""
+MOST_STEPS, MOST_LINES = 8, 50
+"""What a table has of the steps of a row, and of the lines of a test; the JSON has all."""
+NOT_IN_TABLES = ("pieces", "source_pieces", "source_tokens")
+Line = dict[str, Any]
+MEASURES: dict[str, tuple[str, Callable[[Line], bool]]] = {
+    "gpt3_dirty": ("an n-gram occurs (GPT-3: dirty)", lambda line: line["ngrams"] > 0),
+    "palm": ("70% of the n-grams do (PaLM: contaminated)", lambda line: line["ngrams"] >= 0.7),
+    "llama2_dirty": ("80% of the words do (Llama 2: dirty)", lambda line: line["words"] >= 0.8),
+    "llama2_clean": ("less than 20% do (Llama 2: clean)", lambda line: line["words"] < 0.2),
+}
 
 
 def data(flags: InspectDataFlags) -> None:
-    """Prints packed rows, or the steps that read documents, or how much of each part is read."""
-    chosen = [name for name in ("document", "containing", "counts") if getattr(flags, name)]
-    if len(chosen + ["step"] * (flags.step is not None and chosen != ["counts"])) > 1:
-        raise UserError(f"--{chosen[0]}: goes with no --{[*chosen, 'step'][1]}.  Leave out one.")
+    """Prints packed rows, or which steps read documents, or how much of each part they read."""
+    chosen = [name for name in MODES if getattr(flags, name)]
+    if len(names := chosen + ["step"] * (flags.step is not None and chosen != ["counts"])) > 1:
+        raise UserError(f"--{names[0]}: goes with no --{names[1]}.  Leave out one of them.")
     config, model_dir = settings_of(flags.settings), flags.settings.model_dir
     task, vocabs, content_hash = task_of(config), None, None
     if model_dir is not None:
@@ -39,94 +50,149 @@ def data(flags: InspectDataFlags) -> None:
     legal = ["train"] if flags.counts or flags.step else list(prepared.splits)
     if flags.split not in legal:
         raise UserError(f"--split={flags.split}: no such split.  Legal: {', '.join(legal)}.")
-    rows, ledger = prepared.splits[flags.split], None
+    rows, ledger, last_step = prepared.splits[flags.split], None, 0
     if legal == ["train"] or (chosen and flags.split == "train" and "Run.model" in config.bound):
         run = config.make(Run).with_steps(len(rows))
         ledger, last_step = Ledger.of(run, rows, model_dir), flags.step or run.total_steps
-    if ledger is not None and flags.counts:
-        show(flags, ledger.counts(last_step))
-        print_note(f"These are the rows of steps 1 to {last_step:,}.")
-        return
-    if not chosen:
-        ids = flags.rows if ledger is None else ledger.rows_of_step(last_step).tolist()
-        if max(ids) >= len(rows):
-            raise UserError(f"--rows: the split has rows 0 to {len(rows) - 1}, not {max(ids)}.")
-        show(flags, [s for row in ids for s in segments_of_row(prepared, flags.split, row)])
-        return
-    segments = []
-    for _, row, segment in pieces_of_documents(flags, task, prepared).tolist():
-        segments.append(segments_of_row(prepared, flags.split, row)[segment - 1])
-        if ledger is not None:
-            segments[-1]["steps"] = list(ledger.steps_of_row(row, last_step))
-    show(flags, segments)
-    if model_dir is not None:
+    inspection = Inspection(flags, task, prepared, rows, ledger, last_step)
+    getattr(inspection, f"show_{chosen[0] if chosen else 'rows'}")()
+    if ledger is not None and model_dir is not None:
         print_note(f"The newest checkpoint of the run is of step {last_saved(model_dir):,}.")
 
 
-def pieces_of_documents(flags: InspectDataFlags, task: Task, prepared: Prepared) -> np.ndarray:
-    """Returns a line of (document, row, segment) for each piece of the chosen documents."""
-    index = prepared.splits[flags.split].known_documents
-    if flags.document is not None:
-        documents = index.named(flags.document)
-    else:
-        documents = np.array(list(documents_containing(flags, task, prepared)), np.int64)
-        print_note(f"{len(documents):,} documents contain the text.")
-    if len(documents) > MOST_DOCUMENTS:
-        print_note(f"Shows the first {MOST_DOCUMENTS:,} of {len(documents):,} documents.")
-        documents = documents[:MOST_DOCUMENTS]
-    pieces = index.pieces_of(documents)
-    if len(missing := np.setdiff1d(documents, pieces[:, 0])):
-        print_note(f"In no row, because they are longer: {', '.join(index.names(missing))}.")
-    return pieces[np.argsort(pieces[:, 0], kind="stable")]
+@dataclasses.dataclass(frozen=True)
+class Inspection:
+    """Shows what the flags choose of the rows of a split."""
+
+    flags: InspectDataFlags
+    task: Task
+    prepared: Prepared
+    rows: Rows
+    ledger: Ledger | None
+    """Of a run, where steps are shown."""
+    last_step: int
+
+    def show_rows(self) -> None:
+        """Shows the chosen rows, or those of a step."""
+        ids: Sequence[int] = self.flags.rows
+        if self.ledger is not None:
+            ids = self.ledger.rows_of_step(self.last_step).tolist()
+        if max(ids) >= len(self.rows):
+            raise UserError(
+                f"--rows: the split has rows 0 to {len(self.rows) - 1}, not {max(ids)}."
+            )
+        self._show([segment for row in ids for segment in self._segments(row)])
+
+    def show_counts(self) -> None:
+        """Shows how much of each part the steps up to the last read."""
+        assert self.ledger is not None
+        print_note(f"Steps 1 to {self.last_step:,} read:")
+        self._show(self.ledger.counts(self.last_step))
+
+    def show_document(self) -> None:
+        self._show_documents(self.rows.known_documents.named(self.flags.document or ""))
+
+    def show_containing(self) -> None:
+        """Shows the documents that have a text, in one of their halves where they are pairs."""
+        texts, wanted = enumerate(self._texts()), self.flags.containing or ""
+        numbers = [number for number, halves in texts if any(wanted in half for half in halves)]
+        print_note(f"{len(numbers):,} documents contain the text.")
+        self._show_documents(np.array(numbers, np.int64))
+
+    def show_contamination(self) -> None:
+        """Shows which lines of a file occur in the text, by the measures of three papers."""
+        sentences, lines = input_lines(self.flags.contamination or ""), list[Line]()
+        for number, overlap in enumerate(overlaps(sentences, self._texts(), self.flags.ngram)):
+            if overlap is not None:
+                documents = np.array(overlap.documents, np.int64)
+                rows = set(self.rows.known_documents.pieces_of(documents)[:, 1].tolist())
+                lines.append({
+                    "line": number + 1, **overlap._asdict(),
+                    "documents": self.rows.known_documents.names(documents),
+                    "steps": sorted({step for row in rows for step in self._steps(row)}),
+                    "text": sentences[number],
+                })  # fmt: skip
+        if not lines:
+            raise UserError(f"--contamination={self.flags.contamination}: no line has words.")
+        counts = {name: sum(map(is_so, lines)) for name, (_, is_so) in MEASURES.items()}
+        print_table([f"{self.flags.ngram}-grams", "lines", f"of {len(lines):,}"], [
+            (MEASURES[name][0], n, f"{n / len(lines):.2%}") for name, n in counts.items()
+        ])  # fmt: skip
+        dirty = [line for line in lines if line["documents"]]
+        print_lines(dirty[:MOST_LINES])
+        if len(dirty) > MOST_LINES:
+            print_note(f"Shows the first {MOST_LINES} dirty lines; --json=FILE has all.")
+        write_json(
+            self.flags.json_file, {"ngram": self.flags.ngram, "counts": counts, "lines": lines}
+        )
+
+    def _texts(self) -> Iterator[Sequence[str]]:
+        """Yields the text of each document, the two of a pair."""
+        with progress_bar("search") as progress:
+            for example in self.prepared.examples(self.task, self.flags.split, progress):
+                yield [example] if isinstance(example, str) else example
+
+    def _show_documents(self, documents: np.ndarray) -> None:
+        """Shows each piece of the documents, with the steps that read it."""
+        if len(documents) > MOST_DOCUMENTS:
+            print_note(f"Shows the first {MOST_DOCUMENTS:,} of {len(documents):,} documents.")
+            documents = documents[:MOST_DOCUMENTS]
+        index = self.rows.known_documents
+        pieces = index.pieces_of(documents)
+        if len(missing := np.setdiff1d(documents, pieces[:, 0])):
+            print_note(f"In no row, because they are longer: {', '.join(index.names(missing))}.")
+        in_order = pieces[np.argsort(pieces[:, 0], kind="stable")].tolist()
+        steps = {} if self.ledger is None else {row: self._steps(row) for _, row, _ in in_order}
+        self._show([
+            self._segments(row)[segment - 1] | ({"steps": steps[row]} if steps else {})
+            for _, row, segment in in_order
+        ])  # fmt: skip
+
+    def _steps(self, row: int) -> list[int]:
+        return [] if self.ledger is None else list(self.ledger.steps_of_row(row, self.last_step))
+
+    def _segments(self, row: int) -> list[Line]:
+        """Describes each segment of a row."""
+        rows, vocab, source_vocab = self.rows, self.prepared.vocab, self.prepared.source_vocab
+        batch = rows.batch(np.array([row]))
+        tokens_BL, segments_BL = read_rows(np.array([row]), rows.targets_BL, rows.segments_BL)
+        names = rows.documents.names(rows.documents.of_row(row)) if rows.documents else []
+        segments = []
+        for segment in range(1, int(segments_BL.max()) + 1):
+            ids = tokens_BL[segments_BL == segment]
+            line: Line = {"row": row, "segment": segment}
+            if names:
+                line["document"] = names[segment - 1]
+            if source_vocab is not None:
+                sources = batch["inputs_BM"][batch["segments_BM"] == segment]
+                line["source"] = source_vocab.decode(sources)
+                line["source_tokens"] = len(sources)
+                line["source_pieces"] = " ".join(source_vocab.pieces(sources))
+            line["tokens"] = len(ids)
+            line["text"] = vocab.text(ids)
+            line["pieces"] = " ".join(vocab.pieces(ids))
+            segments.append(line)
+        return segments
+
+    def _show(self, lines: Sequence[Line]) -> None:
+        print_lines(lines)
+        write_json(self.flags.json_file, lines)
 
 
-def documents_containing(flags: InspectDataFlags, task: Task, prepared: Prepared) -> Iterator[int]:
-    text = flags.containing or ""
-    with progress_bar("search") as progress:
-        for number, example in enumerate(prepared.examples(task, flags.split, progress)):
-            if any(text in x for x in ([example] if isinstance(example, str) else example)):
-                yield number
-
-
-def segments_of_row(prepared: Prepared, split: str, row: int) -> list[dict[str, Any]]:
-    """Describes each segment of a row."""
-    rows = prepared.splits[split]
-    batch = rows.batch(np.array([row]))
-    tokens_BL, segments_BL = read_rows(np.array([row]), rows.targets_BL, rows.segments_BL)
-    names = rows.documents.names(rows.documents.of_row(row)) if rows.documents else []
-    segments = []
-    for segment in range(1, int(segments_BL.max()) + 1):
-        ids = tokens_BL[segments_BL == segment]
-        line: dict[str, Any] = {"row": row, "segment": segment}
-        if names:
-            line["document"] = names[segment - 1]
-        if prepared.source_vocab is not None:
-            sources = batch["inputs_BM"][batch["segments_BM"] == segment]
-            line["source"] = prepared.source_vocab.decode(sources)
-            line["source_tokens"] = len(sources)
-            line["source_pieces"] = " ".join(prepared.source_vocab.pieces(sources))
-        line["tokens"] = len(ids)
-        line["text"] = prepared.vocab.text(ids)
-        line["pieces"] = " ".join(prepared.vocab.pieces(ids))
-        segments.append(line)
-    return segments
-
-
-def show(flags: InspectDataFlags, lines: Sequence[dict[str, Any]]) -> None:
-    """Prints lines as a table, of numbers of steps the first."""
-    hidden = ("pieces", "source_pieces", "source_tokens")
-    names = [name for name in (lines[0] if lines else ()) if name not in hidden]
-    print_table(names, [[shown(line[name]) for name in names] for line in lines])
-    write_json(flags.json_file, lines)
+def print_lines(lines: Iterable[Line]) -> None:
+    """Prints lines of equal names as a table, without what only the JSON has."""
+    kept = [{name: shown(x) for name, x in line.items() if name not in NOT_IN_TABLES}
+            for line in lines]  # fmt: skip
+    print_table(list(kept[0]) if kept else [], [list(line.values()) for line in kept])
 
 
 def shown(value: object) -> object:
-    """Shortens a list of steps.
+    """Shortens a list, and a share.
 
-    >>> shown([3, 8]), shown([*range(20)])
-    ('3, 8', '0, 1, 2, 3, 4, 5, 6, 7, 12 more')
+    >>> shown([3, 8]), shown([*range(20)]), shown(1 / 3)
+    ('3, 8', '0, 1, 2, 3, 4, 5, 6, 7, 12 more', '0.333')
     """
     if not isinstance(value, list):
         return f"{value:.3f}" if isinstance(value, float) else value
-    more = [f"{len(value) - STEPS_SHOWN:,} more"] if len(value) > STEPS_SHOWN else []
-    return ", ".join([*map(str, value[:STEPS_SHOWN]), *more]) or "none"
+    more = [f"{len(value) - MOST_STEPS:,} more"] if len(value) > MOST_STEPS else []
+    return ", ".join([*map(str, value[:MOST_STEPS]), *more]) or "none"

@@ -22,8 +22,8 @@ class InspectConfigFlags:
 class InspectDataFlags:
     """Shows packed rows as a model sees them, decoded, with the documents that they hold.
 
-    Or says which steps of a run read a document, or how often a run reads each part of a mixture.
-    This follows from the settings of the run and its prepared data, without a log.
+    Or says which steps of a run read a document, how often they read each part of a mixture, or
+    which test sentences occur in the text.  This follows from settings and prepared data.
     """
 
     EXAMPLES = (
@@ -31,6 +31,7 @@ class InspectDataFlags:
         "meshloom inspect data --model_dir=runs/mine --step=100",
         "meshloom inspect data --model_dir=runs/mine --document=my/books.txt:1204",
         "meshloom inspect data --model_dir=runs/mine --counts --step=5000",
+        "meshloom inspect data --model_dir=runs/mine --contamination=test.txt --json=overlaps.json",
     )
     data_dir: DataDir = None
     split: str = "train"
@@ -47,6 +48,11 @@ class InspectDataFlags:
     counts: bool = False
     """Shows how many rows, and epochs, of each part of a mixture the run reads, up to --step or its
     end."""
+    contamination: Annotated[str | None, Flag(metavar="FILE")] = None
+    """Shows which lines of FILE have n-grams that occur in the text, and the steps that read these.
+    Reads all the text."""
+    ngram: Annotated[int, Flag(min=1)] = 13
+    """Words of these n-grams; of a shorter line, all words make one."""
     json_file: JsonFile = None
     settings: SavedSettingsFlags = field(default_factory=SavedSettingsFlags)
 

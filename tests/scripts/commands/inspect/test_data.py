@@ -40,11 +40,26 @@ def test_the_steps_of_a_document_are_those_whose_rows_hold_it(inspect: Any, trai
     assert inspect("--counts")[0]["rows_read"] == 4 * batch
 
 
+def test_contamination_names_lines_documents_and_steps(
+    inspect: Any, trained: Place, tmp_path: Path
+) -> None:
+    document = inspect("--step=2")[0]["document"]
+    known = trained.text.read_text().splitlines()[int(document.rpartition(":")[2]) - 1]
+    (tmp_path / "test").write_text(f"{known}!\n\nnothing of this is in any text\n")
+    result = inspect(f"--contamination={tmp_path / 'test'}", "--ngram=3")
+    first, second = result["lines"]
+    assert result["ngram"] == 3 and (first["line"], second["line"]) == (1, 3)
+    assert first["ngrams"] == first["words"] == 1 and first["documents"] and first["steps"]
+    assert second["ngrams"] == second["words"] == 0 and second["documents"] == second["steps"] == []
+    assert result["counts"] == {"gpt3_dirty": 1, "palm": 1, "llama2_dirty": 1, "llama2_clean": 1}
+
+
 @pytest.mark.parametrize(
     ("flags", "problem"),
     [
         (["--counts", "--document=x"], "--document: goes with no --counts."),
         (["--containing=x", "--step=2"], "--containing: goes with no --step."),
+        (["--contamination=/dev/null"], "--contamination=/dev/null: no line has words."),
         (["--document=x:3"], "'x:3': the rows are from no such file."),
         (["--split=validation", "--step=1"], "--split=validation: no such split.  Legal: train."),
         (["--split=validation", "--counts"], "--split=validation: no such split.  Legal: train."),
