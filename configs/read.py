@@ -21,7 +21,7 @@ from configs.spec import ABSTRACT, SPECS, cannot_make, names, no_such_parameter
 
 FLAG = "--gin_param"
 MAX_FILES = 1_000
-MAX_CHARACTERS = 1 << 20
+MAX_CHARACTERS = 1 << 24
 MAX_PROBLEMS = 50
 MAX_STRINGS = 1_000
 MAX_DEPTH = 10

@@ -21,39 +21,44 @@ class Ledger:
     rows: Rows
     order: MixtureOrder
     seed: int
-    periods: Sequence[tuple[int, int, int]]
-    """Two numbers of steps, and the rows in a batch of the steps after the first, to the second."""
+    periods: Sequence[tuple[int, int, int, Rows]]
+    """Two numbers of steps; of the steps after the first, to the second, the rows in a batch, and
+    all rows without the documents that are excluded."""
 
     @classmethod
     def of(cls, run: Run, rows: Rows, model_dir: Path | None = None) -> "Ledger":
         """Takes the settings of a run, and from its directory those of its earlier steps."""
-        values = values_by_step(model_dir, {"Run.batch_sequences": run.batch_sequences})
+        settings = {"Run.batch_sequences": run.batch_sequences, "Run.exclude": run.exclude}
+        values = values_by_step(model_dir, settings)
         stops = [*(step for step, _ in values[1:]), MAX_STEPS]
         periods = [
-            (step, stop, *now.values()) for (step, now), stop in zip(values, stops, strict=True)
+            (step, stop, now["Run.batch_sequences"], rows.without(now["Run.exclude"]))
+            for (step, now), stop in zip(values, stops, strict=True)
         ]
         order = rows.mix or MixtureOrder((len(rows),), (BLOCK,), first_stream=0)
         return cls(rows, order, run.seed, periods)
 
-    def rows_of_step(self, step: int) -> np.ndarray:
-        """Returns the rows of a step's global batch."""
-        [batch] = [batch for first, stop, batch in self.periods if first < step <= stop]
-        return rows_of_step(self.rows, self.seed, step - 1, batch)
+    def rows_of_step(self, step: int) -> tuple[np.ndarray, Rows]:
+        """Returns the numbers of the rows of a step, and the rows as the step reads them."""
+        [(batch, rows)] = [
+            (b, rows) for first, stop, b, rows in self.periods if first < step <= stop
+        ]
+        return rows_of_step(rows, self.seed, step - 1, batch), rows
 
-    def steps_of_row(self, row: int, last_step: int) -> Iterator[int]:
-        """Yields the steps up to the last that read a row; one that reads it twice, twice."""
-        for first, stop, batch in self.periods:
+    def steps_of_segment(self, row: int, segment: int, last_step: int) -> Iterator[int]:
+        """Yields the steps up to the last that read a segment; one that reads it twice, twice."""
+        for first, stop, batch, rows in self.periods:
             span = first, min(stop, last_step)
-            yield from (s + 1 for s in self.order.steps_of_row(self.seed, row, batch, *span))
+            if segment in rows.segments_BL[np.array([row])]:
+                yield from (s + 1 for s in self.order.steps_of_row(self.seed, row, batch, *span))
 
     def counts(self, last_step: int) -> list[dict[str, Any]]:
         """Counts the rows, and the epochs, that the steps up to the last read of each part."""
         names = [part.name for part in self.rows.parts] if self.rows.mix else ["all"]
         read = np.zeros(len(names), np.int64)
-        for period in self.periods:
-            first, stop = (min(step, last_step) for step in period[:2])
-            read += self.order.drawn_before(self.seed, stop, period[2])
-            read -= self.order.drawn_before(self.seed, first, period[2])
+        for first, stop, batch, _ in self.periods:
+            read += self.order.drawn_before(self.seed, min(stop, last_step), batch)
+            read -= self.order.drawn_before(self.seed, min(first, last_step), batch)
         return [
             {"part": name, "rows": rows, "rows_read": count, "epochs": count / rows}
             for name, rows, count in zip(names, self.order.rows, read.tolist(), strict=True)

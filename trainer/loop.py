@@ -66,7 +66,8 @@ def train(job: TrainJob, observers: Sequence[Observer] = ()) -> Outcome:
             with timer.spending("compile"):
                 compiled = compile_train_step(job, state)
             watch.notify(Observer.on_compiled, compiled)
-            batches = feed(job.splits["train"], batch_sharding(job), seed=run.seed, first_step=step)
+            rows = job.splits["train"].without(run.exclude)
+            batches = feed(rows, batch_sharding(job), seed=run.seed, first_step=step)
         # A signal may have ended the evaluation of the checkpoint that the run resumes.
         is_due = bool(step) and run.at_interval(step, run.evaluate_every)
         if is_due and on_any_process(checkpoints.best_of([step]) is None):

@@ -56,6 +56,9 @@ class Run:
     """Slices of the batch whose gradients are added before the update; they save memory."""
     seed: Seed = 0
     """Seed of the initial weights, of dropout and of the order of rows."""
+    exclude: tuple[str, ...] = ()
+    """Training documents that are padding in their rows: FILE, FILE:LINE or FILE:LINE-LINE, as
+    `meshloom inspect data` names them. All other documents stay where they are."""
     start_from: str | None = None
     """Model directory of another run; this one starts from its latest weights and its vocabularies.
     Adapters need it for as long as they are used.

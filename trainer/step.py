@@ -194,11 +194,12 @@ def train_step(step_spec: TrainStepSpec, state: State, batch: Batch) -> tuple[St
     key = jax.random.fold_in(jax.random.key(step_spec.seed), state["step"])
     gradients, sums = add_microbatches(step_spec, state["params"], batch, key)
     trained = step_spec.trained(state["params"])
-    gradients = jax.tree.map(lambda g, p: (g / sums.tokens).astype(p.dtype), gradients, trained)
+    tokens = jnp.maximum(sums.tokens, 1)  # all documents of a batch may be excluded
+    gradients = jax.tree.map(lambda g, p: (g / tokens).astype(p.dtype), gradients, trained)
     metrics = {
-        "loss": sums.loss / sums.tokens,
-        "objective": sums.total_objective(source_token_weight(batch)) / sums.tokens,
-        "accuracy": sums.correct / sums.tokens,
+        "loss": sums.loss / tokens,
+        "objective": sums.total_objective(source_token_weight(batch)) / tokens,
+        "accuracy": sums.correct / tokens,
         "tokens": sums.tokens,
         **grad_norms(gradients),
     }

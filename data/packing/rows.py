@@ -15,7 +15,7 @@ from data.mixture import MixtureOrder
 from data.packing import pack
 from data.sources.pairs import Pair
 from data.sources.text_files import read_lines, without_carriage_return
-from data.storage.arrays import CheckedArray
+from data.storage.arrays import CheckedArray, MaskedArray
 from data.vocab import PAD, UNK_WORD, Vocab
 
 NO_ROW = -1  # the row number of an empty row, which fills up the last batch of an evaluation
@@ -23,7 +23,7 @@ _LINES_PER_CHUNK = 16_384
 _NOT_SPACE = re.compile(r"\S+")
 
 T = TypeVar("T")
-RowArray = np.ndarray | CheckedArray
+RowArray = np.ndarray | CheckedArray | MaskedArray
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -151,6 +151,20 @@ class Rows:
                 "meshloom prepare --rebuild with the same flags: the rows stay the same."
             )
         return self.documents
+
+    def without(self, names: Sequence[str]) -> "Rows":
+        """Returns rows in which some documents are padding; all others stay where they are."""
+        if not names:
+            return self
+        index = self.known_documents
+        documents = np.unique(np.concatenate([index.named(name) for name in names]))
+        masked = index.pieces_of(documents)[:, 1:]
+        sides = {True: self.arrays.get("source_segments"), False: self.segments_BL}
+        arrays = {
+            name: MaskedArray(array, sides[name.startswith("source")], masked)
+            for name, array in self.arrays.items()
+        }
+        return dataclasses.replace(self, arrays=arrays)
 
     def numbers(self) -> dict[str, int | str]:
         """Returns what a table shows of these rows."""

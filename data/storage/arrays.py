@@ -137,6 +137,33 @@ class CheckedArray:
             self._is_verified[chunk] = True
 
 
+class MaskedArray:
+    """Reads rows of an array, in which some segments are 0, as padding is."""
+
+    _SEGMENTS = 1 << 21
+    """More than a row can have."""
+
+    def __init__(self, array: Any, segments: Any, masked: np.ndarray):
+        """Takes the segments of all places, and a line of (row, segment) for each that is 0."""
+        self._array, self._segments = array, segments
+        self.shape, self.dtype, self.size = array.shape, array.dtype, array.size
+        self._masked = np.sort(masked @ [self._SEGMENTS, 1])
+
+    def __len__(self) -> int:
+        return len(self._array)
+
+    def __getitem__(self, row_ids: np.ndarray) -> np.ndarray:
+        rows, first = self._array[row_ids].copy(), row_ids * self._SEGMENTS
+        some = self._count(first) < self._count(first + self._SEGMENTS)  # most rows have none
+        segments = first[some, None] + self._segments[row_ids[some]].astype(np.int64)
+        rows[some] *= self._count(segments) == self._count(segments + 1)
+        return rows
+
+    def _count(self, segments: np.ndarray) -> np.ndarray:
+        """Returns how many masked segments come before each of these."""
+        return np.searchsorted(self._masked, segments)
+
+
 def verify_written(path: Path) -> None:
     """Reads back the rows of a file, from the disk where the system allows it."""
     sync(checksums_path(path))

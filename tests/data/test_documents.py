@@ -13,6 +13,7 @@ from pyarrow import parquet
 from configs.errors import UserError
 from data import build, manifest
 from data.cache import Prepared, prepare
+from data.packing.rows import NO_ROW
 from data.sources.json_lines import Jsonl, JsonlText
 from data.sources.mixing import TextMixture
 from data.sources.pair_kinds import Mixture, ParallelFiles, Tsv
@@ -227,6 +228,28 @@ def test_every_piece_is_of_its_document(tmp_path: Path, vocab: Vocab, seed: int)
     assert seen == texts.keys()
 
 
+@pytest.mark.parametrize("seed", range(20, 29))
+def test_documents_that_are_excluded_are_padding_and_all_else_stays(
+    tmp_path: Path, vocab: Vocab, seed: int
+) -> None:
+    task, _ = random_task(tmp_path, seed)
+    whole = prepare(task, tmp_path / "data", vocab=vocab).splits["train"]
+    names = whole.known_documents.names(np.arange(whole.known_documents.starts[-1, 0]))
+    chosen = random.Random(seed).sample(names, len(names) // 3)
+    rows, ids = whole.without(chosen), np.arange(len(whole))
+    before, after = (x.batch(np.append(ids, NO_ROW)) for x in (whole, rows))
+    for name, array in before.items():
+        segments = before["segments_BM" if name.endswith("M") else "segments_BL"]
+        expected = array.copy()
+        for row in ids.tolist():
+            for segment, document in enumerate(whole.known_documents.of_row(row).tolist(), 1):
+                if names[document] in chosen:
+                    expected[row][segments[row] == segment] = 0
+        assert after[name].dtype == array.dtype and (after[name] == expected).all()
+        assert (expected != array).any()
+    assert whole.without(()) is whole and (len(rows), rows.length) == (len(whole), whole.length)
+
+
 def test_ranges_of_lines_and_whole_files_are_named(tmp_path: Path, vocab: Vocab) -> None:
     lines = [*(f"kara {i}" for i in range(6)), "", *(f"tane {i}" for i in range(5))]
     for name in ("a", "b"):
@@ -266,6 +289,8 @@ def test_rows_of_an_older_version_serve_and_are_built_again_the_same(
         stored["file_bytes"].pop(path.name)
     manifest.write(prepared.folder, stored)
     old = prepare(task, tmp_path / "data", vocab=vocab)
+    with pytest.raises(UserError, match="an older version made these rows"):
+        old.splits["train"].without(["a"])
     assert old.splits["train"].documents is None and old.rows_hash == prepared.rows_hash
     new = prepare(task, tmp_path / "data", vocab=vocab, rebuild=True)
     assert new.splits["train"].documents is not None and new.rows_hash == prepared.rows_hash

@@ -1,5 +1,7 @@
 """The ledger: which steps read which rows, as a reader that counts them one by one finds."""
 
+import dataclasses
+import itertools
 import random
 from collections import Counter, defaultdict
 from pathlib import Path
@@ -10,6 +12,7 @@ import numpy as np
 import pytest
 
 from data import mixture, order
+from data.documents import Documents
 from data.mixture import MixtureOrder
 from data.packing.rows import Counts, Rows, RowsOfPart
 from trainer.ledger import Ledger
@@ -19,12 +22,23 @@ STEPS = 60
 
 
 def random_rows(draw: random.Random) -> Rows:
-    """Rows of one text or of a mixture, with stages or without."""
+    """Rows of one text or of a mixture, with stages or without; each row holds two documents."""
     sizes = [draw.randint(1, 40) for _ in range(draw.randint(1, 4))]
     total = sum(sizes)
-    arrays = {"targets": np.ones((total, 3), np.uint16), "segments": np.ones((total, 3), np.uint16)}
+    arrays = {
+        "targets": np.arange(1, 3 * total + 1, dtype=np.uint16).reshape(total, 3),
+        "segments": np.tile(np.array([1, 2, 2], np.uint16), (total, 1)),
+    }
+    of_rows: Any = {
+        "numbers": np.arange(1, 2 * total + 1)[:, None],
+        "pieces": np.stack([np.arange(2 * total), np.arange(2 * total) // 2], axis=1),
+    }
+    starts = np.array([(0, 0, 0), (2 * total, 2 * total, total)])
+    rows = Rows(
+        arrays, Counts(rows=total), documents=Documents([("a", 2 * total)], starts, of_rows)
+    )
     if len(sizes) == 1:
-        return Rows(arrays, Counts(rows=total))
+        return rows
 
     def rates() -> list[float]:
         return [draw.choice((0, 1, 3.5, 0.2)) for _ in sizes[1:]] + [1]
@@ -35,36 +49,44 @@ def random_rows(draw: random.Random) -> Rows:
         RowsOfPart(f"part{i}", range(end - size, end), Counts(rows=size), {})
         for i, (size, end) in enumerate(zip(sizes, ends, strict=True))
     ]
-    return Rows(
-        arrays, Counts(rows=total), mix=MixtureOrder.of(sizes, rates(), stages), parts=parts
-    )
+    mix = MixtureOrder.of(sizes, rates(), stages)
+    return dataclasses.replace(rows, mix=mix, parts=parts)
 
 
-def settings_of(batch: int, seed: int) -> Any:
-    return SimpleNamespace(batch_sequences=batch, seed=seed)
+def settings_of(batch: int, seed: int, exclude: tuple[str, ...] = ()) -> Any:
+    return SimpleNamespace(batch_sequences=batch, seed=seed, exclude=exclude)
 
 
-def check(ledger: Ledger, batches: list[int], seed: int) -> None:
-    """Compares a ledger with the batches of steps of these sizes, read as training reads them."""
+def check(ledger: Ledger, batches: list[int], seed: int, excluded: list[set[int]]) -> None:
+    """Compares a ledger with steps of these batches, without these documents, read by two hosts."""
     rows, steps, read = ledger.rows, defaultdict(list), Counter[str]()
     ends = [part.rows.stop for part in rows.parts] or [len(rows)]
     names = [part.name for part in rows.parts] or ["all"]
     sizes = [len(part.rows) for part in rows.parts] or [len(rows)]
     middle = len(batches) // 2
-    for step, batch in enumerate(batches, 1):
-        ids, _ = next(order.batches(rows, seed, batch, step - 1, (0, 1)))
-        assert ledger.rows_of_step(step).tolist() == ids.tolist()
-        for row in ids.tolist():
-            steps[row].append(step)
+    for step, (batch, left_out) in enumerate(zip(batches, excluded, strict=True), 1):
+        ids, of_step = ledger.rows_of_step(step)
+        spans = (0, batch // 2), (batch // 2, batch)
+        hosts = [next(order.batches(of_step, seed, batch, step - 1, span)) for span in spans]
+        assert all(host_ids.tolist() == ids.tolist() for host_ids, _ in hosts)
+        targets = np.concatenate([arrays["targets_BL"] for _, arrays in hosts])
+        for row, target in zip(ids.tolist(), targets.tolist(), strict=True):
+            kept = [2 * row + segment not in left_out for segment in (0, 1, 1)]
+            assert target == [(3 * row + i + 1) * kept[i] for i in range(3)]
             read[names[int(np.searchsorted(ends, row, side="right"))]] += 1
+            for segment in (1, 2):
+                steps[row, segment] += [step] * kept[segment - 1]
         if step in (middle, len(batches)):
             assert [tuple(count.values()) for count in ledger.counts(step)] == [
                 (name, size, read[name], read[name] / size)
                 for name, size in zip(names, sizes, strict=True)
             ]
-    for row in range(len(rows)):
-        assert list(ledger.steps_of_row(row, len(batches))) == steps[row]
-        assert list(ledger.steps_of_row(row, middle)) == [s for s in steps[row] if s <= middle]
+    for row, segment in itertools.product(range(len(rows)), (1, 2)):
+        own = steps[row, segment]
+        assert list(ledger.steps_of_segment(row, segment, len(batches))) == own
+        assert list(ledger.steps_of_segment(row, segment, middle)) == [
+            s for s in own if s <= middle
+        ]
 
 
 @pytest.mark.parametrize("table_rows", [mixture.TABLE_ROWS, 1])
@@ -75,30 +97,39 @@ def test_a_row_is_read_at_the_steps_of_the_ledger(
     """Also without a table of the order, as of more rows than it may have."""
     monkeypatch.setattr(mixture, "TABLE_ROWS", table_rows)
     draw = random.Random(seed)
-    batch = draw.choice((1, 2, 7, 50))
-    check(Ledger.of(settings_of(batch, seed), random_rows(draw)), [batch] * STEPS, seed)
+    batch, rows = draw.choice((1, 2, 7, 50)), random_rows(draw)
+    last = draw.randint(1, 2 * len(rows))
+    run = settings_of(batch, seed, (f"a:1-{last}",) * (seed % 2))
+    excluded = set(range(last)) if seed % 2 else set()
+    check(Ledger.of(run, rows), [batch] * STEPS, seed, [excluded] * STEPS)
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_earlier_steps_have_the_batches_of_their_time(tmp_path: Path, seed: int) -> None:
-    """Of a run that changed its batch, and went back to an older checkpoint."""
-
-    def start(step: int, old: int, new: int) -> Start:
-        change = {"name": "Run.batch_sequences", "old": str(old), "new": str(new)}
-        return Start(step, "", changes=[change] if old != new else [], settings="")
-
-    for step, old, new in ((0, 4, 4), (10, 4, 6), (30, 6, 9), (20, 9, 9), (40, 9, 5)):
-        record_start(tmp_path, start(step, old, new))
+def test_earlier_steps_have_the_settings_of_their_time(tmp_path: Path, seed: int) -> None:
+    """Of a run that changed its batch and its documents, and went back to an older checkpoint."""
     rows = random_rows(random.Random(seed))
+    lists: list[tuple[str, ...]] = [(), ("a:1",), ("a:1", "a:2"), (), ()]
+    sizes, old = (4, 6, 9, 9, 5), (4, ())
+    for step, new in zip((0, 10, 30, 20, 40), zip(sizes, lists, strict=True), strict=True):
+        changes = [
+            {"name": name, "old": repr(before), "new": repr(now)}
+            for name, before, now in zip(
+                ("Run.batch_sequences", "Run.exclude"), old, new, strict=True
+            )
+            if before != now
+        ]
+        record_start(tmp_path, Start(step, "", changes=changes, settings=""))
+        old = new
     ledger = Ledger.of(settings_of(5, seed), rows, tmp_path)
-    check(ledger, [4] * 10 + [6] * 10 + [9] * 20 + [5] * 10, seed)
+    excluded: list[set[int]] = [set()] * 10 + [{0}] * 10 + [set()] * 30
+    check(ledger, [4] * 10 + [6] * 10 + [9] * 20 + [5] * 10, seed, excluded)
 
 
 def test_a_billion_rows_take_no_time_and_no_memory() -> None:
     rows = (10**9, 10**8)
-    arrays = {"targets": np.broadcast_to(np.uint16(1), (sum(rows), 3))}
+    arrays = dict.fromkeys(("targets", "segments"), np.broadcast_to(np.uint16(1), (sum(rows), 3)))
     mix = MixtureOrder.of(rows, (1, 3), ((10**6, (3, 1)),))
     ledger = Ledger.of(settings_of(1024, 7), Rows(arrays, Counts(), mix=mix))
     for row in (5, 10**9 + 17):
-        steps = list(ledger.steps_of_row(row, 3 * 10**6))
-        assert len(steps) >= 1 and all(row in ledger.rows_of_step(step) for step in steps)
+        steps = list(ledger.steps_of_segment(row, 1, 3 * 10**6))
+        assert len(steps) >= 1 and all(row in ledger.rows_of_step(step)[0] for step in steps)

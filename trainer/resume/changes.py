@@ -27,8 +27,8 @@ FREE = ("Run.start_from", "Run.steps", "Run.epochs", "Run.checkpoint_every", "Ru
         "Run.trackers")  # fmt: skip
 FREE_PREFIXES = ("Run.keep_", "Run.evaluate_")
 # Settings that change how the weights develop, and neither what they are nor the order of the data.
-OVERRIDABLE = ("Run.batch_sequences", "Run.label_smoothing", "Run.z_loss", "Run.r_drop",
-               "Run.best_by", "Run.bleu_sentences", "Run.skip_spikes", "Run.ema",
+OVERRIDABLE = ("Run.batch_sequences", "Run.exclude", "Run.label_smoothing", "Run.z_loss",
+               "Run.r_drop", "Run.best_by", "Run.bleu_sentences", "Run.skip_spikes", "Run.ema",
                "Teacher.weight", "Teacher.temperature")  # fmt: skip
 
 

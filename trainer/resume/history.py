@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from pydantic.dataclasses import dataclass
 
+from configs.errors import brief
 from data import order
 from data.storage.files import atomic_write
 from trainer.metrics.jsonl import METRICS, Line, read_lines
@@ -31,7 +32,7 @@ class Change(NamedTuple):
     new: Any
 
     def __str__(self) -> str:
-        return f"{self.name}: {self.old!r} there, {self.new!r} now"
+        return f"{self.name}: {brief(repr(self.old))} there, {brief(repr(self.new))} now"
 
 
 @dataclass(frozen=True)

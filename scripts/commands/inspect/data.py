@@ -74,14 +74,15 @@ class Inspection:
 
     def show_rows(self) -> None:
         """Shows the chosen rows, or those of a step."""
-        ids: Sequence[int] = self.flags.rows
+        ids, rows = np.array(self.flags.rows), self.rows
         if self.ledger is not None:
-            ids = self.ledger.rows_of_step(self.last_step).tolist()
-        if max(ids) >= len(self.rows):
+            ids, rows = self.ledger.rows_of_step(self.last_step)
+        if max(ids) >= len(rows):
             raise UserError(
                 f"--rows: the split has rows 0 to {len(self.rows) - 1}, not {max(ids)}."
             )
-        self._show([segment for row in ids for segment in self._segments(row)])
+        segments = [s for row in ids.tolist() for s in self._segments(row, rows) if s["tokens"]]
+        self._show(segments)
 
     def show_counts(self) -> None:
         """Shows how much of each part the steps up to the last read."""
@@ -105,11 +106,11 @@ class Inspection:
         for number, overlap in enumerate(overlaps(sentences, self._texts(), self.flags.ngram)):
             if overlap is not None:
                 documents = np.array(overlap.documents, np.int64)
-                rows = set(self.rows.known_documents.pieces_of(documents)[:, 1].tolist())
+                pieces = self.rows.known_documents.pieces_of(documents)[:, 1:].tolist()
                 lines.append({
                     "line": number + 1, **overlap._asdict(),
                     "documents": self.rows.known_documents.names(documents),
-                    "steps": sorted({step for row in rows for step in self._steps(row)}),
+                    "steps": sorted({step for piece in pieces for step in self._steps(*piece)}),
                     "text": sentences[number],
                 })  # fmt: skip
         if not lines:
@@ -142,23 +143,24 @@ class Inspection:
         if len(missing := np.setdiff1d(documents, pieces[:, 0])):
             print_note(f"In no row, because they are longer: {', '.join(index.names(missing))}.")
         in_order = pieces[np.argsort(pieces[:, 0], kind="stable")].tolist()
-        steps = {} if self.ledger is None else {row: self._steps(row) for _, row, _ in in_order}
-        self._show([
-            self._segments(row)[segment - 1] | ({"steps": steps[row]} if steps else {})
-            for _, row, segment in in_order
-        ])  # fmt: skip
+        lines = [self._segments(row, self.rows)[segment - 1] for _, row, segment in in_order]
+        for line in lines if self.ledger else ():
+            line["steps"] = self._steps(line["row"], line["segment"])
+        self._show(lines)
 
-    def _steps(self, row: int) -> list[int]:
-        return [] if self.ledger is None else list(self.ledger.steps_of_row(row, self.last_step))
+    def _steps(self, row: int, segment: int) -> list[int]:
+        if self.ledger is None:
+            return []
+        return list(self.ledger.steps_of_segment(row, segment, self.last_step))
 
-    def _segments(self, row: int) -> list[Line]:
-        """Describes each segment of a row."""
-        rows, vocab, source_vocab = self.rows, self.prepared.vocab, self.prepared.source_vocab
+    def _segments(self, row: int, rows: Rows) -> list[Line]:
+        """Describes each segment of a row; one that is excluded has no tokens."""
+        vocab, source_vocab = self.prepared.vocab, self.prepared.source_vocab
         batch = rows.batch(np.array([row]))
         tokens_BL, segments_BL = read_rows(np.array([row]), rows.targets_BL, rows.segments_BL)
         names = rows.documents.names(rows.documents.of_row(row)) if rows.documents else []
         segments = []
-        for segment in range(1, int(segments_BL.max()) + 1):
+        for segment in range(1, max(len(names), int(segments_BL.max())) + 1):
             ids = tokens_BL[segments_BL == segment]
             line: Line = {"row": row, "segment": segment}
             if names:

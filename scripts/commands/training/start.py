@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import jax.numpy as jnp
 
-from configs.errors import UserError
+from configs.errors import UserError, brief
 from configs.load import Config, load
 from configs.paths import absolute
 from data.cache import Prepared
@@ -80,7 +80,9 @@ def note_no_export(run: Run) -> None:
 def print_changes(changes: Sequence[Change], run: Run, step: int) -> None:
     """Describes what changes, and which rows that concerns."""
     for name, old, new in changes:
-        print_note(f"Changed after step {step}: {name} = {new!r}, it was {old!r}.")
+        print_note(
+            f"Changed after step {step}: {name} = {brief(repr(new))}, it was {brief(repr(old))}."
+        )
         if name == "Run.batch_sequences":  # with the step it decides the place in the data
             first, end = sorted((step * old, step * new))
             what = "skipped" if new > old else "read again"
@@ -106,7 +108,7 @@ def prepared_data(flags: TrainFlags, run: Run, *, is_continued: bool) -> Prepare
             run.task, data_dir, vocabs=vocabs, content_hash=content_hash,
             on_progress=on_progress,
         )  # fmt: skip
-    rows = prepared.splits["train"]
+    rows = prepared.splits["train"].without(run.exclude)
     if run.epochs is not None:
         print_note(epochs_text(run, len(rows)))
     steps = run.with_steps(len(rows)).total_steps

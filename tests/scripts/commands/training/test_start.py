@@ -315,3 +315,32 @@ def test_a_student_keeps_the_teacher_that_it_began_with(
     (moved / "checkpoints/4").rename(tmp_path / "gone")
     said = refused(run("train", place.model_dir, where, "--gin_param=Run.steps = 5"))
     assert "Found step 4: there is none" in said
+
+
+def test_documents_are_excluded_from_a_step_on(run: Meshloom, copy: Place) -> None:
+    """Their tokens are no targets, whoever reads the step; if none are left, nothing is learned."""
+    file = copy.folder / "data.json"
+
+    def documents(step: int) -> dict[str, int]:
+        answer = run("inspect", "data", copy.model_dir, f"--step={step}", f"--json={file}")
+        assert answer.code == 0, answer.error
+        return {segment["document"]: segment["tokens"] for segment in json.loads(file.read_text())}
+
+    before = {step: documents(step) for step in (4, 5)}
+    chosen = [*list(before[4])[:1], *list(before[5])[:2]]
+    more = f"--gin_param=Run.exclude={tuple(chosen)}", "--gin_param=Run.steps=5"
+    assert "Run.exclude: () there" in refused(run("train", copy.model_dir, *more))
+    answer = run("train", copy.model_dir, "--gin_param=Run.exclude=('x:1',)", "--override")
+    assert "'x:1': the rows are from no such file." in refused(answer)
+    answer = run("train", copy.model_dir, *more, "--override")
+    assert answer.code == 0, answer.error
+    left = {name: size for name, size in before[5].items() if name not in chosen}
+    assert documents(4) == before[4] and documents(5) == left
+    lines = {line["step"]: line for line in read_lines(copy.folder / "run/metrics.jsonl")}
+    assert lines[5]["tokens"] == sum(left.values())
+    [change] = [c for start in history(run, copy) for c in start["changes"] if "ex" in c["name"]]
+    assert change == {"name": "Run.exclude", "old": "()", "new": repr(tuple(chosen))}
+    more = f"--gin_param=Run.exclude=('{copy.text}',)", "--gin_param=Run.steps=6"
+    assert run("train", copy.model_dir, *more, "--override").code == 0
+    last = list(read_lines(copy.folder / "run/metrics.jsonl"))[-1]
+    assert (last["step"], last["tokens"], last["loss"], last["grad_norm"]) == (6, 0, 0, 0)
