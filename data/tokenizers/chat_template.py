@@ -1,7 +1,4 @@
-"""Renders the messages of a chat by the template that comes with a vocab of Hugging Face.
-
-Only what chats imports this module: Jinja is a package of the extras `serve` and `harness`.
-"""
+"""Renders the messages of a chat by the template that comes with a vocab of Hugging Face."""
 
 import datetime
 import functools
@@ -58,12 +55,17 @@ class ChatTemplate:
             reason = brief(" ".join(str(error).split()))
             raise UserError(f"chat template: cannot be read: {reason}.") from None
 
-    def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
-        """Returns the text of a chat, with the beginning of the next answer."""
+    def render(
+        self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any] | None = None
+    ) -> str:
+        """Returns the text of a chat, with the beginning of the next answer.
+
+        Variables are those of the template, such as enable_thinking.
+        """
         try:
             text = self._template.render(
                 messages=messages, tools=None, documents=None, add_generation_prompt=True,
-                **self._special_tokens,
+                **self._special_tokens, **(variables or {}),
             )  # fmt: skip
             text.encode()  # raises where half of a surrogate pair is in it
         except Exception as error:  # of any kind: the template decides what fails

@@ -47,6 +47,7 @@ class SlotSettings(NamedTuple):
     """0 means no limit."""
     top_p_B: Array
     """1 means no limit."""
+    min_p_B: Array
 
 
 class Joining(NamedTuple):
@@ -138,6 +139,7 @@ class SlotDecoder:
                 temperature_B=zeros(float),
                 top_k_B=zeros(),
                 top_p_B=zeros(float),
+                min_p_B=zeros(float),
             ),
         )
 
@@ -272,6 +274,7 @@ class SlotDecoder:
         # Texts that are not sampled have some legal temperature.
         temperature_B11 = jnp.where(samples_B, settings.temperature_B, 1)[:, None, None]
         top_k_B11, top_p_B11 = settings.top_k_B[:, None, None], settings.top_p_B[:, None, None]
+        min_p_B11 = settings.min_p_B[:, None, None]
         # Without a nucleus, round-off of the cumulative sum must not drop the last tokens.
         top_p_B11 = jnp.where(top_p_B11 < 1, top_p_B11, 2)
 
@@ -284,15 +287,16 @@ class SlotDecoder:
         def of_all(chosen: Chosen) -> Chosen:
             new = jax.lax.cond(
                 jnp.any(of_all_B & has_nucleus_B),
-                lambda: sampled(layout, logits_BWV, temperature_B11, top_p_B11, noise),
-                lambda: sampled(layout, logits_BWV, temperature_B11, None, noise),
+                lambda: sampled(layout, logits_BWV, temperature_B11, top_p_B11, min_p_B11, noise),
+                lambda: sampled(layout, logits_BWV, temperature_B11, None, min_p_B11, noise),
             )
             return replace(of_all_B, new, chosen)
 
         def of_best(candidates: int, chosen: Chosen) -> Chosen:
             new = sampled_of_best(
-                layout, logits_BWV, candidates, temperature_B11, top_k_B11, top_p_B11, noise
-            )
+                layout, logits_BWV, candidates, temperature_B11, top_k_B11, top_p_B11, min_p_B11,
+                noise,
+            )  # fmt: skip
             return replace(of_best_B, new, chosen)
 
         def unchanged(chosen: Chosen) -> Chosen:

@@ -122,6 +122,8 @@ class SampleFlags:
     """Samples from the K most likely tokens."""
     top_p: Annotated[float | None, Flag(metavar="P", min=0, max=1)] = None
     """Samples from the most likely tokens whose probabilities add up to P."""
+    min_p: Annotated[float | None, Flag(metavar="P", min=0, max=1)] = None
+    """Samples from tokens whose probability is at least this share of the largest."""
     samples: Annotated[int | None, Flag(min=1)] = None
     """Samples N texts per line."""
 

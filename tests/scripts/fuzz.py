@@ -270,7 +270,7 @@ def prompt(random: Random, inputs: Inputs, folder: Path) -> Case:
 
 
 DECODE_FLAGS = (
-    "beam", "alpha", "length_penalty", "temperature", "top_k", "top_p", "samples", "seed",
+    "beam", "alpha", "length_penalty", "temperature", "top_k", "top_p", "min_p", "samples", "seed",
     "max_tokens", "min_tokens", "length_factor", "length_extra", "prefix", "tag", "checkpoint",
     "average", "batch_sequences", "nbest", "format", "input", "output", "gin_file", "gin_param",
 )  # fmt: skip

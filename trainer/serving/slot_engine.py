@@ -235,6 +235,7 @@ class SlotEngine:
             temperature_B=vector([s.temperature for s in samplings], default_float),
             top_k_B=vector([s.top_k or 0 for s in samplings]),
             top_p_B=vector([1 if s.top_p is None else s.top_p for s in samplings], default_float),
+            min_p_B=vector([s.min_p for s in samplings], default_float),
         )
         prompts_BL: Any = rows_of(prompts, length)  # jit takes numpy arrays
         joining = Joining(

@@ -51,7 +51,7 @@ def plan_batch(inputs: PlanInputs, flags: PlanFlags) -> DecodePlan:
     shards = batch_shards(inputs.layout, inputs.sizes)
     rows = round_up(decoding.batch_sequences or BATCH, shards * rows_of_group(run))
     inputs.check(dataclasses.replace(run, batch_sequences=rows, microbatches=1))
-    names = ("beam", "flat", "temperature", "top_k", "top_p", "samples")
+    names = ("beam", "flat", "temperature", "top_k", "top_p", "min_p", "samples")
     given = SearchFlags(**{name: getattr(decoding, name) for name in names})
     search, suffix_tokens = search_of(given, run.task), decoding.suffix_tokens or 0
     if suffix_tokens and not (isinstance(search, Sampling) and search.width > 1):

@@ -18,7 +18,14 @@ from configs.errors import UserError, brief
 from data.sources.pairs import chosen_tag, tagged
 from data.tokenizers.chat_template import BadMessages
 from scripts.commands.serving import completions
-from scripts.commands.serving.bodies import ApiError, ChatBody, TranslationBody, bad_field
+from scripts.commands.serving.bodies import (
+    ApiError,
+    ChatBody,
+    DetokenizeBody,
+    TokenizeBody,
+    TranslationBody,
+    bad_field,
+)
 from scripts.commands.serving.completions import AnswerChoice, complete
 from scripts.commands.serving.exchange import PendingAnswer, ServedModel, read_body, tokenize
 from trainer.decoding.requests import Hypothesis, is_blank, to_hypothesis, translation_requests
@@ -112,7 +119,7 @@ async def chat(request: Request) -> Response:
     messages = [message.for_template() for message in body.messages]
     try:
         text = await asyncio.get_running_loop().run_in_executor(
-            RENDERING, template.render, messages
+            RENDERING, template.render, messages, body.chat_template_kwargs
         )
     except BadMessages as error:
         raise bad_field("messages", messages, f"what the chat template takes ({error})") from None
@@ -128,6 +135,28 @@ async def chat(request: Request) -> Response:
 
     made = await tokenize([text], body.n, choices)
     return await completions.answer(request, made, body, completions.ChatForm())
+
+
+async def tokens_of(request: Request) -> Response:
+    """Answers `POST /tokenize`: returns the tokens of a text, as a completion reads it."""
+    served: ServedModel = request.app.state.served
+    body = await read_body(request, TokenizeBody, served)
+    served.check_name(body.model)
+    vocab = served.vocabs.of_source if served.translates else served.vocabs.target
+    [ids] = await tokenize([body.prompt], 1, lambda: vocab.encode([body.prompt]))
+    answer = {"count": len(ids), "max_model_len": served.max_length, "tokens": [*map(int, ids)]}
+    return JSONResponse(answer)
+
+
+async def text_of(request: Request) -> Response:
+    """Answers `POST /detokenize`: returns the text of tokens."""
+    served: ServedModel = request.app.state.served
+    body = await read_body(request, DetokenizeBody, served)
+    served.check_name(body.model)
+    vocab = served.vocabs.target
+    if unknown := [token for token in body.tokens if not 0 <= token < vocab.size]:
+        raise bad_field("tokens", unknown[0], f"integers from 0 to {vocab.size - 1}")
+    return JSONResponse({"prompt": vocab.decode(body.tokens)})
 
 
 async def page(request: Request) -> Response:
@@ -185,6 +214,8 @@ ROUTES = [
     Route("/v1/completions", complete, methods=["POST"]),
     Route("/v1/chat/completions", chat, methods=["POST"]),
     Route("/v1/translate", translate, methods=["POST"]),
+    Route("/tokenize", tokens_of, methods=["POST"]),
+    Route("/detokenize", text_of, methods=["POST"]),
     Route("/v1/models", models),
     Route("/v1/models/{name:path}", model),
     Route("/health", health),

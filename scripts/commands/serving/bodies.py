@@ -15,6 +15,8 @@ LARGEST_K = 2**31 - 1
 LARGEST_TEMPERATURE = 1_000_000  # every token is as likely as another long before it
 MAX_CHOICES, MAX_MESSAGES = 128, 1024
 MAX_STOPS, LONGEST_STOP = 32, 1000
+MAX_VARIABLES = 32
+"""Of a chat template."""
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "presence_penalty": (0,), "frequency_penalty": (0,), "logit_bias": ({},), "suffix": ("",),
     "response_format": ({"type": "text"},), "modalities": (["text"],), "top_logprobs": (0,),
@@ -78,6 +80,7 @@ class SamplingBody(Body):
         0, ge=0, le=LARGEST_K, description=f"an integer from 0 to {LARGEST_K}; 0 is no limit"
     )
     top_p: float = Field(1.0, ge=0, le=1, description="a number from 0 to 1; 1 is no limit")
+    min_p: float = Field(0.0, ge=0, le=1, description="a number from 0 (no limit) to 1")
     n: int = Field(1, ge=1, le=MAX_CHOICES, description=f"an integer from 1 to {MAX_CHOICES}")
     seed: int | None = Field(
         None, ge=0, le=LARGEST_SEED, description=f"an integer from 0 to {LARGEST_SEED}"
@@ -171,6 +174,9 @@ class ChatBody(SamplingBody):
         description=f'a list of 1 to {MAX_MESSAGES} of {{"role": "user", "content": a text}}'
     )
     max_completion_tokens: int | None = Field(None, ge=1, description="an integer of at least 1")
+    chat_template_kwargs: Annotated[dict[str, Any], Field(max_length=MAX_VARIABLES)] = Field(
+        {}, description="an object of variables that the chat template reads"
+    )
     logprobs: Literal[False] = Field(False, description="false")
 
     @model_validator(mode="after")
@@ -178,6 +184,18 @@ class ChatBody(SamplingBody):
         """Takes the newer name of max_tokens for the older one."""
         self.max_tokens = self.max_completion_tokens or self.max_tokens
         return self
+
+
+class TokenizeBody(Body):
+    """Describes a request for the tokens of a text."""
+
+    prompt: Text = Field(description="a text")
+
+
+class DetokenizeBody(Body):
+    """Describes a request for the text of tokens."""
+
+    tokens: Tokens = Field(description="a list of at least 1 token")
 
 
 class TranslationBody(Body):

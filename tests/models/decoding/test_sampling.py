@@ -47,7 +47,7 @@ def advance(sampling: Sampling, layout: Layout) -> tuple[jax.stages.Compiled, tu
         Sampling(temperature=0, width=WIDTH),
         Sampling(width=WIDTH),
         Sampling(0.7, top_p=0.9, width=WIDTH),
-        Sampling(0.7, top_k=9, top_p=0.9, width=WIDTH),
+        Sampling(0.7, top_k=9, top_p=0.9, min_p=0.2, width=WIDTH),
     ],
     ids=str,
 )
@@ -61,6 +61,18 @@ def test_no_device_gathers_the_vocabulary(sampling: Sampling) -> None:
     split: Samples = step(*arguments)
     whole, same = advance(sampling, WHOLE)
     np.testing.assert_array_equal(split.tokens_BWT, whole(*same).tokens_BWT)
+
+
+@pytest.mark.parametrize("top_k", [None, 60])
+def test_tokens_less_likely_than_a_share_of_the_likeliest_are_not_drawn(top_k: int | None) -> None:
+    logits_BWV = np.random.default_rng(0).normal(0, 1, (1, 1, 60)).astype(np.float32)
+    probs_V = np.exp(logits_BWV[0, 0] / 0.7)
+    legal = set(np.flatnonzero(probs_V >= 0.3 * probs_V.max()))
+    sampling = Sampling(0.7, top_k=top_k, min_p=0.3)
+    with jax.set_mesh(make_mesh(WHOLE)):
+        choose = jax.jit(lambda seed_B: sampling.choose(WHOLE, logits_BWV, seed_B, jnp.int32(0))[0])
+        drawn = {int(choose(jnp.array([seed], jnp.uint32))[0, 0]) for seed in range(400)}
+    assert drawn == legal and 3 < len(legal) < 20
 
 
 @pytest.mark.parametrize("top_k", [None, 7])

@@ -29,7 +29,7 @@ SLOTS, CACHE, PADDED, TOGETHER, MAX_STEPS = 4, 13, 5, 2, 3
 SEARCHES = (
     Sampling(temperature=0),
     Sampling(temperature=1.5, top_p=0.8),
-    Sampling(temperature=1.2, top_k=20, top_p=0.9),
+    Sampling(temperature=1.2, top_k=20, top_p=0.9, min_p=0.1),
 )
 MIXED = [SEARCHES[row % len(SEARCHES)] for row in range(8)]
 SPLIT = Layout(
@@ -121,6 +121,7 @@ class Batch:
             vector([search.temperature for search in chosen], np.float32),
             vector([search.top_k or 0 for search in chosen]),
             vector([search.top_p or 1 for search in chosen], np.float32),
+            vector([search.min_p for search in chosen], np.float32),
         )
         return Joining(
             vector(slots),

@@ -20,7 +20,7 @@ TEMPLATE = """{{ bos_token }}{% for message in messages %}
 {%- endif %}
 {{- message.content }}</s>
 {%- endfor %}
-{%- if add_generation_prompt %} j{% endif %}"""
+{%- if add_generation_prompt %} j{% endif %}{% if thinks %} a b{% endif %}"""
 CHAT = [
     {"role": "user", "content": "a b"},
     {
@@ -131,6 +131,10 @@ def test_an_answer_may_fill_what_the_chat_leaves(client: Client) -> None:
             {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
             ["messages.0.content = [{'type': 'image_url'}]"],
         ),
+        (
+            {"messages": CHAT, "chat_template_kwargs": {"messages": []}},
+            ["multiple values for keyword argument 'messages'"],
+        ),
         ({"messages": CHAT, "tools": [{}]}, ["tools = [{}]", "[], which changes nothing"]),
         (
             {"messages": CHAT, "response_format": {"type": "json_object"}},
@@ -171,3 +175,12 @@ def test_the_page_keeps_the_turns_of_a_chat(client: Client) -> None:
 
 def test_models_tell_whether_they_chat(client: Client) -> None:
     assert json.loads(client.get("/v1/models/llama").text)["chat"] is True
+
+
+def test_variables_reach_the_chat_template(client: Client) -> None:
+    def prompt_tokens(**fields: Any) -> int:
+        answer = client.post("/v1/chat/completions", messages=CHAT, max_tokens=1, **fields)
+        return int(answer.json["usage"]["prompt_tokens"])
+
+    more = prompt_tokens(chat_template_kwargs={"thinks": True})
+    assert more > prompt_tokens(chat_template_kwargs={"thinks": False}) == prompt_tokens()

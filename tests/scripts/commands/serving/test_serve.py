@@ -45,7 +45,7 @@ def test_the_openai_client_gets_what_decode_makes(
         {"temperature": 0.0},
         {"temperature": 1.2, "seed": 5},
         {"temperature": 0.9, "top_p": 0.7},
-        {"temperature": 1.1, "top_k": 9},
+        {"temperature": 1.1, "top_k": 9, "min_p": 0.2},
         {"temperature": 1.3, "top_k": 99, "top_p": 0.95},
     ]
     cases = [(prompt, search) for prompt in PROMPTS for search in searches]
@@ -55,7 +55,7 @@ def test_the_openai_client_gets_what_decode_makes(
         fields = {"seed": 0, **search}
         answer = client.completions.create(
             model="run", prompt=prompt, max_tokens=9, echo=True, n=2,
-            extra_body={"top_k": fields.pop("top_k", 0)}, **fields,
+            extra_body={name: fields.pop(name, 0) for name in ("top_k", "min_p")}, **fields,
         )  # fmt: skip
         return [choice.text for choice in answer.choices]
 
@@ -368,3 +368,14 @@ def test_an_address_that_others_reach_needs_a_token() -> None:
         port = taken.getsockname()[1]
         with pytest.raises(UserError, match=f"--port={port}: .*in use"):
             bound_socket("127.0.0.1", port)
+
+
+def test_tokens_of_a_text_and_back(running: Client, trained: Place) -> None:
+    answer = running.post("/tokenize", prompt=PROMPTS[0])
+    with restored(trained.folder / "run") as model:
+        [ids] = model.vocabs.target.encode([PROMPTS[0]])
+    assert answer.json["tokens"] == ids.tolist() and answer.json["count"] == len(ids)
+    back = running.post("/detokenize", tokens=ids.tolist())
+    assert back.json == {"prompt": PROMPTS[0]}
+    refused = running.post("/detokenize", tokens=[3, 10**6])
+    assert refused.status == 422 and "tokens = 1000000.  Legal: integers from 0 to" in refused.text
