@@ -40,12 +40,10 @@ INSPECT_WORK = {
 IMPORT_WORK = {
     "hf": work("conversion", "ImportHfFlags", "hf:import_hf"),
     "peft": work("conversion", "ImportPeftFlags", "hf:import_peft"),
-    "t5": work("conversion", "ImportT5Flags", "t5:import_t5"),
 }
 EXPORT_WORK = {
     "hf": work("conversion", "ExportHfFlags", "hf:export_hf"),
     "peft": work("conversion", "ExportPeftFlags", "hf:export_peft"),
-    "t5": work("conversion", "ExportT5Flags", "t5:export_t5"),
 }
 BENCHMARKS = {
     name: (f"benchmarks.{name}:Flags", f"benchmarks.{name}:benchmark")

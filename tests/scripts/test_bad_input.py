@@ -283,8 +283,8 @@ def test_a_truncated_checkpoint_is_passed_over(
         "report --model_dir=X",
         "doctor --data_dir=X",
         "gains --baseline=X --evaluation=text --output=x.png",
-        "import t5 --input=X --model_dir=new",
-        "export t5 --model_dir=RUN --output=X",
+        "import hf --input=X --model_dir=new",
+        "export hf --model_dir=RUN --output=X",
         "supervise -- false --model_dir=X",
     ],
 )

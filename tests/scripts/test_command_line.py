@@ -136,7 +136,7 @@ def test_every_command_explains_itself_in_sentences(name: str, flags: type) -> N
 
 def test_devices_are_flags_of_the_commands_that_use_them() -> None:
     without = {"gains", "papers", "report", "supervise"}
-    without |= {f"{way} {what}" for way in ("import", "export") for what in ("hf", "peft", "t5")}
+    without |= {f"{way} {what}" for way in ("import", "export") for what in ("hf", "peft")}
     without |= {"inspect config", "inspect data", "inspect checkpoint", "inspect settings"}
     named = {
         name

@@ -20,7 +20,7 @@ from models.transformer import Transformer
 from scripts.commands.decoding.decode import decoder_of
 from scripts.commands.shared_flags import SearchFlags
 from tests.toys import ROOT
-from tests.trainer.checkpoints.huggingface import test_decoder as huggingface
+from tests.trainer.checkpoints.huggingface import test_convert as huggingface
 from tests.trainer.word_models import DECODER, LENGTH, PAIR, SPLIT, VOCAB, losses, toy
 from trainer import harness
 from trainer.checkpoints.restore import TrainedModel

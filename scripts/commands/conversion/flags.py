@@ -10,7 +10,7 @@ from scripts.flag import Flag
 
 @dataclass(frozen=True, kw_only=True)
 class ImportHfFlags:
-    """Makes a model directory of a decoder from Hugging Face, such as a Llama, Qwen, Gemma or OLMo.
+    """Makes a model directory of a model from Hugging Face, such as a Llama, Qwen, Gemma or T5.
 
     docs/importing.md lists the families.  The settings choose the task and what training reads.
     """
@@ -25,16 +25,6 @@ class ImportHfFlags:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ImportT5Flags(ImportHfFlags):
-    """Makes a model directory of a T5, mT5, UMT5 or MADLAD-400 from Hugging Face.
-
-    The settings choose its task and how to continue its training.
-    """
-
-    EXAMPLES = ("meshloom import t5 --input=t5-small --model_dir=runs/t5",)
-
-
-@dataclass(frozen=True, kw_only=True)
 class ImportPeftFlags(ImportHfFlags):
     """Makes a model directory of adapters that PEFT has trained (LoRA)."""
 
@@ -45,7 +35,7 @@ class ImportPeftFlags(ImportHfFlags):
 
 @dataclass(frozen=True, kw_only=True)
 class ExportHfFlags:
-    """Writes a decoder as Hugging Face reads it."""
+    """Writes a model as Hugging Face reads it."""
 
     EXAMPLES = ("meshloom export hf --model_dir=runs/llama --output=exported",)
     output: Annotated[Path, Flag(metavar="DIR")]
@@ -58,10 +48,3 @@ class ExportPeftFlags(ExportHfFlags):
     """Writes the adapters of a run as PEFT reads them."""
 
     EXAMPLES = ("meshloom export peft --model_dir=runs/lora --output=exported",)
-
-
-@dataclass(frozen=True, kw_only=True)
-class ExportT5Flags(ExportHfFlags):
-    """Writes a model as a T5 that Hugging Face reads."""
-
-    EXAMPLES = ("meshloom export t5 --model_dir=runs/t5 --output=exported",)

@@ -1,4 +1,4 @@
-"""Imports and exports decoders and their adapters: Hugging Face's folders, and model directories.
+"""Imports and exports models and their adapters: Hugging Face's folders, and model directories.
 
 Weights go from file to file, a layer of one weight at a time.
 """
@@ -14,18 +14,13 @@ from configs import json_reader
 from configs.errors import UserError
 from configs.paths import absolute, local_path
 from configs.write import dump
-from data.sources.text import Docstrings
 from data.storage.files import atomic_write
-from data.task import Task
-from data.tokenizers.sentence_piece import SentencePiece, is_sentence_piece
 from data.tokenizers.tokenizer_json import (
     GENERATION,
     TOKENIZER,
     TokenizerJson,
-    eos_token_ids,
-    how_to_make,
 )
-from data.vocab import Tokenizer, Vocab, make, read_model
+from data.vocab import make
 from data.vocabs import TARGET_FILE, Vocabs
 from models.transformer import Transformer
 from scripts.commands.conversion import folders
@@ -35,10 +30,10 @@ from scripts.commands.conversion.flags import (
     ImportHfFlags,
     ImportPeftFlags,
 )
-from scripts.commands.conversion.folders import config_of, note_import, task_name
+from scripts.commands.conversion.folders import config_of, note_import
+from scripts.commands.conversion.vocabularies import run_of, tokenizer_of, warn_of_other_ends
 from scripts.devices import start_devices
-from scripts.terminal import print_note
-from trainer.checkpoints.huggingface import decoder, peft
+from trainer.checkpoints.huggingface import convert, peft
 from trainer.checkpoints.huggingface.families import FAMILIES, SOFTMAX, Family, Settings
 from trainer.checkpoints.huggingface.folder import (
     INDEX,
@@ -50,7 +45,11 @@ from trainer.checkpoints.huggingface.folder import (
     stored_tensors,
     tensors_of_file,
 )
-from trainer.checkpoints.huggingface.tokenizer import SENTENCE_PIECE, tokenizer_files
+from trainer.checkpoints.huggingface.tokenizer import (
+    SENTENCE_PIECES,
+    source_files,
+    tokenizer_files,
+)
 from trainer.checkpoints.huggingface.weights import (
     ConvertedWeight,
     check_tensors,
@@ -68,56 +67,62 @@ MODEL_FILE = "model.gin"
 FILES = (
     SETTINGS, GENERATION, TOKENIZER, "tokenizer_config.json",
     "special_tokens_map.json", "added_tokens.json", "chat_template.jinja", "chat_template.json",
-    "vocab.json", "merges.txt", SENTENCE_PIECE,
+    "vocab.json", "merges.txt", *SENTENCE_PIECES,
 )  # fmt: skip
 """Files that are kept as they are, where a folder has them."""
-MAX_LENGTH = 2048
-"""Tokens a row of the first task: the model reads longer ones, if it was trained so."""
 
 
 def import_hf(flags: ImportHfFlags) -> None:
-    """Makes a model directory of a decoder.  The settings choose its task."""
+    """Makes a model directory of a model.  The settings choose its task."""
     start_devices()
     folder, model_dir = local_path(flags.input, "--input"), flags.model_dir
     folders.check_new_run(model_dir)
     whole = read_json(folder, SETTINGS)
-    settings = decoder.text_part(whole)
-    decoder.check_settings(settings, folder / SETTINGS)
-    family = decoder.family_of(settings, folder / SETTINGS)
+    settings = convert.text_part(whole)
+    convert.check_settings(settings, folder / SETTINGS)
+    family = convert.family_of(settings, folder / SETTINGS)
     stored, images = stored_tensors(folder), list[str]()
-    stored = {decoder.full_name(name, family): tensor for name, tensor in stored.items()}
+    stored = {convert.full_name(name, family): tensor for name, tensor in stored.items()}
     if settings is not whole:
-        images = [name for name in stored if decoder.text_name(name) is None]
-        stored = {text: x for name, x in stored.items() if (text := decoder.text_name(name))}
-    unread = [name for name in stored if decoder.is_unread(name, settings)]
-    check_tied(stored, unread, family, folder)
+        images = [name for name in stored if convert.text_name(name) is None]
+        stored = {text: x for name, x in stored.items() if (text := convert.text_name(name))}
+    copies = [name for name in stored if convert.is_copy(name, settings)]
+    unread = check_copies(stored, copies, family, folder)
+    unread += [name for name in stored if convert.is_unread(name, settings)]
     tensors = {name: tensor for name, tensor in stored.items() if name not in unread}
     infos = {name: tensor.info for name, tensor in tensors.items()}
     types = sorted({info.dtype for info in infos.values()})
-    spec = decoder.spec_of(settings, common_type(types), folder / SETTINGS)
-    weights = list(decoder.weights_of(spec, family))
+    spec = convert.spec_of(settings, common_type(types), folder / SETTINGS)
+    if family.unties and SOFTMAX in tensors:
+        spec = dataclasses.replace(spec, tied=False)
+    weights = list(convert.weights_of(spec, family))
     check_tensors(weights, infos, folder, settings["model_type"])
     places = places_of(weights)
     parts = {
         name: tensors[place.tensor]._replace(part=place.part) for name, place in places.items()
     }
 
-    tokenizer = tokenizer_of(folder)
+    tokenizer = tokenizer_of(folder, {**family.tokens, **settings} if family.has_encoder else None)
     config = config_of(run_of(spec, tokenizer, model_dir), flags.settings)
     run = config.make(Run)
-    decoder.check_same(spec, run.model)
+    convert.check_same(spec, run.model)
     assert isinstance(run.model, Transformer)
     check_sides(run)
-    if run.task.vocab.given_path != str(absolute(model_dir) / TARGET_FILE):
+    file, source_file = str(absolute(model_dir) / TARGET_FILE), run.task.source_vocab_file
+    if run.task.vocab.given_path != file or source_file not in (None, TARGET_FILE):
+        kind = type(run.task).__name__
         raise UserError(
-            f"{type(run.task).__name__}.vocab: an imported model reads and writes its own "
-            "vocabulary.  Leave Task.vocab and its file as they are."
+            f"{kind}.vocab: an imported model reads and writes its own vocabulary.  Leave "
+            f"{kind}.vocab and its file as they are, and {kind}.source_vocab unset."
         )
     chosen = run.task.vocab  # may name special tokens
     if isinstance(tokenizer, TokenizerJson) and isinstance(chosen, TokenizerJson):
-        tokenizer = dataclasses.replace(chosen, path=tokenizer.path)
+        names = (name for name in ("begin", "end", "pad") if getattr(chosen, name) is not None)
+        tokenizer = dataclasses.replace(
+            tokenizer, **{name: getattr(chosen, name) for name in names}
+        )
     vocab = make(tokenizer, iter(()))
-    vocabs = Vocabs(vocab, None)
+    vocabs = Vocabs(vocab, vocab if family.has_encoder else None)
     check_vocabs(run, vocabs)
     warn_of_other_ends(folder, settings, vocab)
     dtype = np.dtype(run.model.precision.store)
@@ -142,67 +147,21 @@ def import_hf(flags: ImportHfFlags) -> None:
     note_import(model_dir, left_out, types, count)
 
 
-def tokenizer_of(folder: Path) -> Tokenizer:
-    """Returns the settings of the tokenizer of a folder."""
-    model, other = folder / SENTENCE_PIECE, ""
-    if (folder / TOKENIZER).is_file():
-        return TokenizerJson(path=str(folder / TOKENIZER))
-    if model.is_file():
-        if is_sentence_piece(read_model(model)):
-            return SentencePiece(model_file=str(model))
-        other = f", and {SENTENCE_PIECE} is not a SentencePiece model"
-    raise UserError(f"--input={folder}: {TOKENIZER} is missing{other}.  {how_to_make(folder)}")
-
-
-def check_tied(
-    stored: Mapping[str, StoredTensor], unread: Sequence[str], family: Family, folder: Path
-) -> None:
-    """Refuses a tied model whose softmax is not its embedding, which alone would be read."""
+def check_copies(
+    stored: Mapping[str, StoredTensor], copies: Sequence[str], family: Family, folder: Path
+) -> list[str]:
+    """Returns the tensors that repeat the embedding; refuses one that is to do so and does not."""
     embedding = family.tensors.embedding
-    if SOFTMAX not in unread or embedding not in stored:
-        return
-    if not np.array_equal(stored[SOFTMAX].read(), stored[embedding].read()):
-        raise UserError(
-            f"{folder / SETTINGS}: tie_word_embeddings = True, but {SOFTMAX} is another tensor "
-            f"than {embedding}.  Set it to false if the model reads {SOFTMAX}, or else remove that "
-            "tensor."
-        )
-
-
-def warn_of_other_ends(folder: Path, settings: Settings, vocab: Vocab) -> None:
-    """Warns if Hugging Face's library ends a text at other tokens than decoding does."""
-    is_there = (folder / GENERATION).is_file()
-    ids = eos_token_ids({**settings, **(read_json(folder, GENERATION) if is_there else {})})
-    if not ids or {*ids} == {*vocab.stop_ids}:
-        return
-    listed, stops = (
-        ", ".join(vocab.pieces(i for i in some if 0 <= i < vocab.size)) or "none"
-        for some in (ids, vocab.stop_ids)
-    )
-    print_note(
-        f"Warning: eos_token_id = {ids}: Hugging Face's library ends texts at {listed}; "
-        f"`meshloom decode` ends them at {stops}: at TokenizerJson.end and eos_token_id in "
-        f"{GENERATION}."
-    )
-
-
-def run_of(spec: Transformer, tokenizer: Tokenizer, model_dir: Path) -> Run:
-    """Returns a run of a decoder, on the docstrings until the user names another task."""
-    vocab_file = str(absolute(model_dir) / TARGET_FILE)
-    kept: Tokenizer = SentencePiece(model_file=vocab_file)
-    if isinstance(tokenizer, TokenizerJson):
-        kept = TokenizerJson(path=vocab_file)
-    return Run(
-        model=spec,
-        task=Task(
-            name=task_name("hf", model_dir),
-            source=Docstrings(),
-            vocab=kept,
-            length=max(2, min(MAX_LENGTH, spec.length)),
-        ),
-        steps=1000,
-        batch_sequences=16,
-    )
+    table = stored[embedding].read() if copies and embedding in stored else None
+    equal = [name for name in copies if table is None or np.array_equal(stored[name].read(), table)]
+    for name in copies:
+        if name not in equal and not (name == SOFTMAX and family.unties):
+            raise UserError(
+                f"{folder / SETTINGS}: tie_word_embeddings = True, but {name} is another tensor "
+                f"than {embedding}.  Set it to false if the model reads {name}, or else remove "
+                "that tensor."
+            )
+    return equal
 
 
 def streamed_array(
@@ -223,7 +182,7 @@ def streamed_array(
 
 
 def export_hf(flags: ExportHfFlags) -> None:
-    """Writes a decoder as Hugging Face reads it."""
+    """Writes a model as Hugging Face reads it."""
     start_devices()
     output, model_dir = local_path(flags.output, "--output"), flags.model.model_dir
     folders.check_new_folder(output, (TENSORS, INDEX, *FILES))
@@ -234,14 +193,14 @@ def export_hf(flags: ExportHfFlags) -> None:
     files = {name: (kept / name).read_bytes() for name in FILES if (kept / name).is_file()}
     model, settings, original = exported_model(model_dir, run)
     if original is None:
-        files, ids = tokenizer_files(vocab)
+        files, ids = (source_files if model.has_encoder else tokenizer_files)(vocab)
         settings |= ids
         if "max_position_embeddings" in settings:
             settings["max_position_embeddings"] = run.task.length
     if settings != original:
         files[SETTINGS] = folders.json_bytes(settings)
-    weights = list(decoder.weights_of(model, FAMILIES[settings["model_type"]]))
-    factors, store = decoder.factors(model, settings), model.precision.store
+    weights = list(convert.weights_of(model, FAMILIES[settings["model_type"]]))
+    factors, store = convert.factors(model, settings), model.precision.store
     merged = None if run.model.adapter is None else run
     folders.export_weights(flags, output, weights, store, files, factors, merged=merged)
 
@@ -251,7 +210,7 @@ def exported_model(model_dir: Path, run: Run) -> tuple[Transformer, Settings, Se
     kept, model, original = model_dir / HUGGINGFACE / SETTINGS, run.merged.model, None
     if kept.is_file():
         original = json_reader.read_json(kept.read_bytes(), Settings, SETTINGS)
-    settings = decoder.exported_settings(model, original)
+    settings = convert.exported_settings(model, original)
     assert isinstance(model, Transformer)
     return model, settings, original
 
@@ -275,7 +234,7 @@ def import_peft(flags: ImportPeftFlags) -> None:
     base = dataclasses.replace(base, model=model, start_from=start_from)
     config = config_of(base, flags.settings)
     run, flat = config.make(Run), {}
-    decoder.check_same(model, run.model)
+    convert.check_same(model, run.model)
     for weight in weights:
         array = weight.from_tensors_by_name({name: tensors[name].read() for name in weight.names})
         flat[weight.path] = array.astype(adapter.store)
@@ -300,6 +259,6 @@ def export_peft(flags: ExportPeftFlags) -> None:
     kept = model_dir / HUGGINGFACE / peft.SETTINGS
     made = folders.json_bytes(peft.settings_of(adapter, weights))
     files = {peft.SETTINGS: kept.read_bytes() if kept.is_file() else made}
-    stems = {f"/{p.rpartition('_')[0]}/b_": f for p, f in decoder.factors(model, settings).items()}
+    stems = {f"/{p.rpartition('_')[0]}/b_": f for p, f in convert.factors(model, settings).items()}
     scales = {w.path: f for w in weights for stem, f in stems.items() if stem in w.path}
     folders.export_weights(flags, output, weights, adapter.store, files, scales, peft.TENSORS)

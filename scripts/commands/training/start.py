@@ -17,7 +17,7 @@ from scripts.commands.training.flags import TrainFlags
 from scripts.commands.training.prepare import mixture_lines
 from scripts.commands.training.progress import build_bar
 from scripts.terminal import print_note
-from trainer.checkpoints.huggingface.decoder import closest_family
+from trainer.checkpoints.huggingface.convert import closest_family
 from trainer.checks import check_vocabs
 from trainer.model_dir import ModelDir, starting_vocabs
 from trainer.multihost import is_first_process

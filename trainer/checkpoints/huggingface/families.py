@@ -1,4 +1,4 @@
-"""Lists the families of decoders that Hugging Face has and the Transformer here can be.
+"""Lists the families of models that Hugging Face has and the Transformer here can be.
 
 A family is a row of `FAMILIES`: what its config.json may say, and what its tensors are called.
 """
@@ -6,6 +6,7 @@ A family is a row of `FAMILIES`: what its config.json may say, and what its tens
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from models.attention.multi_head import AttentionBiases, QkNormOver
@@ -14,6 +15,7 @@ from models.norms.layer import LayerNorm
 from models.norms.rms import RmsNorm
 from models.parts import NormPlaces
 from models.positions.learned import Learned
+from models.positions.relative import Relative
 
 Settings = dict[str, Any]
 Names = Mapping[str, Sequence[str]]
@@ -28,7 +30,8 @@ SIZES = {
     "heads": "num_attention_heads",
     "length": "max_position_embeddings",
 }
-"""Settings that every file has, by their names here."""
+"""Settings that the file of every decoder has, by their names here."""
+ENCODER_SIZES = {"encoder_layers": "encoder_layers"}
 DEFAULTS: Settings = {
     "head_dim": None,
     "hidden_act": "silu",
@@ -53,15 +56,16 @@ LEGAL: Mapping[str, tuple[Any, ...]] = {
 IGNORED = (
     "_attn_implementation", "_attn_implementation_autoset", "_name_or_path", "_num_labels",
     "_sliding_window_pattern", "architectures", "attn_implementation", "auto_map", "bos_token_id",
-    "cache_implementation", "chunk_size_feed_forward", "do_sample", "dtype",
-    "eos_token_id", "finetuning_task", "id2label", "initializer_range", "is_decoder",
-    "is_llama_config", "label2id", "max_length", "max_sequence_length", "model_type",
-    "output_attentions", "output_hidden_states", "output_past", "output_router_logits",
-    "pad_token_id",
-    "pretraining_tp", "problem_type", "return_dict", "task_specific_params", "temperature",
-    "tie_encoder_decoder", "tokenizer_class", "top_k", "top_p", "torch_dtype", "torchscript",
-    "transformers.js_config", "transformers_version", "unk_token_id", "unsloth_version",
-    "use_bfloat16", "use_cache",
+    "cache_implementation", "chunk_size_feed_forward", "classifier_dropout",
+    "decoder_start_token_id", "dense_act_fn", "do_sample", "dtype", "early_stopping",
+    "eos_token_id", "finetuning_task", "gradient_checkpointing", "id2label", "initializer_factor",
+    "initializer_range", "is_decoder", "is_gated_act", "is_llama_config", "label2id",
+    "length_penalty", "max_length", "max_sequence_length", "model_type", "n_positions",
+    "no_repeat_ngram_size", "num_beams", "output_attentions", "output_hidden_states",
+    "output_past", "output_router_logits", "pad_token_id", "pretraining_tp", "problem_type",
+    "return_dict", "task_specific_params", "temperature", "tie_encoder_decoder", "tokenizer_class",
+    "top_k", "top_p", "torch_dtype", "torchscript", "transformers.js_config",
+    "transformers_version", "unk_token_id", "unsloth_version", "use_bfloat16", "use_cache",
 )  # fmt: skip
 """Settings that change neither a weight nor a logit."""
 # "gelu" without more is another function than the one with tanh, which is here.
@@ -77,10 +81,15 @@ SOFTMAX = "lm_head.weight"
 
 
 class Tensors(NamedTuple):
-    """Names the tensors of a family; those of layers are relative to `layer`."""
+    """Names the tensors of a family; those of layers are relative to `layer`.
+
+    In names, {stack} is encoder or decoder, {layer} and {expert} are numbers, and {last} is how
+    many attentions a layer has.
+    """
 
     embedding: str
     final_norm: str
+    """Of each stack; empty where none has a norm at its end."""
     layer: str
     unread: str
     """Tensors that nothing reads: constants."""
@@ -89,6 +98,12 @@ class Tensors(NamedTuple):
     biases: Mapping[AttentionBiases, Names]
     qk_norms: Mapping[QkNormOver, Names]
     mlp: Names
+    gated_mlp: Names = MappingProxyType({})
+    """In place of `mlp`, where feed-forward layers are gated."""
+    position_bias: str = ""
+    """Of relative positions, in each layer or in the first."""
+    copies: str = ""
+    """Tensors that repeat the embedding in some files."""
     positions: str = ""
     prefix: str = ""
     """What some files leave out."""
@@ -104,6 +119,8 @@ class Family(NamedTuple):
 
     architecture: str
     """The class of Hugging Face's."""
+    sizes: Mapping[str, str] = SIZES
+    """Settings that every file has, by their names here."""
     common: Mapping[str, Any] = DEFAULTS
     """Settings of most families."""
     defaults: Mapping[str, Any] = {}
@@ -120,10 +137,15 @@ class Family(NamedTuple):
     """Fields of its norms that no setting says."""
     norm_type: type[RmsNorm] | type[LayerNorm] = RmsNorm
     mlp: Mapping[str, Any] = {"gated": True}
-    """Fields of its feed-forward layers that no setting says."""
+    """Fields of its feed-forward layers that no setting says.  Without `gated`, the activation
+    says it, as in "gated-gelu"."""
     mlp_width: int | None = None
     """How many times as wide as the model they are, where no setting says."""
     tensors: Tensors = TENSORS["llama"]
+    tokens: Mapping[str, int] = {}
+    """Ids that an encoder-decoder reads first and writes last, where a file does not say."""
+    unties: bool = False
+    """Whether files say in any case that the softmax is the embedding; its tensor tells."""
     has_experts: bool = False
     """Whether experts replace the feed-forward layers."""
     activations: Mapping[str, Activation] = ACTIVATIONS
@@ -133,8 +155,12 @@ class Family(NamedTuple):
     """What this family calls settings, and what the others do."""
 
     @property
-    def is_learned(self) -> bool:
-        """Returns whether positions are a table, which no setting says."""
+    def has_encoder(self) -> bool:
+        return "encoder_layers" in self.sizes
+
+    @property
+    def names_positions(self) -> bool:
+        """Returns whether the kind of positions is the same in all models, and not rotary."""
         return "positions" in self.fields
 
 
@@ -188,6 +214,44 @@ GEMMA3 = GEMMA2._replace(
     legal={"use_bidirectional_attention": (None, False), "attn_logit_softcapping": (None,)},
     attention={"qk_norm": True},
 )  # fmt: skip
+RELATIVE = {
+    "buckets": "relative_attention_num_buckets", "max_distance": "relative_attention_max_distance",
+}  # fmt: skip
+T5 = Family(
+    "T5ForConditionalGeneration",
+    sizes={
+        **ENCODER_SIZES, "vocab": "vocab_size", "d_model": "hidden_size",
+        "d_ff": "intermediate_size", "layers": "num_hidden_layers", "heads": "num_attention_heads",
+        "d_kv": "head_dim",
+    },
+    common={
+        "hidden_act": "relu", "rms_norm_eps": 1e-6, "dropout": 0.1, "tie_word_embeddings": True,
+    },
+    defaults={
+        "relative_attention_num_buckets": 32, "relative_attention_max_distance": 128,
+        "scale_decoder_outputs": None,
+    },
+    legal={"is_encoder_decoder": (True,)},
+    fields={"embed_scale": 1.0, "positions": Relative(shared=True)},
+    attention={"query_scale": 1.0},
+    mlp={},
+    tensors=TENSORS["t5"],
+    tokens={"decoder_start_token_id": 0, "eos_token_id": 1},
+    unties=True,
+    activations={
+        "relu": "relu", "gelu_new": "gelu", "silu": "silu", "gated-relu": "relu",
+        "gated-gelu": "gelu", "gated-silu": "silu",  # the plain "gelu" is another function
+    },
+    names={
+        "d_model": "hidden_size", "d_ff": "intermediate_size", "d_kv": "head_dim",
+        "num_layers": "encoder_layers", "num_decoder_layers": "num_hidden_layers",
+        "num_heads": "num_attention_heads", "feed_forward_proj": "hidden_act",
+        "layer_norm_epsilon": "rms_norm_eps", "dropout_rate": "dropout",
+    },
+)  # fmt: skip
+"""Raffel et al. 2020, and version 1.1 with gated activations (Shazeer 2020) and an untied softmax,
+which is also mT5 (Xue et al. 2021) and MADLAD-400 (Kudugunta et al. 2023); UMT5 has a bias in each
+layer (Chung et al. 2023)."""
 FAMILIES: Mapping[str, Family] = {
     "llama": Family(
         "LlamaForCausalLM",
@@ -291,6 +355,18 @@ FAMILIES: Mapping[str, Family] = {
         has_experts=True,
         tensors=TENSORS["qwen3_moe"],
         aliases={"num_local_experts": "num_experts"},
+    ),
+    "t5": T5,
+    # Hugging Face's library scales no hidden states of an mT5 before the softmax.
+    "mt5": T5._replace(
+        architecture="MT5ForConditionalGeneration",
+        common={**T5.common, "hidden_act": "gated-gelu"},
+        defaults={**T5.defaults, "scale_decoder_outputs": False},
+    ),
+    "umt5": T5._replace(
+        architecture="UMT5ForConditionalGeneration",
+        common={**T5.common, "hidden_act": "gated-gelu"},
+        fields={**T5.fields, "positions": Relative()},
     ),
 }  # fmt: skip
 WRAPPERS = {"gemma3": "gemma3_text"}

@@ -8,7 +8,7 @@ from layouts.layout import Layout
 from layouts.low_rank import RANK
 from models.adapters.lora import Lora
 from models.transformer import Transformer
-from trainer.checkpoints.huggingface import decoder
+from trainer.checkpoints.huggingface import convert
 from trainer.checkpoints.huggingface.families import Family, Settings
 from trainer.checkpoints.huggingface.weights import ConvertedWeight, TensorInfo, common_type
 
@@ -64,7 +64,7 @@ def weights_of(model: Transformer, adapter: Lora, family: Family) -> list[Conver
             f"Lora.targets = {adapter.targets}: PEFT's adapters are of linear layers, not of the "
             "embedding.  `meshloom export hf` writes the merged model."
         )
-    by_path = {weight.path: weight for weight in decoder.weights_of(model, family)}
+    by_path = {weight.path: weight for weight in convert.weights_of(model, family)}
     if joined := [by_path[path].names[0] for path in factors if "/" in by_path[path].names[0]]:
         raise UserError(
             f"{joined[0].partition('/')[0]} joins several weights: PEFT's adapters are of all of "

@@ -8,11 +8,13 @@ import tokenizers
 from sentencepiece import sentencepiece_model_pb2 as proto
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
+from configs.errors import UserError
 from configs.json_reader import read_json
 from data.tokenizers.tokenizer_json import CONFIG, GENERATION, TOKENIZER, TokenizerJsonVocab
-from data.vocab import Vocab
+from data.vocab import EOS, PAD, Vocab
 
-SENTENCE_PIECE = "tokenizer.model"
+SENTENCE_PIECE, T5_PIECES = SENTENCE_PIECES = ("tokenizer.model", "spiece.model")
+"""Names of models of SentencePiece."""
 _SPACE = "▁"
 _Piece = proto.ModelProto.SentencePiece
 _PRIVATE = 0xE000  # characters for private use, which no normalization changes
@@ -66,6 +68,32 @@ def tokenizer_files(vocab: Vocab) -> tuple[dict[str, bytes], dict[str, int]]:
     ends = vocab.stop_ids if len(vocab.stop_ids) > 1 else vocab.end_id
     generation = read_json(kept.get(GENERATION, "{}"), dict[str, Any], GENERATION)
     files[GENERATION] = _json({**generation, **ids, "eos_token_id": ends})
+    return files, ids
+
+
+def source_files(vocab: Vocab) -> tuple[dict[str, bytes], dict[str, int]]:
+    """Returns the files of an encoder-decoder with this vocab, and its ids of special tokens.
+
+    A tokenizer of sources puts nothing before them.
+    """
+    files = {name: text.encode() for name, text in vocab.files.items()}
+    if not files:
+        if (vocab.begin_id, vocab.end_id) != (PAD, EOS):
+            raise UserError(
+                f"vocab.model: texts begin with id {vocab.begin_id} and end with {vocab.end_id}.  "
+                f"Legal for a T5: a SentencePiece model that has {PAD} (padding) and {EOS}, or a "
+                f"{TOKENIZER}."
+            )
+        files[T5_PIECES] = vocab.model
+    pad_id = vocab.begin_id if vocab.pad_id is None else vocab.pad_id
+    ids = {
+        "decoder_start_token_id": vocab.begin_id,
+        "eos_token_id": vocab.end_id,
+        "pad_token_id": pad_id,
+    }
+    if GENERATION in files:
+        generation = read_json(files[GENERATION], dict[str, Any], GENERATION)
+        files[GENERATION] = _json({**generation, **ids})
     return files, ids
 
 

@@ -12,7 +12,7 @@ from tests.scripts.commands.serving.browser import opened
 from tests.scripts.commands.serving.client import Client
 from tests.scripts.commands.serving.servers import decoded, restored, serving
 from tests.scripts.conftest import call
-from tests.trainer.checkpoints.huggingface.test_decoder import golden, write_model
+from tests.trainer.checkpoints.huggingface.test_convert import golden, write_model
 
 TEMPLATE = """{{ bos_token }}{% for message in messages %}
 {%- if message.role not in ['system', 'user', 'assistant'] %}

@@ -17,7 +17,7 @@ from tests.data.test_vocab import Digits
 from tests.scripts.commands.serving.client import Client
 from tests.scripts.commands.serving.servers import restored, serving
 from tests.scripts.conftest import Place, call
-from tests.trainer.checkpoints.huggingface.test_decoder import golden, write_model
+from tests.trainer.checkpoints.huggingface.test_convert import golden, write_model
 from trainer.checkpoints.restore import TrainedModel
 from trainer.decoding.decoder import Request
 from trainer.decoding.text_stream import TextStream

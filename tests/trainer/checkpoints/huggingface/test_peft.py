@@ -17,7 +17,7 @@ from scripts.commands.conversion.flags import ExportPeftFlags, ImportPeftFlags
 from scripts.commands.shared_flags import CheckpointFlags, SettingsFlags, Strings
 from tests.scripts.conftest import call
 from tests.toys import ROOT, WHOLE
-from tests.trainer.checkpoints.huggingface.test_decoder import (
+from tests.trainer.checkpoints.huggingface.test_convert import (
     BASE,
     export_hf,
     file_bytes,
@@ -29,7 +29,7 @@ from tests.trainer.checkpoints.huggingface.test_decoder import (
     write_model,
 )
 from trainer.checkpoints.huggingface import peft
-from trainer.checkpoints.huggingface.decoder import spec_of
+from trainer.checkpoints.huggingface.convert import spec_of
 from trainer.checkpoints.huggingface.families import FAMILIES
 from trainer.checkpoints.manager import Checkpoints
 from trainer.checkpoints.restore import ModelRestorer

@@ -1,9 +1,10 @@
-"""Converts decoders between Hugging Face's settings and tensors and the Transformer here."""
+"""Converts models between Hugging Face's settings and tensors and the Transformer here."""
 
 import dataclasses
+import functools
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from configs.errors import UserError, brief, did_you_mean, listed
@@ -18,6 +19,7 @@ from models.norms.rms import RmsNorm
 from models.parts import Block, Positions
 from models.positions.learned import Learned
 from models.positions.none import NoPositions
+from models.positions.relative import Relative
 from models.positions.rotary import Rotary
 from models.precision import FloatType, Precision
 from models.transformer import Transformer
@@ -35,18 +37,24 @@ FREE = (
     "TopK.aux_loss", "TopK.z_loss",
 )  # fmt: skip
 # An export multiplies weights by these; norms that multiply by 1 + scale have no such weights.
+DECODER = "decoder"
+GATED = "gated-"
+"""Begins the names of activations of gated layers, where the family has others, too."""
 SCALES = ("Transformer.embed_scale", "MultiHead.query_scale", "Transformer.logit_scale")
-NUMBERS = ("rms_norm_eps", "attention_dropout", "router_aux_loss_coef")
+NUMBERS = ("rms_norm_eps", "router_aux_loss_coef")
+RATES = ("attention_dropout", "dropout")
 CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
 POSITIVE = (
     "query_pre_attn_scalar", "embedding_multiplier", "attention_multiplier", "residual_multiplier",
     "logits_scaling", *CAPS,
 )  # fmt: skip
 FLAGS = ("tie_word_embeddings", "attention_bias", "use_sliding_window", "norm_topk_prob")
+IDS = ("decoder_start_token_id", "eos_token_id")
+"""Tokens that an encoder-decoder reads first and writes last."""
 COUNTS = (
     "num_key_value_heads", "head_dim", "sliding_window", "num_local_experts", "num_experts",
     "num_experts_per_tok", "moe_intermediate_size", "sliding_window_pattern",
-    "no_rope_layer_interval",
+    "no_rope_layer_interval", *families.RELATIVE.values(),
 )  # fmt: skip
 UNSET = ("num_key_value_heads", "head_dim", "sliding_window", *CAPS)
 """Settings that may be null."""
@@ -79,10 +87,9 @@ def family_of(settings: families.Settings, source: object) -> families.Family:
     """Returns the family that the settings name."""
     kind = settings.get("model_type")
     if not isinstance(kind, str) or kind not in families.FAMILIES:
-        hint = "  `meshloom import t5` imports a T5." if str(kind).endswith("t5") else ""
-        hint = "  It has no text_config." if kind in [*families.WRAPPERS] else hint
+        hint = "  It has no text_config." if kind in [*families.WRAPPERS] else ""
         raise UserError(
-            f"{source}: model_type = {kind!r}: not a decoder that Meshloom imports.  Legal: "
+            f"{source}: model_type = {kind!r}: not a model that Meshloom imports.  Legal: "
             f"{', '.join(map(repr, [*families.FAMILIES, *families.WRAPPERS]))}.{hint}"
         )
     return families.FAMILIES[kind]
@@ -93,6 +100,8 @@ def completed(settings: families.Settings, family: families.Family) -> families.
     full = {**family.common, **family.defaults, **settings}
     names = {**family.aliases, **family.names}
     full |= {first: full.pop(name) for name, first in names.items() if name in full}
+    if full.get("num_hidden_layers") is None and family.has_encoder:
+        full["num_hidden_layers"] = full.get("encoder_layers")
     width = full.get("hidden_size")
     if full.get("intermediate_size") is None and family.mlp_width and isinstance(width, int):
         full["intermediate_size"] = family.mlp_width * width
@@ -110,8 +119,10 @@ def check_settings(settings: families.Settings, source: object) -> None:
     family = family_of(settings, source)
     full = completed(settings, family)
     wrong = [*_wrong_settings(full, family)] or [*_wrong_windows(full)]
-    if not (wrong or family.is_learned):
+    if not (wrong or family.names_positions):
         wrong = [*rope.problems(full)]
+    names = {first: name for name, first in family.names.items()}
+    wrong = [re.sub(r"^\w+", lambda first: names.get(first[0], first[0]), row) for row in wrong]
     problems = [*wrong, *_unknown_settings(full, family)]
     if problems:
         raise UserError(listed(str(source), [f"{source}: {problem}" for problem in problems]))
@@ -119,8 +130,8 @@ def check_settings(settings: families.Settings, source: object) -> None:
 
 def _wrong_settings(full: families.Settings, family: families.Family) -> Iterator[str]:
     counts = [name for name in COUNTS if name in full and name not in legal_values(family)]
-    for name in (*families.SIZES.values(), *counts):
-        size, may_be_null = full.get(name), name in UNSET
+    for name in dict.fromkeys((*family.sizes.values(), *counts)):
+        size, may_be_null = full.get(name), name in {*UNSET} - {*family.sizes.values()}
         is_count = isinstance(size, int) and not isinstance(size, bool) and size >= 1
         if not is_count and not (size is None and may_be_null):
             legal = "an integer of at least 1" + " or null" * may_be_null
@@ -132,6 +143,14 @@ def _wrong_settings(full: families.Settings, family: families.Family) -> Iterato
         if not is_unset and not (is_number and least <= number < math.inf):
             legal = "above 0" + " or null" * (name in UNSET) if least else "of at least 0"
             yield f"{name} = {number!r}: legal: a number {legal}."
+    for name in RATES:
+        rate = full.get(name, 0)
+        if not isinstance(rate, int | float) or not 0 <= rate < 1:
+            yield f"{name} = {rate!r}: legal: a number of at least 0 and below 1."
+    for name in IDS if family.has_encoder else ():
+        token = full.get(name, 0)
+        if not isinstance(token, int) or isinstance(token, bool) or token < 0:
+            yield f"{name} = {token!r}: legal: an id of the vocabulary."
     for name in FLAGS:
         if not isinstance(full.get(name, False), bool):
             yield f"{name} = {full[name]!r}: legal: true or false."
@@ -161,7 +180,7 @@ def _wrong_windows(full: families.Settings) -> Iterator[str]:
 def _unknown_settings(full: families.Settings, family: families.Family) -> Iterator[str]:
     known = {
         *family.common,
-        *families.SIZES.values(),
+        *family.sizes.values(),
         *family.defaults,
         *legal_values(family),
         *families.IGNORED,
@@ -202,14 +221,14 @@ def block_of(
     query = full.get("attention_multiplier", query)
     attention: dict[str, Any] = {
         "biases": "all" if full.get("attention_bias") else "none",
-        "dropout": float(full["attention_dropout"]),
+        "dropout": float(full["attention_dropout" if "attention_dropout" in full else "dropout"]),
         "window": full.get("sliding_window") if slides else None,
         "logit_cap": full.get("attn_logit_softcapping"),
         "query_scale": None if query == width_of_heads(full) ** -0.5 else query,
         **family.attention,
     }
     positions: Positions | None = None
-    if not family.is_learned:
+    if not family.names_positions:
         positions = rope.rotary_of(rope.of_layers(full, kind)) if rotates else NoPositions()
     residual: dict[str, Any] = {"residual_scale": float(full.get("residual_multiplier", 1.0))}
     return Block(attention=MultiHead(**attention), positions=positions, **residual, **family.block)
@@ -220,11 +239,11 @@ def width_of_heads(full: families.Settings) -> int:
 
 
 def spec_of(settings: families.Settings, store: FloatType, source: object) -> Transformer:
-    """Makes the spec of a decoder whose settings are checked."""
+    """Makes the spec of a model whose settings are checked."""
     family = family_of(settings, source)
     full = completed(settings, family)
     fields: dict[str, Any] = {
-        **{name: full[there] for name, there in families.SIZES.items()},
+        **{name: full[there] for name, there in family.sizes.items()},
         "positions": NoPositions(),
         "kv_heads": full.get("num_key_value_heads") or full["num_attention_heads"],
         "d_kv": width_of_heads(full),
@@ -232,16 +251,25 @@ def spec_of(settings: families.Settings, store: FloatType, source: object) -> Tr
         "embed_scale": float(full.get("embedding_multiplier", 1.0)),
         "logit_scale": 1 / full.get("logits_scaling", 1.0),
         "logit_cap": full.get("final_logit_softcapping"),
+        "dropout": float(full.get("dropout", 0.0)),
         **family.fields,
     }
+    scales = full.get("scale_decoder_outputs", False)
+    if full["tie_word_embeddings"] if scales is None else scales:
+        fields["logit_scale"] = full["hidden_size"] ** -0.5
     norm: dict[str, Any] = {"epsilon": full["rms_norm_eps"], **family.norm}
     try:
-        mlp = Mlp(activation=family.activations[full["hidden_act"]], **family.mlp)
+        if isinstance(positions := fields["positions"], Relative):
+            given: dict[str, Any] = {ours: full[name] for ours, name in families.RELATIVE.items()}
+            fields["positions"] = dataclasses.replace(positions, **given)
+        activation = family.activations[full["hidden_act"]]
+        mlp_fields = {"gated": full["hidden_act"].startswith(GATED), **family.mlp}
+        mlp = Mlp(activation=activation, **mlp_fields)
         layers = zip(kinds_of_layers(full), layers_that_rotate(full), strict=True)
         blocks = tuple(block_of(full, family, kind, rotates=one) for kind, one in layers)
         spec = Transformer(
             **fields,
-            pattern=blocks,
+            pattern=blocks[:1] if family.has_encoder else blocks,
             feed_forward=experts_of(full, mlp) if family.has_experts else mlp,
             norm=family.norm_type(**norm),
             precision=Precision(store=store),
@@ -267,57 +295,86 @@ def experts_of(full: families.Settings, expert: Mlp) -> Moe:
 
 
 def weights_of(spec: Transformer, family: families.Family) -> Iterator[ConvertedWeight]:
-    """Yields all weights of a decoder."""
-    attention, moe = of_kind(spec.blocks[0].attention, MultiHead), spec.blocks[0].feed_forward
-    tensors = family.tensors
-    yield ConvertedWeight("embed_VD", (tensors.embedding,), "V D", spec.sizes)
-    if family.is_learned:
-        yield ConvertedWeight("positions_LD", (tensors.positions,), "L D", spec.sizes)
-    if not spec.tied:
-        yield ConvertedWeight("softmax_VD", (families.SOFTMAX,), "V D", spec.sizes)
-    yield ConvertedWeight("decoder/norm/scale_D", (tensors.final_norm,), "D", spec.sizes)
-    norms = tensors.norms[spec.blocks[0].norm_places]
-    if isinstance(spec.norm, LayerNorm):
-        bias = tensors.final_norm.replace("weight", "bias")
-        yield ConvertedWeight("decoder/norm/bias_D", (bias,), "D", spec.sizes)
-        norms = dict(norms) | {
-            path.replace("scale", "bias"): (name.replace("weight", "bias"), axes)
-            for path, (name, axes) in norms.items()
-        }
-    sizes = spec.sizes
+    """Yields all weights of a model."""
+    tensors, moe, sizes = family.tensors, spec.blocks[0].feed_forward, spec.sizes
     if isinstance(moe, Moe):
         sizes = {**sizes, "E": moe.experts, "F": moe.width(spec)}
+    sizes = {**sizes, "R": of_kind(spec.positions, Relative).buckets}
+    weight = functools.partial(ConvertedWeight, sizes=sizes)
+    yield weight("embed_VD", (tensors.embedding,), "V D")
+    if isinstance(spec.positions, Learned):
+        yield weight("positions_LD", (tensors.positions,), "L D")
+    if not spec.tied:
+        yield weight("softmax_VD", (families.SOFTMAX,), "V D")
+    for stack, layers in stacks_of(spec):
+        place = functools.partial(tensors.layer.format, stack=stack)
+        for path, (name, axes) in biased(spec, {"scale_D": (tensors.final_norm, "D")}).items():
+            yield weight(f"{stack}/norm/{path}", (name.format(stack=stack),), axes)
+        if spec.positions.shares_bias:
+            first = place(layer=0, name=tensors.position_bias)
+            yield weight(f"{stack}/bias/bias_RJQ", (first,), "R JQ")
+        names = names_of_layers(spec, tensors, stack)
+        for index, block in enumerate(block_paths(spec, stack)):
+            for path, (name, axes) in names.items():
+                experts = sizes["E"] if "{expert}" in name else 1
+                every = tuple(
+                    place(layer=layer, name=name.format(expert=expert, last=1 + (stack == DECODER)))
+                    for layer in range(index, layers, len(spec.pattern))
+                    for expert in range(experts)
+                )
+                yield weight(f"{block}/{path}", every, axes)
+
+
+def names_of_layers(spec: Transformer, tensors: families.Tensors, stack: str) -> families.Names:
+    """Returns by path what a layer's weights are called."""
+    attention, mlp = of_kind(spec.blocks[0].attention, MultiHead), spec.blocks[0].feed_forward
+    is_gated = isinstance(mlp, Mlp) and mlp.gated
     names = {
-        **norms,
+        **biased(spec, tensors.norms[spec.blocks[0].norm_places]),
         **tensors.attention,
         **tensors.biases[attention.biases],
         **(tensors.qk_norms[attention.qk_norm_over] if attention.qk_norm else {}),
-        **tensors.mlp,
+        **((is_gated and tensors.gated_mlp) or tensors.mlp),
     }
-    for index, block in enumerate(block_paths(spec)):
-        for path, (name, axes) in names.items():
-            experts = sizes["E"] if "{expert}" in name else 1
-            tensor_names = tuple(
-                tensors.layer.format(layer=layer, name=name.format(expert=expert))
-                for layer in range(index, spec.layers, len(spec.pattern))
-                for expert in range(experts)
-            )
-            yield ConvertedWeight(f"{block}/{path}", tensor_names, axes, sizes)
+    if isinstance(spec.positions, Relative) and not spec.positions.shared:
+        names["attention/bias/bias_RJQ"] = (tensors.position_bias, "R JQ")
+    is_there = stack == DECODER and spec.has_encoder
+    return {path: row for path, row in names.items() if is_there or not path.startswith("source")}
 
 
-def block_paths(spec: Transformer) -> list[str]:
+def biased(spec: Transformer, norms: families.Names) -> families.Names:
+    """Returns the names of norms, with those of their biases where they have any."""
+    if not isinstance(spec.norm, LayerNorm):
+        return norms
+    return dict(norms) | {
+        path.replace("scale", "bias"): (name.replace("weight", "bias"), axes)
+        for path, (name, axes) in norms.items()
+    }
+
+
+def stacks_of(spec: Transformer) -> list[tuple[str, int]]:
+    """Returns the stacks of a model and how many layers each has."""
+    return [("encoder", spec.encoder_layers)] * spec.has_encoder + [(DECODER, spec.layers)]
+
+
+def block_paths(spec: Transformer, stack: str) -> list[str]:
     """Returns the path of each block of the pattern."""
-    layers = "decoder/layers_N"
+    layers = f"{stack}/layers_N"
     several = [f"{layers}/block{index}" for index in range(len(spec.pattern))]
     return several if len(several) > 1 else [layers]
 
 
 def is_unread(name: str, settings: families.Settings) -> bool:
-    """Returns whether nothing reads a tensor: constants, and a softmax that is the embedding."""
+    """Returns whether nothing reads a tensor, such as a constant."""
+    return re.fullmatch(families.FAMILIES[settings["model_type"]].tensors.unread, name) is not None
+
+
+def is_copy(name: str, settings: families.Settings) -> bool:
+    """Returns whether a tensor is to be the embedding: the softmax of a tied model, and others."""
     family = families.FAMILIES[settings["model_type"]]
     is_tied = completed(settings, family)["tie_word_embeddings"]
-    unread = re.fullmatch(family.tensors.unread, name)
-    return (name == families.SOFTMAX and is_tied) or unread is not None
+    copies = re.fullmatch(family.tensors.copies, name)
+    return (name == families.SOFTMAX and is_tied) or copies is not None
 
 
 def full_name(name: str, family: families.Family) -> str:
@@ -354,10 +411,16 @@ def settings_of(spec: Transformer, kind: str) -> families.Settings:
     window = next((layer.attention.window for layer in layers if layer.attention.window), None)
     moe = spec.feed_forward if isinstance(spec.feed_forward, Moe) else None
     mlp = of_kind(spec.feed_forward, Mlp) if moe is None else moe.expert
-    activation = "gelu_pytorch_tanh" if mlp.activation == "gelu" else mlp.activation
+    is_named = mlp.gated and "gated" not in family.mlp
+    names = [name for name, same in family.activations.items() if same == mlp.activation]
+    activation = min(names, key=lambda name: name.startswith(GATED) != is_named)
     local, query = rotary.get(rope.SLIDING), attention.query_scale
     every: families.Settings = {
-        **{there: getattr(spec, name) for name, there in families.SIZES.items()},
+        **{there: getattr(spec, name) for name, there in family.sizes.items()},
+        **{
+            there: getattr(of_kind(spec.positions, Relative), name)
+            for name, there in families.RELATIVE.items()
+        },
         **rope.settings_of(rotary.get(rope.FULL) or of_kind(local, Rotary)),
         "rope_local_base_freq": of_kind(local, Rotary).theta,
         "num_key_value_heads": spec.kv_heads or spec.heads,
@@ -367,6 +430,8 @@ def settings_of(spec: Transformer, kind: str) -> families.Settings:
         "rms_norm_eps": norm.epsilon,
         "attention_bias": attention.biases == "all",
         "attention_dropout": attention.dropout,
+        "dropout": spec.dropout,
+        "is_encoder_decoder": spec.has_encoder,
         "tie_word_embeddings": spec.tied,
         "sliding_window": window,
         "use_sliding_window": window is not None,
@@ -380,6 +445,7 @@ def settings_of(spec: Transformer, kind: str) -> families.Settings:
         "attention_multiplier": query or spec.d_kv**-0.5,
         "residual_multiplier": spec.pattern[0].residual_scale,
         "logits_scaling": 1 / spec.logit_scale,
+        "scale_decoder_outputs": spec.logit_scale != 1,
     }
     if moe is not None:
         every |= {
@@ -390,13 +456,14 @@ def settings_of(spec: Transformer, kind: str) -> families.Settings:
             "norm_topk_prob": isinstance(moe.router, TopK) and moe.router.normalises,
             "router_aux_loss_coef": moe.router.aux_loss,
         }
-    known = {*families.SIZES.values(), *family.common, *family.defaults}
-    names = {first: name for name, first in family.names.items()}
+    known = {*family.sizes.values(), *family.common, *family.defaults}
+    known |= {"is_encoder_decoder"} if family.has_encoder else set()
+    there = {first: name for name, first in family.names.items()}
     return {
         "architectures": [family.architecture],
         "model_type": kind,
         "torch_dtype": spec.precision.store,
-        **{names.get(name, name): value for name, value in every.items() if name in known},
+        **{there.get(name, name): value for name, value in every.items() if name in known},
     }
 
 
@@ -409,12 +476,15 @@ def factors(model: Transformer, settings: families.Settings) -> dict[str, float]
     has_qk_norm = of_kind(model.blocks[0].attention, MultiHead).qk_norm
     norms = ("q_norm/scale_K", "q_norm/scale_JQK")
     queries = norms if has_qk_norm else ("wq_DJQK", "bq_JQK")
-    by_path = {
-        "embed_VD": embed,
-        "decoder/norm/scale_D": logits / (embed if model.tied else 1.0),
-        **{f"{b}/attention/{name}": query for b in block_paths(model) for name in queries},
-    }
-    return {path: factor for path, factor in by_path.items() if factor != 1.0}
+    last = logits / (embed if model.tied else 1.0)
+    by_name = {"embed_VD": embed, "positions_LD": embed, **dict.fromkeys(queries, query)}
+    by_name |= {f"{DECODER}/norm/scale_D": last, f"{DECODER}/norm/bias_D": last}
+
+    def factor(path: str) -> float:
+        return next((by_name[name] for name in by_name if f"/{path}".endswith(f"/{name}")), 1.0)
+
+    paths = [weight.path for weight in weights_of(model, families.FAMILIES[settings["model_type"]])]
+    return {path: factor(path) for path in paths if factor(path) != 1.0}
 
 
 def scales(spec: Transformer) -> tuple[float, float, float]:
@@ -428,31 +498,27 @@ def exported_settings(model: ModelSpec, original: families.Settings | None) -> f
     """Makes config.json of a model: the imported one, if any, with what has changed."""
     if not isinstance(model, Transformer):
         raise UserError(f"Run.model = @{type(model).__name__}(): only a Transformer is exported.")
-    if model.has_encoder:
-        raise UserError(
-            f"Transformer.encoder_layers = {model.encoder_layers}: Hugging Face's decoders have "
-            "none.  Use `meshloom export t5`."
-        )
-    kinds = families.FAMILIES if original is None else [original["model_type"]]
-    kind, problems = closest_family(model, kinds)
+    kind, problems = closest_family(model, None if original is None else original["model_type"])
     if problems:
         rows = "".join(f"\n  {row}" for row in problems)
         raise UserError(f"Hugging Face's {kind} cannot express this model:{rows}")
     settings = settings_of(model, kind)
     if original is None:
         return settings
-    if not changes(spec_of(original, model.precision.store, "config.json"), model):
+    same = spec_of(original, model.precision.store, "config.json")
+    if families.FAMILIES[kind].unties:
+        same = dataclasses.replace(same, tied=model.tied)
+    if not changes(same, model):
         settings = dict(original)
     settings = {name: original[name] for name in families.IGNORED if name in original} | settings
     named_types = [name for name in ("torch_dtype", "dtype") if name in settings]
     return settings | dict.fromkeys(named_types, model.precision.store)
 
 
-def closest_family(
-    model: Transformer, kinds: Iterable[str] = families.FAMILIES
-) -> tuple[str, Sequence[str]]:
+def closest_family(model: Transformer, kind: str | None = None) -> tuple[str, Sequence[str]]:
     """Returns the family that differs least from a model, and the settings that it lacks."""
-    problems = {kind: inexpressible(model, kind) for kind in kinds}
+    alike = [k for k, f in families.FAMILIES.items() if f.has_encoder == model.has_encoder]
+    problems = {kind: inexpressible(model, kind) for kind in ([kind] if kind else alike)}
 
     def distance(family: tuple[str, Sequence[str]]) -> tuple[bool, int]:
         has_other_layers = any(row.startswith("Transformer.feed_forward ") for row in family[1])
@@ -468,7 +534,8 @@ def inexpressible(model: Transformer, kind: str) -> list[str]:
     except UserError as error:
         return [str(error)]
     rows = changes(spelled_out(model), spelled_out(same))
-    free = () if of_kind(model.norm, RmsNorm).offset else SCALES
+    is_scaled = families.FAMILIES[kind].tensors.final_norm
+    free = SCALES if is_scaled and not of_kind(model.norm, RmsNorm).offset else ()
     return [
         f"{name} = {shown(value)}, legal: {shown(legal)}."
         for name, value, legal in rows
