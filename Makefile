@@ -68,6 +68,7 @@ lint: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/shellcheck scripts/launch/*.sh .ci/*
 
 bench: install
 	@for name in train translate decode moe generate; do \

@@ -90,7 +90,8 @@ JOINS = """
 from scripts.devices import ProcessFlags, start_devices
 start_devices(ProcessFlags(simulate_devices=2, start_timeout_s=120))
 import jax, sys
-print(jax.process_index(), jax.process_count(), jax.device_count(), file=sys.stderr)
+gpus = jax.config.values["jax_cuda_visible_devices"]
+print(jax.process_index(), jax.process_count(), jax.device_count(), gpus, file=sys.stderr)
 print("result")
 from trainer.processes.join import leave
 leave()
@@ -112,11 +113,15 @@ def test_tasks_of_slurm_join(count: int) -> None:
         "SLURM_STEP_NODELIST": "localhost",
         "SLURM_NTASKS": str(count),
     }
+    # JAX gives one GPU to process 0, as to one of several on a host, and all to the others.
+    tasks = [str(count), *[f"1(x{count})"] * (count - 1)]
     processes = [
         subprocess.Popen(
             [sys.executable, "-c", JOINS], cwd=ROOT, text=True,
             stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            env=os.environ | job | {"SLURM_PROCID": str(index)},
+            env=os.environ
+            | job
+            | {"SLURM_PROCID": str(index), "SLURM_STEP_TASKS_PER_NODE": tasks[index]},
         )
         for index in range(count)
     ]  # fmt: skip
@@ -124,4 +129,5 @@ def test_tasks_of_slurm_join(count: int) -> None:
     assert [process.returncode for process in processes] == [0] * count
     assert outputs == ("result\n", *[""] * (count - 1))
     ends = [error.splitlines()[-1] for error in errors]
-    assert ends == [f"{index} {count} {2 * count}" for index in range(count)]
+    gpus = ["0", *["all"] * (count - 1)]
+    assert ends == [f"{index} {count} {2 * count} {gpus[index]}" for index in range(count)]

@@ -1,0 +1,62 @@
+#!/bin/bash
+# Trains on a slice of TPU VMs: asks for it, asks again whenever it is preempted, and deletes it when the training
+# ends.  The flags are those of `meshloom train`:
+#
+#   NAME=mine ZONE=us-west4-a IMAGE=us-west4-docker.pkg.dev/my-project/meshloom/meshloom:tpu-0123abc \
+#     scripts/launch/tpu_vm.sh --model_dir=gs://my-bucket/runs/mine --data_dir=gs://my-bucket/data --gin_file=mine.gin
+#
+# TYPE, VERSION: the slice and its software.  CAPACITY: --spot, --reserved, or empty for on demand.
+# The VMs train on their own: if this script ends, start it again to watch the same slice.
+set -euo pipefail
+
+: "${NAME:?a name for the slice}" "${ZONE:?such as us-west4-a}" "${IMAGE:?as scripts/launch/image.sh prints it}"
+TYPE=${TYPE-v5litepod-64}        # v6e-64 for Trillium
+VERSION=${VERSION-v2-alpha-tpuv5-lite}  # v2-alpha-tpuv6e for Trillium
+CAPACITY=${CAPACITY---spot}
+POLL_S=${POLL_S-60}
+
+model_dir=
+for flag in "$@"; do
+  case $flag in --model_dir=gs://*) model_dir=${flag#--model_dir=} ;; esac
+done
+: "${model_dir:?give --model_dir=gs://BUCKET/FOLDER, which all VMs write}"
+exit_code=$model_dir/launch_exit_code  # written by scripts/launch/tpu_vm_startup.sh
+
+here=$(dirname "$0")
+arguments=$(mktemp)
+trap 'rm -f "$arguments"' EXIT
+printf '%q ' "$@" > "$arguments"
+
+tpus() {  # VERB FLAG…
+  gcloud compute tpus queued-resources "$@" --zone="$ZONE" --quiet
+}
+state() {
+  tpus list --filter="name~/$NAME\$" --format='value(state.state)'
+}
+create() {
+  # shellcheck disable=SC2086  # CAPACITY may be empty
+  tpus create "$NAME" --node-id="$NAME" --accelerator-type="$TYPE" --runtime-version="$VERSION" $CAPACITY \
+    --scopes=cloud-platform --metadata="image=$IMAGE,exit_code=$exit_code" \
+    --metadata-from-file="startup-script=$here/tpu_vm_startup.sh,arguments=$arguments"
+}
+
+last=
+while true; do
+  if ! now=$(state); then  # no answer: ask again later
+    sleep "$POLL_S"
+    continue
+  fi
+  [ "$now" = "$last" ] || echo "$(date +%T) $NAME: ${now:-not there}"
+  last=$now
+  if [ "$now" = ACTIVE ] && code=$(gcloud storage cat "$exit_code" 2> /dev/null); then
+    gcloud storage rm "$exit_code"
+    tpus delete "$NAME" --force
+    echo "The training ended with exit code $code.  The slice is deleted."
+    exit "$code"
+  fi
+  case $now in
+    "") create ;;
+    SUSPENDED | FAILED) tpus delete "$NAME" --force ;;  # preempted, or there was none: ask again
+  esac
+  sleep "$POLL_S"
+done
