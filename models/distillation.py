@@ -5,11 +5,12 @@ Hinton et al. 2015; Kim and Rush 2016 for translation.
 
 import dataclasses
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import jax
+from pydantic import Field
 
-from configs.spec import Fraction, Positive, spec
+from configs.spec import Positive, spec
 from models.api import Batch, Params, WeightInfo
 from models.loss import Criterion, LossSums, TeacherOutput
 from models.spec import TransformerSpec
@@ -30,7 +31,7 @@ class Teacher:
 
     model_dir: str
     """Model directory of the teacher, whose latest weights are taken."""
-    weight: Fraction = 0.5
+    weight: Annotated[float, Field(gt=0, le=1)] = 0.5
     """Share of the divergence in the objective; cross entropy has the rest."""
     temperature: Positive = 1.0
     """Divides the logits of both models; above 1, unlikely tokens count for more."""
