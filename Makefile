@@ -8,6 +8,7 @@
 # make bench                  speed, and that of other libraries where they are installed
 # make bench-gpu              the same on a GPU, in 8 minutes: 1.3B dense, long rows, experts, decoding
 # make papers                 docs/papers.md and its pictures, in some minutes
+# make docs                   the documentation as a site with a search, in .cache/site/html
 # make audit                  known vulnerabilities of the installed packages
 PYTHON ?= python3
 BIN := .venv/bin
@@ -25,7 +26,7 @@ export UV_SYSTEM_CERTS := true
 
 .DEFAULT_GOAL := help
 .PHONY: help install cuda tpu quickstart quickstart-translate test test-faults test-newest test-sweep lint bench bench-gpu test-gpu \
-  papers audit lock
+  papers docs audit lock
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -89,6 +90,13 @@ bench_gpu/%:
 papers: install
 	$(BIN)/meshloom papers --output=docs
 
+docs: install  # fails where a link or an anchor of a page leads nowhere
+	$(BIN)/uv venv --quiet --allow-existing .venv/docs
+	$(BIN)/uv pip install --quiet --python .venv/docs --no-deps --require-hashes -r docs.lock
+	$(BIN)/python -m docs.site.stage
+	cd .cache/site && ../../.venv/docs/bin/zensical build --strict --clean
+	@echo "Open .cache/site/html/index.html, or serve the folder: python3 -m http.server --directory .cache/site/html"
+
 audit: install  # looks the locked packages up among the known vulnerabilities
 	$(BIN)/uv venv --quiet --allow-existing .venv/audit
 	$(BIN)/uv pip install --quiet --python .venv/audit --no-deps --require-hashes -r audit.lock
@@ -97,3 +105,4 @@ audit: install  # looks the locked packages up among the known vulnerabilities
 lock:  # after a change of the dependencies in pyproject.toml
 	$(LOCK) --extra dev pyproject.toml --output-file requirements.lock
 	$(LOCK) --group audit --output-file audit.lock
+	$(LOCK) --group docs --output-file docs.lock

@@ -371,7 +371,7 @@ class Layout:
         return jax.sharding.reshard(x, annotations.by_count(x.ndim, split_axis, parts))
 
     def shard(self, x: Array, devices: Sequence[object]) -> Array:
-        """Places part i, j, ... of x on device devices[i][j]....  GShard's annotation."""
+        """Places part i, j, ... of x on device `devices[i][j]...`.  GShard's annotation."""
         return jax.sharding.reshard(x, annotations.by_assignment(x.ndim, devices))
 
     def shard_map(

@@ -61,7 +61,7 @@ def test_extras_are_installed_from_the_checkout() -> None:
     assert [str(text) for text in texts if wrong.search(text.read_text())] == []
 
 
-@pytest.mark.parametrize("name", ["requirements.lock", "audit.lock"])
+@pytest.mark.parametrize("name", ["requirements.lock", "audit.lock", "docs.lock"])
 def test_every_locked_package_has_a_hash(name: str) -> None:
     entries = re.split(r"^(?=[a-zA-Z])", (ROOT / name).read_text(), flags=re.MULTILINE)[1:]
     assert entries
@@ -72,7 +72,7 @@ def test_every_locked_package_has_a_hash(name: str) -> None:
 def test_packages_are_installed_by_their_hashes() -> None:
     makefile = (ROOT / "Makefile").read_text()
     installs = [line for line in makefile.splitlines() if ".lock" in line and "--no-deps" in line]
-    assert len(installs) == 4 and all("--require-hashes" in line for line in installs)
+    assert len(installs) == 5 and all("--require-hashes" in line for line in installs)
 
 
 def test_the_lock_of_the_installer_is_its_entry_alone(tmp_path: Path) -> None:
