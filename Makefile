@@ -95,7 +95,7 @@ docs: install  # fails where a link or an anchor of a page leads nowhere
 	$(BIN)/uv pip install --quiet --python .venv/docs --no-deps --require-hashes -r docs.lock
 	$(BIN)/python -m docs.site.stage
 	cd .cache/site && ../../.venv/docs/bin/zensical build --strict --clean
-	@echo "Open .cache/site/html/index.html, or serve the folder: python3 -m http.server --directory .cache/site/html"
+	@echo "Its search needs a server: python3 -m http.server --bind 127.0.0.1 --directory .cache/site/html"
 
 audit: install  # looks the locked packages up among the known vulnerabilities
 	$(BIN)/uv venv --quiet --allow-existing .venv/audit
