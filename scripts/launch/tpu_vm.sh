@@ -34,6 +34,7 @@ state() {
   tpus list --filter="name~/$NAME\$" --format='value(state.state)'
 }
 create() {
+  gcloud storage rm "$exit_code" 2> /dev/null || true  # of an earlier training
   # shellcheck disable=SC2086  # CAPACITY may be empty
   tpus create "$NAME" --node-id="$NAME" --accelerator-type="$TYPE" --runtime-version="$VERSION" $CAPACITY \
     --scopes=cloud-platform --metadata="image=$IMAGE,exit_code=$exit_code" \
@@ -48,7 +49,7 @@ while true; do
   fi
   [ "$now" = "$last" ] || echo "$(date +%T) $NAME: ${now:-not there}"
   last=$now
-  if [ "$now" = ACTIVE ] && code=$(gcloud storage cat "$exit_code" 2> /dev/null); then
+  if [ -n "$now" ] && code=$(gcloud storage cat "$exit_code" 2> /dev/null); then
     gcloud storage rm "$exit_code"
     tpus delete "$NAME" --force
     echo "The training ended with exit code $code.  The slice is deleted."

@@ -136,19 +136,21 @@ SLICE = {"NAME": "mine", "ZONE": "us-west4-a", "IMAGE": "us-west4-docker.pkg.dev
 
 
 def test_a_preempted_slice_is_asked_for_again(launch: Launch) -> None:
-    """Not there, created; waits; active, no exit code; preempted, deleted; created; ends."""
+    """Not there; waits; active, no exit code; preempted, deleted; not there; ends."""
+    asks_again = ["list", "storage rm", "create"]
+    expected = [
+        *asks_again, "list", "storage cat", "list", "storage cat", "list", "storage cat", "delete",
+        *asks_again, "list", "storage cat", "storage rm", "delete",
+    ]  # fmt: skip
     answers = [
-        "0", "0", "0 PROVISIONING", "0 ACTIVE", "1", "0 SUSPENDED", "0", "1",
-        "0", "0", "0 ACTIVE", "0 0", "0", "0",
+        "0", "1", "0", "0 PROVISIONING", "1", "0 ACTIVE", "1", "0 SUSPENDED", "1", "0",
+        "0", "1", "0", "0 ACTIVE", "0 0", "0", "0",
     ]  # fmt: skip
     code, output, calls = launch("tpu_vm.sh", {"gcloud": answers}, **SLICE)
     assert code == 0 and "ended with exit code 0" in output
     verbs = [call[4] if call[:4] == QUEUED else " ".join(call[1:3]) for call in calls]
-    assert verbs == [
-        "list", "create", "list", "list", "storage cat", "list", "delete", "list",
-        "list", "create", "list", "storage cat", "storage rm", "delete",
-    ]  # fmt: skip
-    create = calls[1]
+    assert verbs == expected
+    create = calls[2]
     assert {"--spot", "--accelerator-type=v5litepod-64", "--node-id=mine"} < set(create)
     [metadata] = [word for word in create if word.startswith("--metadata=")]
     assert metadata.endswith(",exit_code=gs://bucket/runs/my run/launch_exit_code")
