@@ -9,6 +9,7 @@ import click
 from layouts.cost.collectives import size_text
 from scripts.commands.common import open_output
 from scripts.templates import render
+from scripts.terminal import print_table
 from scripts.texts import with_unit
 from trainer.planning.figures import FIGURES
 from trainer.planning.report import by_line
@@ -29,7 +30,9 @@ TIMES = {
 TIMED = ("products_s", "other_s", "traffic_s")  # what adds to a step
 SHORTEST = 1e-4  # of a step: less is left out of a table
 MAX_COLLECTIVES = 12  # in a table
-COLUMNS = ("fits", "bytes per device", "traffic per device", "step s", "rate", "share of peak")
+COMPARED = ("fits", "batch_sequences", "bytes_per_device", "cache_bytes", "step_time_s",
+            "start_latency_s", "token_latency_s", "output_latency_s", "tokens_per_s",
+            "utilisation")  # fmt: skip
 
 
 def part_rows(figures: Mapping[str, Any]) -> list[dict[str, str]]:
@@ -128,20 +131,14 @@ def time_rows(figures: Mapping[str, Any]) -> Iterator[list[dict[str, str]]]:
         ]
 
 
-def row(figures: dict[str, Any]) -> list[str]:
-    """Writes a plan of training as `COLUMNS`."""
-    received_bytes = sum(collective["received_bytes"] for collective in figures["collectives"])
-    line = [
-        with_unit(figures["fits"], ""),
-        size_text(figures["bytes_per_device"]),
-        size_text(received_bytes),
-    ]
-    if figures["step_time_s"] is None:
-        return [*line, "unknown", "unknown", "unknown"]
-    rate = f"{figures['tokens_per_s']:,.0f} {figures['unit']}/s"
-    times = (f"{figures['step_time_s']:.4g}", rate)
-    share = "unknown" if figures["utilisation"] is None else f"{figures['utilisation']:.1%}"
-    return [*line, *times, share]
+def print_comparison(plans: Mapping[str, Mapping[str, Any]]) -> None:
+    """Prints the figures of plans of one kind, of training or of decoding, a row each."""
+    rows = []
+    for name, figures in plans.items():
+        received_bytes = sum(row["received_bytes"] for row in figures["collectives"])
+        row = {FIGURES[key].label: value_text(figures, key) for key in COMPARED if key in figures}
+        rows.append({"layout": name} | row | {"traffic per device": size_text(received_bytes)})
+    print_table([*rows[0]], [[*row.values()] for row in rows])
 
 
 def print_plan(title: str, figures: Mapping[str, Any]) -> None:
@@ -183,11 +180,15 @@ def head(figures: Mapping[str, Any]) -> list[dict[str, str]]:
     return [
         {
             "figure": FIGURES[name].label,
-            "value": FIGURES[name].null
-            if figures[name] is None
-            else with_unit(figures[name], FIGURES[name].unit),
+            "value": value_text(figures, name),
             "meaning": FIGURES[name].meaning,
         }
         for name in HEAD
         if figures.get(name) is not None or name in SHOWN_AS_NULL & figures.keys()
     ]
+
+
+def value_text(figures: Mapping[str, Any], name: str) -> str:
+    """Writes a single figure, or what it means that there is none."""
+    figure, value = FIGURES[name], figures[name]
+    return figure.null if value is None and figure.null else with_unit(value, figure.unit)

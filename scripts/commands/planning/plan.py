@@ -12,7 +12,7 @@ from scripts.commands.planning.flags import PlanFlags
 from scripts.commands.planning.inputs import best_plan, named_layouts, read_inputs
 from scripts.commands.planning.sweep import sweep_run
 from scripts.flag import given_flags
-from scripts.terminal import print_note, print_table
+from scripts.terminal import print_note
 from trainer.checks import check_bubble
 from trainer.planning.report import as_json, decode_as_json
 from trainer.planning.run_cost import Assumptions
@@ -109,13 +109,12 @@ def compare(flags: PlanFlags) -> None:
         time_s = figures[name]["output_latency_s" if flags.decode else "step_time_s"]
         return figures[name]["fits"] is False, math.inf if time_s is None else time_s
 
-    names = sorted(figures, key=order)
-    kind: Any = plan_decode if flags.decode else page
-    print_table(["layout", *kind.COLUMNS], [[name, *kind.row(figures[name])] for name in names])
-    for name in names:
-        if figures[name]["excess_flops"] is not None:
-            print_note(f"warning: {name}: the compiled program {figures[name]['excess_flops']}.")
-    write_json(flags.json_file, {name: figures[name] for name in names})
+    figures = {name: figures[name] for name in sorted(figures, key=order)}
+    page.print_comparison(figures)
+    for name, plan in figures.items():
+        if plan["excess_flops"] is not None:
+            print_note(f"warning: {name}: the compiled program {plan['excess_flops']}.")
+    write_json(flags.json_file, figures)
 
 
 def training_figures(plan: StepPlan, layout: Layout, flags: PlanFlags) -> dict[str, Any]:

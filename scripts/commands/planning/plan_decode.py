@@ -1,11 +1,9 @@
-"""Plans decoding, for `meshloom plan --decode`, and prints the plan."""
+"""Plans decoding, for `meshloom plan --decode`."""
 
 import dataclasses
 import functools
-from typing import Any
 
 from configs.errors import UserError
-from layouts.cost.collectives import size_text
 from layouts.mesh import batch_shards, make_mesh
 from models.decoding.sampling import Sampling
 from scripts.commands.common import refuse_dispatch, round_up, rows_of_group
@@ -13,7 +11,6 @@ from scripts.commands.decoding.decode import BATCH, search_of
 from scripts.commands.planning.flags import DecodePlanFlags, PlanFlags
 from scripts.commands.planning.inputs import PlanInputs, can_compile
 from scripts.commands.shared_flags import SearchFlags
-from scripts.texts import with_unit
 from trainer.decoding.decoder import padded
 from trainer.decoding.requests import DecodeOptions
 from trainer.planning.child import in_child
@@ -27,21 +24,6 @@ from trainer.planning.decoding import (
 )
 from trainer.run import Run
 from trainer.traces import DecodeShape
-
-LATENCIES = ("start_latency_s", "token_latency_s", "output_latency_s")
-COLUMNS = ["fits", "rows", "bytes per device", "cache", "first token", "token", "output",
-            "tokens/s"]  # fmt: skip
-
-
-def row(figures: dict[str, Any]) -> list[str]:
-    """Writes a plan as a line of a table."""
-    return [
-        with_unit(figures["fits"], ""),
-        f"{figures['batch_sequences']:,}",
-        *(size_text(figures[name]) for name in ("bytes_per_device", "cache_bytes")),
-        *(with_unit(figures[name], "s") for name in LATENCIES),
-        with_unit(figures["tokens_per_s"], ""),
-    ]
 
 
 def plan_batch(inputs: PlanInputs, flags: PlanFlags) -> DecodePlan:

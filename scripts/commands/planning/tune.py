@@ -96,7 +96,7 @@ def rank(
             "Traces are not exact: a --budget compiles."
         )
     figures = {ranked.name: as_json(ranked.plan, ranked.layout) for ranked in ranking}
-    print_table(["layout", *page.COLUMNS], [[name, *page.row(f)] for name, f in figures.items()])
+    page.print_comparison(figures)
     write_json(flags.json_file, [{"layout": name, **plan} for name, plan in figures.items()])
     trials = [(Candidate(run, ranked.layout), Trial.of(ranked.plan)) for ranked in fitting]
     write_best(flags.output, trials, f"The fastest of {basis}", named_options(run, topology))
