@@ -1,7 +1,9 @@
 """Describes the bodies of requests, and makes the answers to those that cannot be served."""
 
 import dataclasses
+import tomllib
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -17,21 +19,8 @@ MAX_CHOICES, MAX_MESSAGES = 128, 1024
 MAX_STOPS, LONGEST_STOP = 32, 1000
 MAX_VARIABLES = 32
 """Of a chat template."""
-NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "presence_penalty": (0,), "frequency_penalty": (0,), "logit_bias": ({},), "suffix": ("",),
-    "response_format": ({"type": "text"},), "modalities": (["text"],), "top_logprobs": (0,),
-    "tools": ([],), "tool_choice": ("none", "auto"), "functions": ([],),
-    "function_call": ("none", "auto"), "service_tier": ("auto", "default"),
-    "verbosity": ("medium",), "reasoning_effort": ("none",),
-}  # fmt: skip
-"""Fields of OpenAI's API that are not supported, with the values that change nothing."""
-UNUSED = {
-    "metadata", "store", "parallel_tool_calls", "safety_identifier", "prompt_cache_key",
-    "prompt_cache_retention",
-}  # fmt: skip
-"""Fields of OpenAI's API that never change the answer."""
-EMPTY_LISTS = {"tool_calls", "annotations"}
-"""Fields of an answer that may be an empty list, where clients send it back."""
+OPENAI = tomllib.loads(Path(__file__).with_name("openai.toml").read_text())
+"""Fields of OpenAI's API that change no answer."""
 
 Tokens = Annotated[list[int], Field(min_length=1, max_length=2**20)]
 Text = Annotated[str, Field(max_length=2**20)]
@@ -51,11 +40,13 @@ class Body(BaseModel):
         """Drops fields that change nothing."""
         if not isinstance(fields, Mapping):
             return fields
-        neutral = NEUTRAL | {"best_of": (fields.get("n") or 1,)}
+        neutral = OPENAI["neutral"] | {"best_of": [fields.get("n") or 1]}
         return {
             name: value
             for name, value in fields.items()
-            if value is not None and name not in UNUSED and value not in neutral.get(name, ())
+            if value is not None
+            and name not in OPENAI["unused"]
+            and value not in neutral.get(name, ())
         }
 
 
@@ -132,7 +123,7 @@ class MessagePart(BaseModel):
         return {
             name: value
             for name, value in fields.items()
-            if value is not None and (value != [] or name not in EMPTY_LISTS)
+            if value is not None and (value != [] or name not in OPENAI["empty_lists"])
         }
 
 
@@ -257,8 +248,8 @@ def invalid(error: ValidationError, body: type[BaseModel]) -> ApiError:
         return ApiError(422, "The body is not a JSON object.")
     name = str(path[0])
     if kind == "extra_forbidden" and len(path) == 1:
-        if name in NEUTRAL:
-            neutral = " or ".join(map(repr, NEUTRAL[name]))
+        if values := OPENAI["neutral"].get(name):
+            neutral = " or ".join(map(repr, values))
             return bad_field(name, first["input"], f"{neutral}, which changes nothing")
         if name == "best_of":
             return bad_field(name, first["input"], "as many as n")
