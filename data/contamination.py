@@ -6,13 +6,12 @@ words make one (GPT-3: Brown et al. 2020, appendix C).
 
 import bisect
 import re
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-MOST_DOCUMENTS = 5
+MOST_DOCUMENTS = 10
 """The first documents that have an n-gram; no others are kept."""
 _WORD = re.compile(r"\w+")
 _WORDS_PER_SCAN = 1 << 18
@@ -35,62 +34,58 @@ def overlaps(
     sentences: Sequence[str], documents: Iterable[Sequence[str]], size: int
 ) -> list[Overlap | None]:
     """Searches documents, each of some texts, for the n-grams of sentences; None without words."""
-    tests = [_WORD.findall(sentence.lower()) for sentence in sentences]
-    places: dict[str, list[int]] = {ngram: [] for words in tests for ngram in _ngrams(words, size)}
-    tables = defaultdict[int, np.ndarray](lambda: np.zeros(1 << _KEY_BITS, bool))
-    for words in map(str.split, places):
-        tables[len(words)][_key(words) >> (64 - _KEY_BITS)] = True
+    tests = [_words(sentence) for sentence in sentences]
+    places: dict[str, list[int]] = {ngram: [] for test in tests for ngram in _ngrams(test, size)}
+    tables = {min(size, len(test) - 1): np.zeros(1 << _KEY_BITS, bool) for test in tests}
+    for length, keys in _keys([word for test in tests for word in test], tables):
+        tables[length][keys] = True
     words, starts, first = list[str](), list[int](), 0
 
     def scan() -> None:
-        for start, ngram in _matches(words, tables):
-            document = first + bisect.bisect_right(starts, start) - 1
-            known = places.get(ngram, [document])
-            if document not in known and len(known) < MOST_DOCUMENTS:
-                known.append(document)
+        for length, keys in _keys(words, tables):
+            for start in np.flatnonzero(tables[length][keys]).tolist():
+                document = first + bisect.bisect_right(starts, start) - 1
+                known = places.get(" ".join(words[start : start + length]), [document])
+                if known[-1:] != [document] and len(known) < MOST_DOCUMENTS:
+                    known.append(document)
 
     for texts in documents:
         starts.append(len(words))
-        for text in texts:
-            words += [*_WORD.findall(text.lower()), ""]  # no n-gram goes on in the next text
+        words += [word for text in texts for word in _words(text)]
         if len(words) > _WORDS_PER_SCAN:
             scan()
             first += len(starts)
             words.clear()
             starts.clear()
     scan()
-    return [_overlap(words, places, size) if words else None for words in tests]
+    return [_overlap(test, [places[x] for x in _ngrams(test, size)], size) for test in tests]
+
+
+def _words(text: str) -> list[str]:
+    """Returns the words of a text, and an empty one, as no n-gram goes on in the next text."""
+    return [*_WORD.findall(text.lower()), ""]
 
 
 def _ngrams(words: Sequence[str], size: int) -> list[str]:
-    size = min(size, len(words))
-    return [" ".join(words[i : i + size]) for i in range(len(words) - size + 1)] if words else []
+    size = min(size, len(words) - 1)
+    return [" ".join(words[i : i + size]) for i in range(len(words) - size)] if size else []
 
 
-def _key(words: Iterable[str]) -> int:
-    key = 0
-    for word in words:
-        key = (key * _FACTOR + hash(word)) % (1 << 64)
-    return key
-
-
-def _matches(words: Sequence[str], tables: Mapping[int, np.ndarray]) -> Iterator[tuple[int, str]]:
-    """Yields the start and the text of each n-gram whose key the table of its length has."""
+def _keys(words: Sequence[str], sizes: Collection[int]) -> Iterator[tuple[int, np.ndarray]]:
+    """Yields some bits of a key of all n-grams of each size, which may agree by chance."""
     hashes = np.fromiter(map(hash, words), np.int64, len(words)).astype(np.uint64)
     keys = np.zeros(len(words) + 1, np.uint64)
-    for size in range(1, min(max(tables, default=0), len(words)) + 1):
+    for size in range(1, min(max(sizes, default=0), len(words)) + 1):
         keys = keys[:-1] * np.uint64(_FACTOR) + hashes[size - 1 :]  # of the words from each one on
-        if size in tables:
-            may_occur = tables[size][keys >> np.uint64(64 - _KEY_BITS)]
-            for start in np.flatnonzero(may_occur).tolist():
-                yield start, " ".join(words[start : start + size])
+        if size in sizes:
+            yield size, keys >> np.uint64(64 - _KEY_BITS)
 
 
-def _overlap(words: Sequence[str], places: Mapping[str, list[int]], size: int) -> Overlap:
-    ngrams = _ngrams(words, size)
-    is_covered, documents = np.zeros(len(words), bool), set[int]()
-    for start, ngram in enumerate(ngrams):
-        documents.update(places[ngram])
-        is_covered[start : start + size] |= bool(places[ngram])
-    share = sum(bool(places[ngram]) for ngram in ngrams) / len(ngrams)
-    return Overlap(share, float(is_covered.mean()), sorted(documents)[:MOST_DOCUMENTS])
+def _overlap(words: Sequence[str], places: Sequence[list[int]], size: int) -> Overlap | None:
+    if not places:
+        return None
+    occurs = np.array([*map(bool, places)])
+    is_covered = np.convolve(occurs, np.ones(min(size, len(words) - 1))) > 0
+    documents = sorted({document for of_ngram in places for document in of_ngram})
+    shares = float(occurs.mean()), float(is_covered.mean())
+    return Overlap(*shares, documents[:MOST_DOCUMENTS])

@@ -2,6 +2,7 @@
 
 import bisect
 import dataclasses
+import functools
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -73,44 +74,55 @@ class Documents:
         numbers = self.arrays["numbers"][documents][:, 0].tolist()
         return [f"{self.files[file][0]}:{n}" for file, n in zip(files, numbers, strict=True)]
 
+    @functools.cached_property
+    def _files(self) -> dict[str, list[range]]:
+        """Returns the documents of each file, once for each time that it was read."""
+        files, end = dict[str, list[range]](), 0
+        for file, count in self.files:
+            files.setdefault(file, []).append(range(end, end := end + count))
+        return files
+
     def named(self, name: str) -> np.ndarray:
         """Returns the documents that FILE, FILE:NUMBER or FILE:FIRST-LAST names."""
-        known = {file for file, _ in self.files}
-        match = None if name in known else re.fullmatch(r"(.+):(\d+)(?:-(\d+))?", name, re.DOTALL)
-        file, first, last = match.groups() if match else (name, 0, 1 << 32)
-        if file not in known:
+        match = re.fullmatch(r"(.+):(\d+)(?:-(\d+))?", name, re.DOTALL)
+        file, first, last = (name, 0, 1 << 32)
+        if match and name not in self._files:
+            file, first, last = match[1], int(match[2]), int(match[3] or match[2])
+        if file not in self._files:
             raise UserError(
-                f"{name!r}: the rows are from no such file.{did_you_mean(file, known)}  "
-                f"Legal: FILE, FILE:LINE or FILE:LINE-LINE, of {brief(', '.join(sorted(known)))}."
+                f"{name!r}: the rows are from no such file.{did_you_mean(file, self._files)}  "
+                f"Legal: FILE, FILE:LINE or FILE:LINE-LINE, of {brief(', '.join(self._files))}."
             )
-        documents, end = [np.zeros(0, np.int64)], 0
-        for other, count in self.files:
-            start, end = end, end + count
-            if other == file:
-                borders = (
-                    bisect.bisect_left(
-                        range(start, end), n, key=lambda d: int(self.arrays["numbers"][d][0])
-                    )
-                    for n in (int(first), int(last or first) + 1)
-                )
-                documents.append(np.arange(start, end)[slice(*borders)])
-        if not any(map(len, documents)):
+        documents = np.concatenate([
+            np.arange(*(self._bisect("numbers", 0, places, n) for n in (first, last + 1)))
+            for places in self._files[file]
+        ])  # fmt: skip
+        if not len(documents):
             raise UserError(
                 f"{name!r}: no example of this split begins there: the line is blank, inside of a "
                 "paragraph, held out for validation, dropped, or beyond the end."
             )
-        return np.concatenate(documents)
+        return documents
 
     def of_row(self, row: int) -> np.ndarray:
         """Returns the document of each segment of a row."""
-        pieces = self._pieces(int(np.searchsorted(self.starts[:, 2], row, side="right")) - 1)
-        return pieces[pieces[:, 1] == row, 0]
+        chunk = int(np.searchsorted(self.starts[:, 2], row, side="right")) - 1
+        (document, first, first_row), (_, stop, _) = self.starts[chunk : chunk + 2]
+        borders = (
+            self._bisect("pieces", 1, range(first, stop), row + i - first_row) for i in (0, 1)
+        )
+        return self.arrays["pieces"][np.arange(*borders)][:, 0] + document
 
     def pieces_of(self, documents: np.ndarray) -> np.ndarray:
         """Returns a line of (document, row, segment) for each piece of some documents."""
         chunks = np.unique(np.searchsorted(self.starts[:, 0], documents, side="right") - 1)
         pieces = [np.zeros((0, 3), np.int64), *map(self._pieces, chunks.tolist())]
         return np.concatenate([lines[np.isin(lines[:, 0], documents)] for lines in pieces])
+
+    def _bisect(self, name: str, column: int, places: range, number: int) -> int:
+        """Returns the first of some places of an array that has this number, or a larger one."""
+        array = self.arrays[name]
+        return places.start + bisect.bisect_left(places, number, key=lambda i: array[i][column])
 
     def _pieces(self, chunk: int) -> np.ndarray:
         """Returns a line of (document, row, segment) for each piece of a chunk."""

@@ -1,5 +1,6 @@
 """Documents: every row knows where its text was read, and every text where it went."""
 
+import dataclasses
 import json
 import random
 from pathlib import Path
@@ -265,6 +266,10 @@ def test_ranges_of_lines_and_whole_files_are_named(tmp_path: Path, vocab: Vocab)
     assert index.named(files[1]).tolist() == list(range(11, 22))
     assert index.named(f"{files[1]}:5-8").tolist() == [15, 16, 17]
     assert index.names(np.array([17, 0])) == [f"{files[1]}:8", f"{files[0]}:1"]
+    parts = tuple(TextFiles(train=files[1], validation=files[0], name=x) for x in "xy")
+    twice = dataclasses.replace(task, source=TextMixture(parts=parts))
+    mixed = prepare(twice, tmp_path / "mixed", vocab=vocab).splits["train"].known_documents
+    assert mixed.named(f"{files[1]}:5-8").tolist() == [4, 5, 6, 15, 16, 17]
     for name, problem in {
         f"{files[1]}:7": "no example of this split begins there",
         f"{files[1]}:13": "no example",
@@ -284,7 +289,7 @@ def test_rows_of_an_older_version_serve_and_are_built_again_the_same(
     stored = manifest.load(prepared.folder)
     for entry in stored["splits"].values():
         del entry["chunk_sizes"], entry["files"]
-    for path in prepared.folder.glob("*.numbers*"):
+    for path in [*prepared.folder.glob("*.numbers*"), *prepared.folder.glob("*.pieces*")]:
         path.unlink()
         stored["file_bytes"].pop(path.name)
     manifest.write(prepared.folder, stored)

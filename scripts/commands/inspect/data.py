@@ -1,6 +1,7 @@
 """Runs `meshloom inspect data`: shows rows, their documents, and the steps that read them."""
 
 import dataclasses
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ from data.packing.rows import Rows, read_rows
 from data.task import Task
 from scripts.commands.common import data_dir_of, input_lines, settings_of, task_of, write_json
 from scripts.commands.inspect.flags import InspectDataFlags
+from scripts.flag import given_flags
 from scripts.terminal import print_note, print_table, progress_bar
 from trainer.ledger import Ledger
 from trainer.model_dir import ModelDir
@@ -20,11 +22,11 @@ from trainer.prepare import prepare
 from trainer.resume.history import last_saved
 from trainer.run import Run
 
-MODES = ("document", "containing", "contamination", "counts")
+TOGETHER = (["--step", "--counts"], ["--ngram", "--contamination"])
 MOST_DOCUMENTS = 1000
 """Documents whose rows and steps are listed."""
-MOST_STEPS, MOST_LINES = 8, 50
-"""What a table has of the steps of a row, and of the lines of a test; the JSON has all."""
+MOST_ITEMS, MOST_LINES = 8, 50
+"""What a table has of a list, such as steps, and of the lines of a test; the JSON has all."""
 NOT_IN_TABLES = ("pieces", "source_pieces", "source_tokens")
 Line = dict[str, Any]
 MEASURES: dict[str, tuple[str, Callable[[Line], bool]]] = {
@@ -37,9 +39,12 @@ MEASURES: dict[str, tuple[str, Callable[[Line], bool]]] = {
 
 def data(flags: InspectDataFlags) -> None:
     """Prints packed rows, or which steps read documents, or how much of each part they read."""
-    chosen = [name for name in MODES if getattr(flags, name)]
-    if len(names := chosen + ["step"] * (flags.step is not None and chosen != ["counts"])) > 1:
-        raise UserError(f"--{names[0]}: goes with no --{names[1]}.  Leave out one of them.")
+    given = [x for x in given_flags(flags) if x not in ("--data_dir", "--split", "--json")]
+    if (given[1:] and given not in TOGETHER) or given == ["--ngram"]:
+        raise UserError(
+            f"{', '.join(given)}: found together.  Legal: one of these, --step and --counts, or "
+            "--ngram and --contamination."
+        )
     config, model_dir = settings_of(flags.settings), flags.settings.model_dir
     task, vocabs, content_hash = task_of(config), None, None
     if model_dir is not None:
@@ -47,17 +52,16 @@ def data(flags: InspectDataFlags) -> None:
         vocabs, content_hash = directory.vocabs(task), directory.content_hash
     data_dir = data_dir_of(flags.data_dir, model_dir)
     prepared = prepare(task, data_dir, vocabs=vocabs, content_hash=content_hash)
-    legal = ["train"] if flags.counts or flags.step else list(prepared.splits)
+    needs_run = flags.counts or flags.step is not None
+    legal = ["train"] if needs_run else list(prepared.splits)
     if flags.split not in legal:
         raise UserError(f"--split={flags.split}: no such split.  Legal: {', '.join(legal)}.")
     rows, ledger, last_step = prepared.splits[flags.split], None, 0
-    if legal == ["train"] or (chosen and flags.split == "train" and "Run.model" in config.bound):
+    if needs_run or ("Run.model" in config.bound and flags.split == "train"):
         run = config.make(Run).with_steps(len(rows))
         ledger, last_step = Ledger.of(run, rows, model_dir), flags.step or run.total_steps
     inspection = Inspection(flags, task, prepared, rows, ledger, last_step)
-    getattr(inspection, f"show_{chosen[0] if chosen else 'rows'}")()
-    if ledger is not None and model_dir is not None:
-        print_note(f"The newest checkpoint of the run is of step {last_saved(model_dir):,}.")
+    getattr(inspection, f"show_{given[-1][2:] if given else 'rows'}")()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,20 +73,23 @@ class Inspection:
     prepared: Prepared
     rows: Rows
     ledger: Ledger | None
-    """Of a run, where steps are shown."""
+    """Of a run, where one is known that reads the split."""
     last_step: int
 
     def show_rows(self) -> None:
-        """Shows the chosen rows, or those of a step."""
-        ids, rows = np.array(self.flags.rows), self.rows
-        if self.ledger is not None:
-            ids, rows = self.ledger.rows_of_step(self.last_step)
-        if max(ids) >= len(rows):
-            raise UserError(
-                f"--rows: the split has rows 0 to {len(self.rows) - 1}, not {max(ids)}."
-            )
-        segments = [s for row in ids.tolist() for s in self._segments(row, rows) if s["tokens"]]
-        self._show(segments)
+        ids, count = self.flags.rows, len(self.rows)
+        if max(ids) >= count:
+            raise UserError(f"--rows: the split has rows 0 to {count - 1}, not {max(ids)}.")
+        self._show([segment for row in ids for segment in self._segments(row, self.rows)])
+
+    def show_step(self) -> None:
+        """Shows the rows of a step, without the documents that it excludes."""
+        assert self.ledger is not None
+        ids, rows = self.ledger.rows_of_step(self.last_step)
+        segments = [segment for row in ids.tolist() for segment in self._segments(row, rows)]
+        self._show([segment for segment in segments if segment["tokens"]])
+        if excluded := sum(not segment["tokens"] for segment in segments):
+            print_note(f"Run.exclude left out {excluded:,} of {len(segments):,} segments.")
 
     def show_counts(self) -> None:
         """Shows how much of each part the steps up to the last read."""
@@ -102,30 +109,30 @@ class Inspection:
 
     def show_contamination(self) -> None:
         """Shows which lines of a file occur in the text, by the measures of three papers."""
-        sentences, lines = input_lines(self.flags.contamination or ""), list[Line]()
-        for number, overlap in enumerate(overlaps(sentences, self._texts(), self.flags.ngram)):
+        index, size = self.rows.known_documents, self.flags.ngram
+        sentences = input_lines(self.flags.contamination or "")
+        lines, steps = list[Line](), defaultdict[int, set[int]](set)
+        found = overlaps(sentences, self._texts(), size)
+        documents = {document for overlap in found if overlap for document in overlap.documents}
+        for document, *piece in index.pieces_of(np.array([*documents], np.int64)).tolist():
+            steps[document].update(self._steps(*piece))
+        for number, (sentence, overlap) in enumerate(zip(sentences, found, strict=True), 1):
             if overlap is not None:
-                documents = np.array(overlap.documents, np.int64)
-                pieces = self.rows.known_documents.pieces_of(documents)[:, 1:].tolist()
-                lines.append({
-                    "line": number + 1, **overlap._asdict(),
-                    "documents": self.rows.known_documents.names(documents),
-                    "steps": sorted({step for piece in pieces for step in self._steps(*piece)}),
-                    "text": sentences[number],
-                })  # fmt: skip
+                names = index.names(np.array(overlap.documents, np.int64))
+                read = sorted(set().union(*(steps[document] for document in overlap.documents)))
+                lines.append({"line": number, **overlap._asdict(), "documents": names,
+                              "steps": read, "text": sentence})  # fmt: skip
         if not lines:
             raise UserError(f"--contamination={self.flags.contamination}: no line has words.")
         counts = {name: sum(map(is_so, lines)) for name, (_, is_so) in MEASURES.items()}
-        print_table([f"{self.flags.ngram}-grams", "lines", f"of {len(lines):,}"], [
+        print_table([f"{size}-grams", "lines", f"of {len(lines):,}"], [
             (MEASURES[name][0], n, f"{n / len(lines):.2%}") for name, n in counts.items()
         ])  # fmt: skip
         dirty = [line for line in lines if line["documents"]]
         print_lines(dirty[:MOST_LINES])
         if len(dirty) > MOST_LINES:
             print_note(f"Shows the first {MOST_LINES} dirty lines; --json=FILE has all.")
-        write_json(
-            self.flags.json_file, {"ngram": self.flags.ngram, "counts": counts, "lines": lines}
-        )
+        write_json(self.flags.json_file, {"ngram": size, "counts": counts, "lines": lines})
 
     def _texts(self) -> Iterator[Sequence[str]]:
         """Yields the text of each document, the two of a pair."""
@@ -142,11 +149,14 @@ class Inspection:
         pieces = index.pieces_of(documents)
         if len(missing := np.setdiff1d(documents, pieces[:, 0])):
             print_note(f"In no row, because they are longer: {', '.join(index.names(missing))}.")
-        in_order = pieces[np.argsort(pieces[:, 0], kind="stable")].tolist()
-        lines = [self._segments(row, self.rows)[segment - 1] for _, row, segment in in_order]
-        for line in lines if self.ledger else ():
-            line["steps"] = self._steps(line["row"], line["segment"])
+        lines = []
+        for _, row, segment in pieces[np.argsort(pieces[:, 0], kind="stable")].tolist():
+            lines.append(self._segments(row, self.rows)[segment - 1])
+            lines[-1] |= {"steps": self._steps(row, segment)} if self.ledger else {}
         self._show(lines)
+        if self.flags.settings.model_dir is not None:
+            saved = last_saved(self.flags.settings.model_dir)
+            print_note(f"The newest checkpoint of the run is of step {saved:,}.")
 
     def _steps(self, row: int, segment: int) -> list[int]:
         if self.ledger is None:
@@ -196,5 +206,5 @@ def shown(value: object) -> object:
     """
     if not isinstance(value, list):
         return f"{value:.3f}" if isinstance(value, float) else value
-    more = [f"{len(value) - MOST_STEPS:,} more"] if len(value) > MOST_STEPS else []
-    return ", ".join([*map(str, value[:MOST_STEPS]), *more]) or "none"
+    more = [f"{len(value) - MOST_ITEMS:,} more"] if len(value) > MOST_ITEMS else []
+    return ", ".join([*map(str, value[:MOST_ITEMS]), *more]) or "none"

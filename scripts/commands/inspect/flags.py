@@ -38,7 +38,7 @@ class InspectDataFlags:
     """Split of the task."""
     rows: Annotated[tuple[int, ...], Flag(metavar="ID,ID…", min=0)] = (0,)
     """Ids of the packed rows to show."""
-    step: Annotated[int | None, Flag(min=1)] = None
+    step: Annotated[int | None, Flag(min=1, max=2**31 - 1)] = None
     """Shows the rows of this training step instead."""
     document: Annotated[str | None, Flag(metavar="FILE:LINE")] = None
     """Shows the rows that hold a document, and the steps that read them. FILE:LINE-LINE names
@@ -48,11 +48,11 @@ class InspectDataFlags:
     counts: bool = False
     """Shows how many rows, and epochs, of each part of a mixture the run reads, up to --step or its
     end."""
+    ngram: Annotated[int, Flag(min=1)] = 13
+    """Words in the n-grams of --contamination; of a shorter line, all words make one."""
     contamination: Annotated[str | None, Flag(metavar="FILE")] = None
     """Shows which lines of FILE have n-grams that occur in the text, and the steps that read these.
     Reads all the text."""
-    ngram: Annotated[int, Flag(min=1)] = 13
-    """Words of these n-grams; of a shorter line, all words make one."""
     json_file: JsonFile = None
     settings: SavedSettingsFlags = field(default_factory=SavedSettingsFlags)
 
