@@ -8,7 +8,6 @@ from typing import TypeVar
 
 import numpy as np
 
-from data.mixture import shuffled
 from data.packing.rows import NO_ROW, Rows
 
 Batch = dict[str, np.ndarray]
@@ -22,21 +21,13 @@ _THREADS = 2
 _BATCHES_AHEAD = 8
 
 
-def row_ids(seed: int, step: int, batch_sequences: int, rows: int) -> np.ndarray:
-    """Returns the rows of a step's global batch.
+def rows_of_step(rows: Rows, seed: int, step: int, batch_sequences: int) -> np.ndarray:
+    """Returns the rows of a step's global batch, those of a mixture at the rates of its parts.
 
     Training reads the numbers step * batch_sequences and on of an endless sequence that holds
     each epoch's own permutation of all rows, so no row is lost where a batch spans two epochs.
     """
-    places = np.arange(step * batch_sequences, (step + 1) * batch_sequences)
-    return shuffled(seed, places, rows)
-
-
-def rows_of_step(rows: Rows, seed: int, step: int, batch_sequences: int) -> np.ndarray:
-    """Returns the rows of a step's global batch, those of a mixture at the rates of its parts."""
-    if rows.mix is None:
-        return row_ids(seed, step, batch_sequences, len(rows))
-    return rows.mix.rows_of_step(seed, step, batch_sequences)
+    return rows.order.rows_of_step(seed, step, batch_sequences)
 
 
 def batches(

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding
 
+from data.mixture import shuffled
 from layouts.axes import letters_of
 from layouts.layout import Layout
 from layouts.mesh import make_mesh
@@ -20,6 +21,12 @@ from models.precision import Precision
 from models.transformer import Transformer
 
 ROOT = pathlib.Path(__file__).parent.parent
+
+
+def row_ids(seed: int, step: int, batch_sequences: int, rows: int) -> np.ndarray:
+    """The rows of a step's batch, of a text that is no mixture: the next of an endless shuffle."""
+    places = np.arange(step * batch_sequences, (step + 1) * batch_sequences)
+    return shuffled(seed, places, rows)
 
 
 def ignoring(signals: str) -> list[str]:

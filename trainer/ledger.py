@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from data.mixture import BLOCK, MixtureOrder
 from data.order import rows_of_step
 from data.packing.rows import Rows
 from trainer.resume.history import values_by_step
@@ -19,7 +18,6 @@ class Ledger:
     """Knows the rows of each step of a run.  Steps count from 1, as in metrics."""
 
     rows: Rows
-    order: MixtureOrder
     seed: int
     periods: Sequence[tuple[int, int, int, Rows]]
     """Two numbers of steps; of the steps after the first, to the second, the rows in a batch, and
@@ -35,8 +33,7 @@ class Ledger:
             (step, stop, now["Run.batch_sequences"], rows.without(now["Run.exclude"]))
             for (step, now), stop in zip(values, stops, strict=True)
         ]
-        order = rows.mix or MixtureOrder((len(rows),), (BLOCK,), first_stream=0)
-        return cls(rows, order, run.seed, periods)
+        return cls(rows, run.seed, periods)
 
     def rows_of_step(self, step: int) -> tuple[np.ndarray, Rows]:
         """Returns the numbers of the rows of a step, and the rows as the step reads them."""
@@ -50,16 +47,18 @@ class Ledger:
         for first, stop, batch, rows in self.periods:
             span = first, min(stop, last_step)
             if segment in rows.segments_BL[np.array([row])]:
-                yield from (s + 1 for s in self.order.steps_of_row(self.seed, row, batch, *span))
+                yield from (
+                    s + 1 for s in self.rows.order.steps_of_row(self.seed, row, batch, *span)
+                )
 
     def counts(self, last_step: int) -> list[dict[str, Any]]:
         """Counts the rows, and the epochs, that the steps up to the last read of each part."""
         names = [part.name for part in self.rows.parts] if self.rows.mix else ["all"]
         read = np.zeros(len(names), np.int64)
         for first, stop, batch, _ in self.periods:
-            read += self.order.drawn_before(self.seed, min(stop, last_step), batch)
-            read -= self.order.drawn_before(self.seed, min(first, last_step), batch)
+            read += self.rows.order.drawn_before(self.seed, min(stop, last_step), batch)
+            read -= self.rows.order.drawn_before(self.seed, min(first, last_step), batch)
         return [
             {"part": name, "rows": rows, "rows_read": count, "epochs": count / rows}
-            for name, rows, count in zip(names, self.order.rows, read.tolist(), strict=True)
+            for name, rows, count in zip(names, self.rows.order.rows, read.tolist(), strict=True)
         ]

@@ -11,7 +11,7 @@ from pydantic import NonNegativeInt
 
 from configs.errors import UserError
 from data.documents import Documents
-from data.mixture import MixtureOrder
+from data.mixture import BLOCK, MixtureOrder
 from data.packing import pack
 from data.sources.pairs import Pair
 from data.sources.text_files import read_lines, without_carriage_return
@@ -141,6 +141,11 @@ class Rows:
 
     def _counted(self, mask_BL: RowArray) -> np.ndarray:
         return read_rows(np.arange(len(self)), mask_BL)[0] > 0
+
+    @property
+    def order(self) -> MixtureOrder:
+        """Returns the order of the rows in training."""
+        return self.mix or MixtureOrder((len(self),), (BLOCK,), first_stream=0)
 
     @property
     def known_documents(self) -> Documents:

@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data.mixture import MixtureOrder
-from data.order import batches, in_order, row_ids
+from data.order import batches, in_order
 from data.packing.rows import NO_ROW, Counts, Rows
+from tests.toys import row_ids
 
 
 @pytest.fixture(scope="module")

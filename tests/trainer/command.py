@@ -13,12 +13,11 @@ from pathlib import Path
 import numpy as np
 
 from data.cache import prepare
-from data.order import row_ids
 from data.sources.text import TextFiles
 from data.task import Task
 from data.tokenizers.sentence_piece import SentencePiece
 from tests.launch_local import free_port
-from tests.toys import ROOT, ignoring
+from tests.toys import ROOT, ignoring, row_ids
 from trainer.metrics.jsonl import read_lines
 
 FLOAT64 = [

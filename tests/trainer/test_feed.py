@@ -8,11 +8,11 @@ import pytest
 from jax.sharding import NamedSharding
 
 from configs.errors import UserError
-from data.order import row_ids
 from data.packing.pair_rows import PairRows
 from data.packing.rows import Rows
 from layouts.layout import Layout
 from layouts.mesh import make_mesh
+from tests.toys import row_ids
 from tests.trainer.bigram import text_rows
 from trainer.feed import BatchSharding, dispatch_ahead, feed, part_of
 

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from configs.errors import UserError
-from data.order import row_ids
 from data.sources.mixing import TextMixture
 from data.sources.pair_kinds import Tsv
 from data.sources.text import TextFiles
@@ -19,7 +18,7 @@ from data.vocab import make
 from models.feed_forward.moe.layer import Moe
 from models.feed_forward.moe.routing import TopK
 from models.precision import Precision
-from tests.toys import TOY
+from tests.toys import TOY, row_ids
 from tests.trainer.planning.runs import TASK
 from trainer.checks import check_precision
 from trainer.run import Run, with_vocab_rows
