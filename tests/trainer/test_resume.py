@@ -9,6 +9,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -70,6 +71,7 @@ def test_killed_restarted_terminated_and_continued_is_undisturbed(
     assert f"Continuing from step {stopped}." in said and "Finished" in said
     assert list(command.losses().items()) == list(expected.items())
     ends = [read_lines(c.model_dir / "evaluations.jsonl")[-1] for c in (command, straight)]
+    assert [end.pop("wall_time") < time.time() for end in ends] == [True, True]
     assert ends[0] == ends[1]
 
 
