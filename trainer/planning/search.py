@@ -13,7 +13,7 @@ import numpy as np
 from configs.errors import RunError, UserError
 from layouts.candidates import DATA_PARALLEL, FSDP, FSDP_AND_MODEL, candidates, with_shard_axis
 from layouts.cost.calibration import HostRates
-from layouts.cost.interconnect import Topology
+from layouts.cost.interconnect import Topology, offered_slices
 from layouts.device_order import orders
 from layouts.hlo.compilation import compile_program
 from layouts.layout import Layout
@@ -218,3 +218,24 @@ def one_line(layout: Layout) -> str:
     order = "" if layout.order is None else f"order {layout.order}"
     settings = (layout.mesh, layout.rules, layout.param_rules, order)
     return " | ".join(setting for setting in settings if setting)
+
+
+def suggest_slice(plan: training.StepPlan) -> str:
+    """Names the smallest slice of these chips that holds the run, if all of it splits evenly.
+
+    Some layout splits batch and model over its devices.
+    """
+    assert plan.topology is not None
+    run, topology, all_bytes = plan.run, plan.topology, plan.memory.needed_bytes * plan.devices
+    devices = math.ceil(all_bytes / topology.chip.memory_bytes)
+    needed = f"Split evenly, it needs at least {devices:,} devices"
+    *_, largest = offered = offered_slices(topology.kind)
+    if devices > largest.devices:
+        return f"{needed}; the largest slice, {largest.name}, has {largest.devices:,}."
+    record = record_loss(run)
+    for other in offered:
+        if other.devices >= devices and legal_layouts(
+            run, other.devices, candidates(record, other.devices)
+        ):
+            return f"{needed}: try --topology={other.name}."
+    return f"{needed}; no slice of that size divides batch and model."

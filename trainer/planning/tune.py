@@ -8,22 +8,26 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Self, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar, get_args
 
 from configs.errors import RunError, UserError
 from layouts.cost.interconnect import Topology
 from layouts.layout import Layout
 from layouts.mesh import batch_shards, mesh_sizes
 from models.api import ModelSpec
+from models.spec import Remat, SavedProduct
 from models.transformer import Transformer
+from trainer.checks import check_run
 from trainer.planning.child import CompilerAborted
 from trainer.planning.search import OVERESTIMATE, Hardware, plan_if_traceable
-from trainer.planning.sweep import MICROBATCHES, divides, recomputations
 from trainer.planning.training import StepPlan
 from trainer.run import Run
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
+MICROBATCHES = (1, 2, 4, 8, 16, 32)
+REMAT: tuple[Remat, ...] = get_args(Remat)
+PROJECTIONS: tuple[SavedProduct, ...] = ("query_proj", "key_proj", "value_proj", "out_proj")
 OPTIMISM = 0.9  # of a predicted time, so that what may be faster is tried
 
 
@@ -250,3 +254,29 @@ def describe(candidate: Candidate, trial: Trial) -> str:
         f"{name} = {value!r}" for name, value in candidate.settings.items() if value
     )
     return f"{trial.problem or time}: {settings}"
+
+
+def recomputations(model: Transformer, *, offload: bool) -> list[Transformer]:
+    """Returns the model with each kind of recomputation; "full" also with saved projections.
+
+    With `offload` also with inputs of layers, and projections, in the memory of the host.
+    """
+    plain = dataclasses.replace(model, remat="full", remat_saves=(), remat_offloads=())
+    kinds = [dataclasses.replace(plain, remat=remat) for remat in REMAT]
+    kinds.append(dataclasses.replace(plain, remat_saves=PROJECTIONS))
+    if offload:
+        inputs = dataclasses.replace(plain, remat_offloads=("layer_input",))
+        kinds += [inputs, dataclasses.replace(inputs, remat_saves=PROJECTIONS)]
+        kinds.append(dataclasses.replace(plain, remat_offloads=("layer_input", *PROJECTIONS)))
+    return list(dict.fromkeys([model, *kinds]))
+
+
+def divides(run: Run, microbatches: int, shards: int) -> bool:
+    """Returns whether microbatches divide over the shards of a batch, and into groups of tokens."""
+    if run.batch_sequences % (microbatches * shards):
+        return False
+    try:
+        check_run(dataclasses.replace(run, microbatches=microbatches))
+    except UserError:
+        return False
+    return True

@@ -59,15 +59,10 @@ class PlanFlags:
     EXAMPLES = (
         "meshloom plan --gin_file=configs/runs/quickstart.gin",
         "meshloom plan --gin_file=configs/runs/quickstart.gin --topology=v3:2x2 --analytic",
-        "meshloom plan --gin_file=configs/runs/quickstart.gin --topology=v3:2x2 --sweep "
-        "--html=sweep.html",
     )
     layouts: Annotated[shared.Strings, Flag("", metavar="[LAYOUT]...", is_argument=True)] = ()
     compare: bool = False
     """Plans the run under each of the given layout files."""
-    sweep: bool = False
-    """Compares batches, microbatches, recomputation, precision and layouts that fit, by their cost.
-    Needs --topology."""
     price_per_chip_hour: Annotated[float | None, Flag(metavar="P", min=0, max=1e6)] = None
     """Adds what a whole run costs, in --currency."""
     currency: Annotated[str, Flag(metavar="NAME")] = "USD"

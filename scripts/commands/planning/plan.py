@@ -10,23 +10,20 @@ from scripts.commands.common import warn_unused, write_json
 from scripts.commands.planning import page, plan_decode
 from scripts.commands.planning.flags import PlanFlags
 from scripts.commands.planning.inputs import best_plan, named_layouts, read_inputs
-from scripts.commands.planning.sweep import sweep_run
 from scripts.flag import given_flags
 from scripts.terminal import print_note
 from trainer.checks import check_bubble
 from trainer.planning.report import as_json, decode_as_json
 from trainer.planning.run_cost import Assumptions
-from trainer.planning.sweep import suggest_slice
+from trainer.planning.search import suggest_slice
 from trainer.planning.training import StepPlan
 from trainer.run import Run
 
 
 def plan(flags: PlanFlags) -> None:
-    """Plans training or decoding of a run, its training under several layouts, or a sweep."""
+    """Plans training or decoding of a run, or its training under several layouts."""
     check_flags(flags)
-    if flags.sweep:
-        sweep_run(flags)
-    elif flags.compare:
+    if flags.compare:
         compare(flags)
     else:
         plan_run(flags)
@@ -34,9 +31,6 @@ def plan(flags: PlanFlags) -> None:
 
 def check_flags(flags: PlanFlags) -> None:
     """Refuses flags that do not belong together."""
-    for other in ("decode", "compare"):
-        if flags.sweep and getattr(flags, other):
-            raise UserError(f"--sweep and --{other} are different plans.  Choose one.")
     if not flags.decode and (given := given_flags(flags.decoding)):
         raise UserError(f"{', '.join(given)} needs --decode.  Add it.")
     if flags.tokens is not None and flags.decode:
@@ -46,16 +40,16 @@ def check_flags(flags: PlanFlags) -> None:
             "--price_per_chip_hour is for the training of a run on --topology.  Remove it, or "
             "--decode, or add --topology."
         )
-    is_priced = flags.topology is not None and not (flags.decode or flags.sweep)
+    is_priced = flags.topology is not None and not flags.decode
     if not is_priced and (given := given_flags(flags.run_cost)):
         raise UserError(
             f"{', '.join(given)} is for one plan of training on --topology.  Remove it, or add "
-            "--topology, without --decode and --sweep."
+            "--topology, without --decode."
         )
-    if flags.layouts and not (flags.compare or flags.sweep):
+    if flags.layouts and not flags.compare:
         raise UserError(
-            f"{flags.layouts[0]}: layout files need --compare or --sweep.  Give the layout of one "
-            "plan by --gin_file."
+            f"{flags.layouts[0]}: layout files need --compare.  Give the layout of one plan by "
+            "--gin_file."
         )
     if flags.compare and not flags.layouts:
         raise UserError("--compare needs layout files, as in --compare a.gin b.gin.")
@@ -86,7 +80,7 @@ def plan_run(flags: PlanFlags) -> None:
             )
         if plan.fits is False:
             print(suggest_slice(plan))
-            print("Settings that fit: add --sweep (by traces), or `meshloom tune` (compiled).")
+            print("Settings that fit: `meshloom tune`.")
     write_json(flags.json_file, figures)
     if flags.html is not None:
         page.write_page(flags.html, title, figures)

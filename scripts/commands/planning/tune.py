@@ -25,14 +25,19 @@ from scripts.commands.doctor.machine import installed
 from scripts.commands.planning import page
 from scripts.commands.planning.flags import TuneFlags
 from scripts.commands.planning.inputs import no_compiler, parse_topology, sizes_on
-from scripts.commands.planning.sweep import remat_text
 from scripts.flag import given_flags
 from scripts.terminal import print_note, print_table
 from trainer.checks import check_layout, check_run
 from trainer.planning.child import in_child
 from trainer.planning.report import as_json
-from trainer.planning.search import Hardware, StepBenchmark, one_line, rank_layouts, shortlist
-from trainer.planning.sweep import suggest_slice
+from trainer.planning.search import (
+    Hardware,
+    StepBenchmark,
+    one_line,
+    rank_layouts,
+    shortlist,
+    suggest_slice,
+)
 from trainer.planning.training import plan_compiled
 from trainer.planning.tune import Candidate, Trial, TrialLog, Tuner, ladders_of
 from trainer.run import Run
@@ -192,6 +197,13 @@ def columns(candidate: Candidate, option_names: Mapping[Options, str]) -> list[s
         remat_text(settings),
         option_names[candidate.run.compiler_options],
     ]
+
+
+def remat_text(row: dict[str, Any]) -> str:
+    """Writes what a combination recomputes, and what it saves nevertheless."""
+    kept = {"saves": "Transformer.remat_saves", "on the host": "Transformer.remat_offloads"}
+    texts = [f"{what} {row[name]}" for what, name in kept.items() if row.get(name)]
+    return ", ".join([row.get("Transformer.remat", ""), *texts])
 
 
 def figures_of(trial: Trial) -> list[str]:

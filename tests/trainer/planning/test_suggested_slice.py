@@ -8,7 +8,7 @@ from layouts.cost.interconnect import Topology
 from models.attention.multi_head import MultiHead
 from tests.toys import SPLITTABLE, optax_promotion
 from tests.trainer.planning.runs import layout_named, toy_run
-from trainer.planning.sweep import suggest_slice
+from trainer.planning.search import suggest_slice
 from trainer.planning.training import StepPlan, plan_from_trace
 from trainer.run import Run
 

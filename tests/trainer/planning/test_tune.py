@@ -28,6 +28,17 @@ SLICE = Topology.named("v5e:2x2")
 Measure = Callable[[Candidate], Trial]
 
 
+ALL_RECOMPUTATIONS = tune_module.recomputations
+
+
+def test_a_model_that_saves_products_is_compared_with_others() -> None:
+    """Without recomputation it has none to save."""
+    model = dataclasses.replace(SPLITTABLE, remat="full", remat_saves=("mlpwi",))
+    kinds = [(kind.remat, kind.remat_saves) for kind in ALL_RECOMPUTATIONS(model, offload=False)]
+    assert kinds[0] == ("full", ("mlpwi",)) and len(set(kinds)) == len(kinds)
+    assert {("none", ()), ("full", ()), ("full", tune_module.PROJECTIONS)} < set(kinds)
+
+
 @pytest.fixture(autouse=True)
 def two_recomputations(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     def recomputations(model: Any, *, offload: bool) -> list[Any]:

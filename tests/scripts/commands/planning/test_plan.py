@@ -9,19 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from matplotlib import pyplot
-from matplotlib.figure import Figure
 
 from configs.load import load
 from layouts.cost.interconnect import Topology
 from layouts.layout import Layout
-from scripts.commands.planning import sweep as sweep_command
 from scripts.commands.planning import tune as tune_command
 from scripts.commands.planning.page import run_cost_rows
 from scripts.templates import render
 from tests.scripts.conftest import Meshloom, Place
 from tests.trainer.command import settings
-from trainer.planning import sweep, tune
+from trainer.planning import tune
 from trainer.planning.figures import FIGURES, SCHEMA_VERSION
 from trainer.planning.report import by_line
 from trainer.planning.run_cost import Assumptions
@@ -149,7 +146,7 @@ def test_what_does_not_fit_comes_with_ways_out(run: Meshloom, tmp_path: Path) ->
     answer = run("plan", *toy(tmp_path, *wide), "--topology=v2:2x2", "--analytic")
     assert answer.code == 0
     assert "does not fit" in answer.out
-    assert "add --sweep (by traces), or `meshloom tune`" in answer.out
+    assert "Settings that fit: `meshloom tune`" in answer.out
     assert "at least" in answer.out and "v2:" in answer.out  # the smallest slice that would do
 
 
@@ -264,53 +261,21 @@ def test_what_fits_nowhere_is_refused_with_a_slice_that_would_do(
     assert "by their traces, fits" in answer.error and "try --topology=v2:16x16" in answer.error
 
 
-def test_a_sweep(run: Meshloom, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sweep, "BATCH_FACTORS", (1,))
-    monkeypatch.setattr(sweep, "REMAT", ("none",))
-    json_file, page = tmp_path / "sweep.json", tmp_path / "sweep.html"
-    drawn: list[Figure] = []
-
-    def png_of(draw: Callable[[Any], Figure]) -> bytes:
-        drawn.append(draw(pyplot))
-        return b""
-
-    monkeypatch.setattr(sweep_command, "png_of", png_of)
-    outputs = [f"--json={json_file}", f"--html={page}"]
-    money = ["--price_per_chip_hour=1.5", "--currency=EUR"]
-    flags = ["--topology=v5e:2x2", "--sweep", *money, *outputs]
-    answer = run("plan", *toy(tmp_path, layout="data_parallel"), *flags, "layouts/fsdp.gin")
-    assert answer.code == 0, answer.error
-    rows = json.loads(json_file.read_text())["combinations"]
-    assert {row["layout"] for row in rows} == {"data_parallel", "fsdp"}
-    assert all(row["price"] == pytest.approx(1.5 * row["chip_hours"]) for row in rows)
-    text = page.read_text()
-    assert "price in EUR" in answer.out and "image/png" in text
-    assert "A chip costs 1.5 EUR per hour." in text and "reads 30,720 tokens." in text
-    assert {row["run_steps"] for row in rows} == {160}
-    [figure] = drawn
-    figure.draw_without_rendering()
-    numbers = ", ".join(label.get_text() for label in figure.axes[0].texts).split(", ")
-    assert sorted(map(int, numbers)) == [*range(1, len(rows) + 1)]  # the rows of the table
-    legend, axes = figure.legends[0].get_window_extent(), figure.axes[0].get_window_extent()
-    assert legend.y1 < axes.y0  # it hides no point
-    assert figure.axes[0].get_ylim()[1] > 1.05 * max(row["chip_hours"] for row in rows)
-
-
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--sweep"], "Add --topology"),
-        (["--sweep", "--compare", "layouts/fsdp.gin"], "--sweep and --compare are different plans"),
         (["--price_per_chip_hour=2", "--decode"], "Remove it, or --decode"),
-        (["--restart_minutes=2", "--sweep"], "--restart_minutes is for one plan of training"),
+        (["--restart_minutes=2"], "--restart_minutes is for one plan of training"),
         (["--storage_gb_per_s=5"], "--storage_gb_per_s is for one plan of training on --topology"),
-        (["--sweep", "--price_per_chip_hour=-1"], "-1"),
-        (["--sweep", "--price_per_chip_hour=1e300"], "not in the range"),
+        (["--price_per_chip_hour=-1"], "-1"),
+        (["--price_per_chip_hour=1e300"], "not in the range"),
         (["--gin_file="], "'': no such file in"),
-        (["--sweep", "--topology=v5e:2x2", "--beam=4"], "--beam needs --decode"),
+        (["--topology=v5e:2x2", "--beam=4"], "--beam needs --decode"),
     ],
 )
-def test_flags_of_a_sweep(run: Meshloom, tmp_path: Path, flags: list[str], message: str) -> None:
+def test_flags_that_a_plan_cannot_have(
+    run: Meshloom, tmp_path: Path, flags: list[str], message: str
+) -> None:
     answer = run("plan", *toy(tmp_path), *flags)
     assert answer.code == 2
     assert message in answer.error

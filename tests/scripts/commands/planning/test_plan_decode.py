@@ -73,7 +73,6 @@ def test_a_plan_of_samples_that_a_suffix_ranks(
     [
         (["--beam=4"], "--beam needs --decode.  Add it"),
         (["--apart"], "--apart needs --decode"),
-        (["--decode", "--sweep"], "--sweep and --decode are different plans"),
         (
             ["--compare", "layouts/fsdp.gin", "--html=page.html"],
             "--html writes the page of one plan",
