@@ -59,6 +59,7 @@ class Vocab(abc.ABC):
         pad_id: int | None,
         reads_begin: bool = True,
         stop_ids: Iterable[int] = (),
+        banned_ids: tuple[int, ...] = (),
     ):
         self.model = model
         """What `save` writes."""
@@ -74,6 +75,8 @@ class Vocab(abc.ABC):
         """What has no text; None where the vocab has no such id."""
         self.reads_begin = reads_begin
         """Whether a decoder reads begin_id before a prompt, too."""
+        self.banned_ids = banned_ids
+        """What decoding never generates."""
 
     files: Mapping[str, str] = types.MappingProxyType({})
     """The files of Hugging Face that the vocab was made of, unchanged."""
@@ -84,6 +87,17 @@ class Vocab(abc.ABC):
     @functools.cached_property
     def hash(self) -> str:
         return hashlib.sha256(self.model).hexdigest()
+
+    @property
+    def ids_hash(self) -> str:
+        """Returns what two vocabs share whose ids have one embedding."""
+        return self.hash
+
+    @property
+    def special(self) -> dict[str, Any]:
+        """Returns what a decoder must know of the vocab."""
+        names = ("begin_id", "stop_ids", "reads_begin", "banned_ids")
+        return {name: getattr(self, name) for name in names}
 
     @functools.cached_property
     def dtype(self) -> type[np.unsignedinteger]:

@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
-from data.tokenizers import labels, tokenizer_json
+from data.tokenizers import labels, marian, tokenizer_json
 from data.tokenizers.sentence_piece import SentencePieceVocab
 from data.vocab import Vocab, read_model
 
@@ -16,6 +16,8 @@ def load_vocab(path: str | os.PathLike[str]) -> Vocab:
     model = read_model(path)
     if model.startswith(labels.FORMAT.encode()):
         return labels.LabelVocab(model, str(path))
+    if model.startswith(marian.FORMAT):
+        return marian.MarianVocab(model, str(path))
     if tokenizer_json.is_bundle(model):
         return tokenizer_json.TokenizerJsonVocab(model, str(path))
     return SentencePieceVocab(model, str(path))

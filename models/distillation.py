@@ -69,11 +69,12 @@ class DistilledModel(TransformerModel):
 
     def teacher_output(self, params: Params, batch: Batch) -> TeacherOutput:
         teacher, weights = self.teacher, params[TEACHER]
+        bias_V = teacher.logit_bias(weights)
         if not self.runs_stages:
-            return TeacherOutput(*teacher.hidden(weights, batch)[2:])
+            return TeacherOutput(*teacher.hidden(weights, batch)[2:], bias_V)
         x_ABLD = jax.lax.map(lambda batch: teacher.hidden(weights, batch)[2], batch)
         x_BLD = join_microbatches(teacher.layout, x_ABLD, "BLD")
-        return TeacherOutput(x_BLD, teacher.network(weights).output_weights())
+        return TeacherOutput(x_BLD, teacher.network(weights).output_weights(), bias_V)
 
     def loss(
         self, params: Params, batch: Batch, criterion: Criterion, key: jax.Array | None = None

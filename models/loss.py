@@ -86,6 +86,7 @@ class TeacherOutput(NamedTuple):
 
     x_BLD: Array
     softmax_VD: Array
+    bias_V: Array | None = None
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
@@ -98,17 +99,28 @@ def softmax_loss(
     targets_BL: Array,
     counted_BL: Array,
     teacher: TeacherOutput | None = None,
+    bias_V: Array | None = None,
 ) -> LossSums:
     """Sums the loss over the counted tokens of softmax(x softmax_VD^T) against the targets.
 
     With label smoothing e the target's probability is 1 - e, and e is spread over all tokens;
     z-loss adds z * (log sum exp)^2 (Mesh-TensorFlow's softmax_cross_entropy_with_logits).  Of a
     teacher, the objective has T^2 KL(teacher || student), by logits over the temperature T (Hinton
-    et al. 2015).
+    et al. 2015).  A bias of logits has no gradient.
     """
     return _in_slices(
-        layout, criterion, chunks, x_BLD, softmax_VD, targets_BL, counted_BL, teacher
+        layout, criterion, chunks, x_BLD, softmax_VD, targets_BL, counted_BL, teacher, bias_V
     )[0]
+
+
+def biased_logits(
+    layout: Layout, axes: str, x: Array, softmax_VD: Array, bias_V: Array | None
+) -> Array:
+    """Returns the logits of hidden states with axes "BLV" or "BlV", in JAX's float type."""
+    logits = layout.einsum(f"{axes[:2]}D,VD->{axes}", x, softmax_VD, dtype=float)
+    if bias_V is None:
+        return logits
+    return logits + layout.broadcast_like(bias_V.astype(float), "V", axes)
 
 
 def capped(logits: Array, cap: float | None) -> Array:
@@ -130,9 +142,10 @@ def token_losses(
     targets_BL: Array,
     counted_BL: Array,
     logit_cap: float | None = None,
+    bias_V: Array | None = None,
 ) -> TokenLosses:
     """Returns the loss of each counted target, and whether greedy decoding chooses it."""
-    logits_BLV = layout.einsum("BLD,VD->BLV", x_BLD, softmax_VD, dtype=float)
+    logits_BLV = biased_logits(layout, "BLV", x_BLD, softmax_VD, bias_V)
     logits_BLV = capped(logits_BLV, logit_cap)
     logits_BLV = layout.mask_padding(logits_BLV, "BLV", "V", -jnp.inf)
     target_logit_BL1 = layout.take_last(
@@ -154,6 +167,7 @@ def divergence(
     second_BLD: Array,
     softmax_VD: Array,
     counted_BL: Array,
+    bias_V: Array | None = None,
 ) -> Array:
     """Sums the divergence of two predictions of the same target over the counted tokens.
 
@@ -166,7 +180,7 @@ def divergence(
     def part(index: Array | int) -> Array:
         first, second, counted = take(index)
         (logits_BLV, probs_BLV), (other_logits_BLV, other_probs_BLV) = (
-            _predictions(layout, criterion, axes, x, softmax_VD) for x in (first, second)
+            _predictions(layout, criterion, axes, x, softmax_VD, bias_V) for x in (first, second)
         )
         # What each softmax divides by cancels: the differences of the probabilities sum to zero.
         apart_BLV = (probs_BLV - other_probs_BLV) * (logits_BLV - other_logits_BLV)
@@ -183,10 +197,15 @@ def divergence(
 
 
 def _predictions(
-    layout: Layout, criterion: Criterion, axes: str, x: Array, softmax_VD: Array
+    layout: Layout,
+    criterion: Criterion,
+    axes: str,
+    x: Array,
+    softmax_VD: Array,
+    bias_V: Array | None,
 ) -> tuple[Array, Array]:
     """Returns the logits, zero in padding, and the probabilities of one slice."""
-    logits_BLV = layout.einsum(f"{axes[:2]}D,VD->{axes}", x, softmax_VD, dtype=float)
+    logits_BLV = biased_logits(layout, axes, x, softmax_VD, bias_V)
     logits_BLV = capped(logits_BLV, criterion.logit_cap) * criterion.logit_scale
     probs_BLV = jax.nn.softmax(layout.mask_padding(logits_BLV, axes, "V", -jnp.inf), axis=-1)
     return layout.mask_padding(logits_BLV, axes, "V", 0), probs_BLV
@@ -201,11 +220,12 @@ def _with_gradients(
     targets_BL: Array,
     counted_BL: Array,
     teacher: TeacherOutput | None = None,
+    bias_V: Array | None = None,
 ) -> tuple[LossSums, tuple[Array, Array]]:
     """Returns the sums, and the objective's gradients by x and by the softmax weights."""
     sums, gradients = _in_slices(
         layout, criterion, chunks, x_BLD, softmax_VD, targets_BL, counted_BL, teacher,
-        gradients=True,
+        bias_V, gradients=True,
     )  # fmt: skip
     assert gradients is not None
     dsoftmax_VD = layout.einsum("DV->VD", gradients.dsoftmax_DV, stored=True)
@@ -218,9 +238,9 @@ def _scale_gradients(
     chunks: int,
     gradients: tuple[Array, Array],
     cotangent: LossSums,
-) -> tuple[Array, Array, None, None, None]:
+) -> tuple[Array, Array, None, None, None, None]:
     dx_BLD, dsoftmax_VD = (scaled(g, cotangent.objective.astype(g.dtype)) for g in gradients)
-    return dx_BLD, dsoftmax_VD, None, None, None
+    return dx_BLD, dsoftmax_VD, None, None, None, None
 
 
 softmax_loss.defvjp(_with_gradients, _scale_gradients)
@@ -246,6 +266,7 @@ def _in_slices(
     targets_BL: Array,
     counted_BL: Array,
     teacher: TeacherOutput | None,
+    bias_V: Array | None,
     *,
     gradients: bool = False,
 ) -> tuple[LossSums, Gradients | None]:
@@ -258,9 +279,9 @@ def _in_slices(
 
     def part(index: Array | int) -> tuple[LossSums, Gradients | None]:
         x, targets, counted, *of_teacher = take(index)
-        output = None if teacher is None else TeacherOutput(of_teacher[0], teacher.softmax_VD)
+        output = None if teacher is None else teacher._replace(x_BLD=of_teacher[0])
         sums, dlogits = _forward(
-            layout, criterion, axes[1], softmax_VD, x, targets, counted, output
+            layout, criterion, axes[1], softmax_VD, x, targets, counted, output, bias_V
         )
         return sums, _backward(layout, axes, softmax_VD, x, dlogits) if gradients else None
 
@@ -327,10 +348,11 @@ def _forward(
     targets_BL: Array,
     counted_BL: Array,
     teacher: TeacherOutput | None,
+    bias_V: Array | None,
 ) -> tuple[LossSums, Array]:
     """Returns the sums of one slice and the objective's gradient by its logits."""
     axes = f"B{length}V"
-    logits_BLV = layout.einsum(f"B{length}D,VD->{axes}", x_BLD, softmax_VD, dtype=float)
+    logits_BLV = biased_logits(layout, axes, x_BLD, softmax_VD, bias_V)
     bounded_BLV = capped(logits_BLV, criterion.logit_cap)
     logits_BLV = layout.mask_padding(bounded_BLV * criterion.logit_scale, axes, "V", -jnp.inf)
     vocab = layout.unpadded_shape(axes, logits_BLV.shape)[-1]
@@ -378,9 +400,7 @@ def _divergence_from_teacher(
 ) -> tuple[Array, Array]:
     """Returns the divergence of predictions from a teacher's, and its gradient by the logits."""
     temperature = criterion.temperature
-    teacher_BLV = layout.einsum(
-        f"{axes[:2]}D,VD->{axes}", teacher.x_BLD, teacher.softmax_VD, dtype=float
-    )
+    teacher_BLV = biased_logits(layout, axes, *teacher)
     teacher_BLV = capped(teacher_BLV, criterion.teacher_cap)
     teacher_BLV = layout.mask_padding(teacher_BLV, axes, "V", -jnp.inf)
     expected_BLV, predicted_BLV = (

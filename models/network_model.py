@@ -112,6 +112,10 @@ class NetworkModel(abc.ABC, Generic[NetworkT]):
         """Returns the soft bound of the logits; None is no bound."""
         return None
 
+    def logit_bias(self, params: Params) -> jax.Array | None:
+        """Returns the bias of the logits, which no training changes; None is none."""
+        return None
+
     def loss(
         self, params: Params, batch: Batch, criterion: Criterion, key: jax.Array | None = None
     ) -> LossSums:
@@ -148,7 +152,10 @@ class NetworkModel(abc.ABC, Generic[NetworkT]):
         rows = len(batch["targets_BL"])
         layout, batch, x_BLD, weights_VD = self.hidden(params, batch)
         targets_BL, counted_BL = batch["targets_BL"], counted_targets(batch)
-        losses = token_losses(layout, x_BLD, weights_VD, targets_BL, counted_BL, self.logit_cap)
+        losses = token_losses(
+            layout, x_BLD, weights_VD, targets_BL, counted_BL, self.logit_cap,
+            self.logit_bias(params),
+        )  # fmt: skip
         if len(losses.loss_BL) == rows:
             return losses
         return TokenLosses(*(layout.reshard(array, "bL") for array in losses))

@@ -23,7 +23,7 @@ from models.initializers import Weights
 from models.sizes import Sizes
 
 Array = jax.Array
-NormPlaces = Literal["before", "after", "both"]
+NormPlaces = Literal["before", "after", "both", "sum"]
 
 
 @abstract_spec
@@ -245,7 +245,8 @@ class Block(Part):
     """Norm of the input of each of them, or of the output. None: Transformer.norm."""
     norm_places: NormPlaces = "before"
     """Where the norms are: before attention and feed-forward layers, after them, on what they add
-    to the residual, as in OLMo 2, or both, as in Gemma 2."""
+    to the residual, as in OLMo 2, or both, as in Gemma 2.  Or on the sum with the residual, as in
+    Vaswani et al. 2017; a stack that ends in such a block has no norm of its own."""
     residual_scale: Positive = 1.0
     """Multiplies what each of them adds to the residual, as in Granite."""
 

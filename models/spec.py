@@ -81,6 +81,8 @@ class TransformerSpec(Sizes):
     """Multiplies embeddings. None: the square root of d_model."""
     logit_scale: Positive = 1.0
     """Multiplies the hidden states before the softmax's product."""
+    logit_bias: bool = False
+    """Adds a bias to the logits of tokens that training leaves as it is, as in Marian."""
     logit_cap: Positive | None = None
     """Bounds the logits of tokens softly: cap * tanh(logits / cap), as in Gemma 2. None: no
     bound."""

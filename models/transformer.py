@@ -26,6 +26,7 @@ from models.loss import (
     Criterion,
     LossSums,
     TeacherOutput,
+    biased_logits,
     capped,
     counted_targets,
     divergence,
@@ -51,6 +52,8 @@ class Network(nnx.Module):
         self.embed_VD = weights.normal("VD", fan_in="D")
         if not spec.tied:
             self.softmax_VD = weights.normal("VD", fan_in="D")
+        if spec.logit_bias:
+            self.logit_bias_V = weights.zeros("V")
         table_LD = spec.positions.build_table(weights)
         if table_LD is not None:
             self.positions_LD = table_LD
@@ -278,6 +281,9 @@ class TransformerModel(NetworkModel[Network]):
     def logit_cap(self) -> float | None:
         return self.spec.logit_cap
 
+    def logit_bias(self, params: Params) -> Array | None:
+        return params.get("logit_bias_V")
+
     def loss(
         self, params: Params, batch: Batch, criterion: Criterion, key: Array | None = None
     ) -> LossSums:
@@ -287,6 +293,7 @@ class TransformerModel(NetworkModel[Network]):
         network, batch = self.pad_rows(params, batch)
         layout, weights_VD = network.layout, network.output_weights()
         targets_BL, counted_BL = batch["targets_BL"], counted_targets(batch)
+        bias_V = self.logit_bias(params)
         chunks = self.spec.loss_chunks
         run = functools.partial(network, drop_tokens=criterion.drop_tokens)
         if self.runs_stages:
@@ -308,7 +315,15 @@ class TransformerModel(NetworkModel[Network]):
 
         def sums_of(x_BLD: Array) -> LossSums:
             return softmax_loss(
-                layout, criterion, chunks, x_BLD, weights_VD, targets_BL, counted_BL, teacher
+                layout,
+                criterion,
+                chunks,
+                x_BLD,
+                weights_VD,
+                targets_BL,
+                counted_BL,
+                teacher,
+                bias_V,
             )
 
         passes = [forward(key) for key in pass_keys(criterion, key)]
@@ -317,7 +332,7 @@ class TransformerModel(NetworkModel[Network]):
         if len(passes) == 2:
             (first_BLD, _), (second_BLD, _) = passes
             kl_sum = divergence(
-                layout, criterion, chunks, first_BLD, second_BLD, weights_VD, counted_BL
+                layout, criterion, chunks, first_BLD, second_BLD, weights_VD, counted_BL, bias_V
             )
             sums = sums._replace(objective=sums.objective + criterion.r_drop / 2 * kl_sum)
         if self.spec.router is None:
@@ -419,9 +434,9 @@ class TransformerModel(NetworkModel[Network]):
         x_BLD, layers = network.decoder.step(
             prepared["decoder"]["layers_N"], x_BLD, cache["layers"], contexts
         )
-        logits_BLV = layout.einsum(
-            "BLD,VD->BLV", x_BLD * self.spec.logit_scale, prepared[OUTPUT], dtype=float
-        )
+        x_BLD *= self.spec.logit_scale
+        bias_V = self.logit_bias(prepared)
+        logits_BLV = biased_logits(layout, "BLV", x_BLD, prepared[OUTPUT], bias_V)
         logits_BLV = capped(logits_BLV, self.logit_cap)
         logits_BLV = layout.mask_padding(logits_BLV, "BLV", "V", -jnp.inf)
         return {**cache, "positions_BM": positions_BM, "layers": layers}, logits_BLV

@@ -255,7 +255,7 @@ def check_vocabs(run: Run, vocabs: Vocabs) -> None:
                 "has those of the other %d rows.",
                 model, name, rows, run.task.name, vocab.size, rows - vocab.size,
             )  # fmt: skip
-    if source is not None and source.hash != vocabs.target.hash and source_size is None:
+    if source is not None and source.ids_hash != vocabs.target.ids_hash and source_size is None:
         raise UserError(
             f"Transformer.source_vocab = None: task {run.task.name} has a separate vocabulary "
             f"for the source.  Set Transformer.source_vocab to at least {source.size}."

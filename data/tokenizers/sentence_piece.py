@@ -125,7 +125,7 @@ class SentencePieceVocab(Vocab):
     """Maps text to ids and back by a model of SentencePiece."""
 
     def __init__(self, model: bytes, name: str = "a SentencePiece model"):
-        processor = _processor(model)
+        processor = processor_of(model)
         if processor is None:
             raise UserError(
                 f"vocab {name}: is not a SentencePiece model.  (Hugging Face's tokenizer.json is "
@@ -173,10 +173,10 @@ class SentencePieceVocab(Vocab):
 
 def is_sentence_piece(model: bytes) -> bool:
     """Returns whether a file is a model of SentencePiece."""
-    return _processor(model) is not None
+    return processor_of(model) is not None
 
 
-def _processor(model: bytes) -> sentencepiece.SentencePieceProcessor | None:
+def processor_of(model: bytes) -> sentencepiece.SentencePieceProcessor | None:
     """Returns a model of SentencePiece; None where the bytes are none."""
     try:
         processor = sentencepiece.SentencePieceProcessor(model_proto=model)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from layouts.layout import Layout
 from models.decoding.generate import DecodeInputs, DecodeOutput, is_end
-from models.decoding.sampling import is_early, without_end
+from models.decoding.sampling import allowed
 
 Array = jax.Array
 
@@ -56,11 +56,11 @@ class Beam:
         rows, width, vocab = layout.unpadded_shape("BWV", logits_BWV.shape)
         ends = len(inputs.stop_ids)
         best = (1 + ends) * width
-        k = min(best + ends, vocab)  # more than the beam can need: END may be masked
+        # More than the beam can need: END and banned tokens may be masked.
+        k = min(best + ends + len(inputs.banned_ids), vocab)
         best_BWU, token_BWU = layout.top_k(logits_BWV, k, "BWV")
         best_BWU, token_BWU = layout.reshard(best_BWU, "BWU"), layout.reshard(token_BWU, "BWU")
-        early_B = is_early(inputs, step)
-        best_BWU = without_end(layout, best_BWU, token_BWU, early_B, inputs.stop_ids, "BWU")
+        best_BWU = allowed(layout, best_BWU, token_BWU, inputs, step, "BWU")
         score_BWU = state.score_BW[:, :, None] + best_BWU - log_z_BW1
         score_BU, token_BU = (
             layout.reshape(x, (rows, width * k), "BU") for x in (score_BWU, token_BWU)

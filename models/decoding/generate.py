@@ -45,6 +45,8 @@ class DecodeInputs:
     """What the model reads before each text."""
     stop_ids: tuple[int, ...] = dataclasses.field(default=(END,), metadata={"static": True})
     """What ends a text; each is called END in this folder."""
+    banned_ids: tuple[int, ...] = dataclasses.field(default=(), metadata={"static": True})
+    """What no text has, whatever its probability."""
 
 
 class DecodeOutput(NamedTuple):

@@ -121,8 +121,7 @@ class Sampling:
         # What is reported is the model's probability, END before the minimum included.
         log_z_BW = jax.nn.logsumexp(logits_BWV, axis=-1)
         tokens_BWV = layout.iota("BWV", logits_BWV.shape, "V")
-        early_B = is_early(inputs, step)
-        logits_BWV = without_end(layout, logits_BWV, tokens_BWV, early_B, inputs.stop_ids, "BWV")
+        logits_BWV = allowed(layout, logits_BWV, tokens_BWV, inputs, step, "BWV")
         token_BW, logit_BW = self.choose(layout, logits_BWV, inputs.seeds_B, step)
         gain_BW = logit_BW - layout.reshard(log_z_BW, "BW")
         token_BW = jnp.where(state.finished_BW, 0, token_BW)
@@ -231,10 +230,15 @@ def squeezed(layout: Layout, token_BW1: Array, logit_BW1: Array) -> Chosen:
     return layout.reshard(token_BW1[:, :, 0], "BW"), layout.reshard(logit_BW1[:, :, 0], "BW")
 
 
-def is_early(inputs: DecodeInputs, step: Array) -> Array | None:
-    """Returns which texts may not end at this step; None if all may."""
+def allowed(
+    layout: Layout, logits: Array, tokens: Array, inputs: DecodeInputs, step: Array, axes: str
+) -> Array:
+    """Masks the logits of banned tokens, and of END in texts that may not end at this step."""
+    if inputs.banned_ids:
+        logits = jnp.where(is_end(tokens, inputs.banned_ids), -jnp.inf, logits)
     minimum_B = inputs.min_new_tokens_B
-    return None if minimum_B is None else step + 1 < minimum_B
+    early_B = None if minimum_B is None else step + 1 < minimum_B
+    return without_end(layout, logits, tokens, early_B, inputs.stop_ids, axes)
 
 
 def without_end(

@@ -28,7 +28,7 @@ class Contexts(NamedTuple):
 class BlockLayer(nnx.Module):
     """Adds attention, attention to a source where there is one, and feed-forward or experts.
 
-    Each reads the residual and is added to it, with a norm before, after or both.  `kind` is the
+    Each reads the residual and is added to it, with norms where the block has them.  `kind` is the
     index of the block's contexts among those of its stack.
     """
 
@@ -44,6 +44,7 @@ class BlockLayer(nnx.Module):
     ):
         self.dropout = sizes.dropout
         self.residual_scale = parts.residual_scale
+        self.norms_sum = parts.norm_places == "sum"
         self.layout = layout
         self.kind = kind
 
@@ -51,16 +52,16 @@ class BlockLayer(nnx.Module):
             return parts.norm.build(layout, weights) if parts.norm_places in places else None
 
         self.attention_norm = norm("before", "both")
-        self.attention_post_norm = norm("after", "both")
+        self.attention_post_norm = norm("after", "both", "sum")
         self.attention = parts.attention.build(parts, sizes, layout, weights)
         if cross_attention:
             self.source_norm = norm("before", "both")
-            self.source_post_norm = norm("after", "both")
+            self.source_post_norm = norm("after", "both", "sum")
             self.source_attention = parts.source_attention.build_cross(
                 parts, sizes, layout, weights
             )
         self.mlp_norm = norm("before", "both")
-        self.mlp_post_norm = norm("after", "both")
+        self.mlp_post_norm = norm("after", "both", "sum")
         self.mlp = parts.feed_forward.build(sizes, layout, weights)
 
     def __call__(
@@ -79,14 +80,14 @@ class BlockLayer(nnx.Module):
             source_keys = list(jax.random.split(jax.random.fold_in(key, 4)))
         y_BLD = normed(self.attention_norm, x_BLD)
         y_BLD, cache = self.attention(y_BLD, context, cache, keys[0])
-        x_BLD = x_BLD + self.drop(normed(self.attention_post_norm, y_BLD), keys[1])
+        x_BLD = self.add(x_BLD, y_BLD, self.attention_post_norm, keys[1])
         if source_context is not None:
             y_BLD = normed(self.source_norm, x_BLD)
             y_BLD, cache = self.source_attention(y_BLD, source_context, cache, source_keys[0])
-            x_BLD = x_BLD + self.drop(normed(self.source_post_norm, y_BLD), source_keys[1])
+            x_BLD = self.add(x_BLD, y_BLD, self.source_post_norm, source_keys[1])
         y_BLD = normed(self.mlp_norm, x_BLD)
         y_BLD, load = self.mlp(y_BLD, context.segments_BL, keys[2], drop_tokens=context.drop_tokens)
-        return x_BLD + self.drop(normed(self.mlp_post_norm, y_BLD), keys[3]), cache, load
+        return self.add(x_BLD, y_BLD, self.mlp_post_norm, keys[3]), cache, load
 
     def init_cache(self, rows: int, length: int, memory_BMD: Array | None) -> Cache:
         """Makes the caches of all attentions, for this number of rows of this length."""
@@ -94,6 +95,12 @@ class BlockLayer(nnx.Module):
         if memory_BMD is None:
             return cache
         return {**cache, **self.source_attention.init_cache(rows, length, memory_BMD)}
+
+    def add(self, x_BLD: Array, y_BLD: Array, norm: NormLayer | None, key: Array | None) -> Array:
+        """Adds to the residual, and normalizes what is added or the sum."""
+        if self.norms_sum:
+            return normed(norm, x_BLD + self.drop(y_BLD, key))
+        return x_BLD + self.drop(normed(norm, y_BLD), key)
 
     def drop(self, y_BLD: Array, key: Array | None) -> Array:
         """Scales what is added to the residual, and drops some of it."""

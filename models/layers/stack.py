@@ -12,7 +12,7 @@ from jax.ad_checkpoint import checkpoint_name
 from layouts.layout import Layout
 from models.api import Cache
 from models.initializers import Weights
-from models.layers.blocks import BlockLayer, BlockSequence, Contexts
+from models.layers.blocks import BlockLayer, BlockSequence, Contexts, normed
 from models.layers.pipeline import has_repeats, in_stages, inside_stages
 from models.parts import BlockParts
 from models.spec import TransformerSpec
@@ -67,7 +67,8 @@ class Stack(nnx.Module):
             )
         positions = spec.positions
         self.bias = positions.build_bias(layout, weights) if positions.shares_bias else None
-        self.norm = spec.norm.build(layout, weights)
+        is_normed = pattern[-1].norm_places == "sum"
+        self.norm = None if is_normed else spec.norm.build(layout, weights)
 
     def __call__(
         self, x_BLD: Array, make_contexts: MakeContexts, key: Array | None = None
@@ -77,7 +78,7 @@ class Stack(nnx.Module):
         _, weights = nnx.split(self.layers_N)
         run = in_stages(self.layout, self.run_layers, self.remat)
         x_BLD, loads = run(weights, x_BLD, (contexts, key))
-        return self.norm(x_BLD), loads
+        return normed(self.norm, x_BLD), loads
 
     def contexts(self, make_contexts: MakeContexts) -> tuple[Contexts, ...]:
         """Returns the contexts of each kind of block, with what all its layers share.
@@ -179,7 +180,7 @@ class Stack(nnx.Module):
             caches = updated
         else:
             x_BLD, caches = jax.lax.scan(run, x_BLD, (weights, caches))
-        return self.norm(x_BLD), caches
+        return normed(self.norm, x_BLD), caches
 
     def layer(self, weights: Stacked) -> BlockLayer | BlockSequence:
         """Returns one repeat of the blocks with these weights."""

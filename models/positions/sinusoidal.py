@@ -20,6 +20,10 @@ class Sinusoidal(Positions):
 
     changes_embeddings: ClassVar[bool] = True
 
+    inclusive: bool = True
+    """The longest wave has exactly 2 pi 10,000 positions, as in Tensor2Tensor; otherwise it is
+    shorter, as in the paper and in Marian."""
+
     def check(self, sizes: Sizes, block: BlockParts, *, causal: bool) -> None:
         if sizes.d_model % 2:
             raise UserError(f"Transformer.d_model = {sizes.d_model}: sinusoids need an even width.")
@@ -33,7 +37,8 @@ class Sinusoidal(Positions):
         scale: float,
     ) -> Array:
         half = x_BLD.shape[-1] // 2
-        rates_d = 10_000.0 ** (-jnp.arange(half) / max(half - 1, 1))
+        steps = max(half - 1, 1) if self.inclusive else half
+        rates_d = 10_000.0 ** (-jnp.arange(half) / steps)
         angles_BLd = jnp.einsum("BL,d->BLd", positions_BL.astype(float), rates_d)
         waves_BLd = jnp.concatenate([jnp.sin(angles_BLd), jnp.cos(angles_BLd)], axis=-1)
         return x_BLD * scale + layout.reshard(waves_BLd, "BLD")

@@ -165,3 +165,36 @@ def test_token_losses_sum_to_the_loss_and_are_zero_elsewhere() -> None:
     greedy_BL = np.argmax(x_BLD @ softmax_VD.T, axis=-1)
     assert 0 < is_likeliest_BL.sum() < COUNTED_BL.sum()
     np.testing.assert_array_equal(is_likeliest_BL, (greedy_BL == targets_BL) & COUNTED_BL)
+
+
+def test_a_bias_of_logits_is_a_column_whose_input_is_one() -> None:
+    x_BLD, softmax_VD, targets_BL = arrays()
+    other_BLD, other_VD = teacher_arrays()
+    bias_V, other_bias_V = np.random.default_rng(4).normal(size=(2, 22))
+    criterion, targets = CRITERIA["taught"], jnp.asarray(targets_BL, jnp.int32)
+    counted_BL = jnp.asarray(COUNTED_BL)
+
+    def wide(x: np.ndarray, ones: np.ndarray | float) -> jax.Array:
+        column = np.broadcast_to(np.asarray(ones)[..., None], (*x.shape[:-1], 1))
+        return jnp.asarray(np.concatenate([x, column], -1), jnp.float32)
+
+    def computed(
+        x: jax.Array, softmax: jax.Array, taught: TeacherOutput, bias: jax.Array | None
+    ) -> object:
+        given = softmax, targets, counted_BL
+        moved = x * 1.1 if bias is not None else x.at[..., :10].multiply(1.1)
+        return (
+            softmax_loss(WHOLE, criterion, 3, x, *given, taught, bias),
+            divergence(WHOLE, criterion, 3, x, moved, softmax, counted_BL, bias),
+            token_losses(WHOLE, x, *given, criterion.logit_cap, bias),
+        )
+
+    plain, taught, bias, other = (
+        jnp.asarray(x, jnp.float32) for x in (x_BLD, softmax_VD, bias_V, other_bias_V)
+    )
+    teacher = TeacherOutput(*(jnp.asarray(x, jnp.float32) for x in (other_BLD, other_VD)), other)
+    widened = TeacherOutput(wide(other_BLD, 1.0), wide(other_VD, other_bias_V))
+    biased = computed(plain, taught, teacher, bias)
+    columns = computed(wide(x_BLD, 1.0), wide(softmax_VD, bias_V), widened, None)
+    for one, same in zip(jax.tree.leaves(biased), jax.tree.leaves(columns), strict=True):
+        np.testing.assert_allclose(one, same, rtol=1e-5, atol=1e-5)

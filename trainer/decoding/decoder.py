@@ -82,6 +82,8 @@ class Decoder:
     """What ends a text, first the end of what the model was trained on."""
     reads_begin: bool = True
     """Whether it reads it before a prompt, too; otherwise it reads the prompt alone."""
+    banned_ids: tuple[int, ...] = ()
+    """What no text has."""
     suffix: tuple[int, ...] = ()
     """Ranks samples by its likelihood after each; if it is empty, by the samples' likelihood."""
 
@@ -146,6 +148,7 @@ class Decoder:
             source=self._sources(filled, source) if source else None,
             begin_id=self.begin_id,
             stop_ids=self.stop_ids,
+            banned_ids=self.banned_ids,
         )
         with jax.set_mesh(self.mesh):
             output: DecodeOutput = generate(

@@ -157,11 +157,9 @@ class TranslationEval(Observer):
         self._batch = -(-SENTENCES_AT_ONCE // shards) * shards
 
     def evaluate(self, step: int, params: Params, progress: Progress) -> Mapping[str, float]:
-        vocab = self._vocabs.target
         decoder = Decoder(
             self._model, prepared(self._model, params, self._mesh), self._mesh,
-            Sampling(temperature=0), self._batch,
-            vocab.begin_id, vocab.stop_ids,
+            Sampling(temperature=0), self._batch, **self._vocabs.target.special,
         )  # fmt: skip
         translated = translate(
             decoder, self._parts, self._run.task, self._vocabs, DecodeOptions(),

@@ -15,13 +15,14 @@ from configs.errors import UserError
 from configs.paths import absolute, local_path
 from configs.write import dump
 from data.storage.files import atomic_write
+from data.tokenizers.marian import PIECES
 from data.tokenizers.tokenizer_json import (
     GENERATION,
     TOKENIZER,
     TokenizerJson,
 )
 from data.vocab import make
-from data.vocabs import TARGET_FILE, Vocabs
+from data.vocabs import SOURCE_FILE, TARGET_FILE, Vocabs
 from models.transformer import Transformer
 from scripts.commands.conversion import folders
 from scripts.commands.conversion.flags import (
@@ -31,7 +32,12 @@ from scripts.commands.conversion.flags import (
     ImportPeftFlags,
 )
 from scripts.commands.conversion.folders import config_of, note_import
-from scripts.commands.conversion.vocabularies import run_of, tokenizer_of, warn_of_other_ends
+from scripts.commands.conversion.vocabularies import (
+    run_of,
+    source_tokenizer_of,
+    tokenizer_of,
+    warn_of_other_ends,
+)
 from scripts.devices import start_devices
 from trainer.checkpoints.huggingface import convert, peft
 from trainer.checkpoints.huggingface.families import FAMILIES, SOFTMAX, Family, Settings
@@ -67,7 +73,7 @@ MODEL_FILE = "model.gin"
 FILES = (
     SETTINGS, GENERATION, TOKENIZER, "tokenizer_config.json",
     "special_tokens_map.json", "added_tokens.json", "chat_template.jinja", "chat_template.json",
-    "vocab.json", "merges.txt", *SENTENCE_PIECES,
+    "vocab.json", "merges.txt", *PIECES.values(), *SENTENCE_PIECES,
 )  # fmt: skip
 """Files that are kept as they are, where a folder has them."""
 
@@ -102,18 +108,23 @@ def import_hf(flags: ImportHfFlags) -> None:
         name: tensors[place.tensor]._replace(part=place.part) for name, place in places.items()
     }
 
-    tokenizer = tokenizer_of(folder, {**family.tokens, **settings} if family.has_encoder else None)
-    config = config_of(run_of(spec, tokenizer, model_dir), flags.settings)
+    ids = {**family.tokens, **settings} if family.has_encoder else None
+    tokenizer, source_tokenizer = tokenizer_of(folder, ids), source_tokenizer_of(folder)
+    first = run_of(spec, tokenizer, model_dir)
+    config = config_of(first, flags.settings)
     run = config.make(Run)
     convert.check_same(spec, run.model)
     assert isinstance(run.model, Transformer)
     check_sides(run)
-    file, source_file = str(absolute(model_dir) / TARGET_FILE), run.task.source_vocab_file
-    if run.task.vocab.given_path != file or source_file not in (None, TARGET_FILE):
+    given, legal = (
+        {file: vocab.given_path for file, vocab in one.task.vocab_settings.items()}
+        for one in (run, first)
+    )
+    if given != legal:
         kind = type(run.task).__name__
         raise UserError(
-            f"{kind}.vocab: an imported model reads and writes its own vocabulary.  Leave "
-            f"{kind}.vocab and its file as they are, and {kind}.source_vocab unset."
+            f"{kind}.vocab: an imported model reads and writes its own vocabulary.  Leave the "
+            "vocabularies of the task and their files as they are."
         )
     chosen = run.task.vocab  # may name special tokens
     if isinstance(tokenizer, TokenizerJson) and isinstance(chosen, TokenizerJson):
@@ -122,7 +133,10 @@ def import_hf(flags: ImportHfFlags) -> None:
             tokenizer, **{name: getattr(chosen, name) for name in names}
         )
     vocab = make(tokenizer, iter(()))
-    vocabs = Vocabs(vocab, vocab if family.has_encoder else None)
+    source = vocab if family.has_encoder else None
+    if source_tokenizer is not None:
+        source = make(source_tokenizer, iter(()))
+    vocabs = Vocabs(vocab, source)
     check_vocabs(run, vocabs)
     warn_of_other_ends(folder, settings, vocab)
     dtype = np.dtype(run.model.precision.store)
@@ -135,16 +149,24 @@ def import_hf(flags: ImportHfFlags) -> None:
             is_text = name == SETTINGS and settings is not whole
             kept = folders.json_bytes(settings) if is_text else (folder / name).read_bytes()
             atomic_write(model_dir / HUGGINGFACE / name, kept)
-    named = (
-        f"Run.model = @{type(run.model).__name__}()\nVOCAB = @{type(run.task.vocab).__name__}()\n"
-    )
-    atomic_write(model_dir / MODEL_FILE, named + dump([run.model, run.task.vocab]))
+    atomic_write(model_dir / MODEL_FILE, model_text(run))
     ModelDir(model_dir).save(config, run, vocabs)  # last: it is what makes a run of the folder
     left_out = [f"{name}, which {settings['model_type']} does not read" for name in unread]
     if images:
         left_out.append(f"{len(images)} tensors of images: Meshloom has the text part alone")
     count = sum(int(np.prod(info.shape)) for info in infos.values())
     note_import(model_dir, left_out, types, count)
+
+
+def model_text(run: Run) -> str:
+    """Writes the settings of the model and of its vocabularies, for runs that start from it."""
+    text = f"Run.model = @{type(run.model).__name__}()\n{dump([run.model])}"
+    names = {TARGET_FILE: "VOCAB", SOURCE_FILE: "SOURCE_VOCAB"}
+    for file, vocab in run.task.vocab_settings.items():
+        kind, name = type(vocab).__name__, names[file]
+        scoped = kind if file == TARGET_FILE else f"source/{kind}"
+        text += f"\n{name} = @{scoped}()\n{dump([vocab]).replace(f'{kind}.', f'{scoped}.')}"
+    return text
 
 
 def check_copies(
@@ -193,7 +215,8 @@ def export_hf(flags: ExportHfFlags) -> None:
     files = {name: (kept / name).read_bytes() for name in FILES if (kept / name).is_file()}
     model, settings, original = exported_model(model_dir, run)
     if original is None:
-        files, ids = (source_files if model.has_encoder else tokenizer_files)(vocab)
+        kind = settings["model_type"]
+        files, ids = source_files(vocab, kind) if model.has_encoder else tokenizer_files(vocab)
         settings |= ids
         if "max_position_embeddings" in settings:
             settings["max_position_embeddings"] = run.task.length

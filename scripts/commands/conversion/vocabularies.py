@@ -9,6 +9,7 @@ from data.sources.pair_kinds import Phrases
 from data.sources.text import Docstrings
 from data.task import Task
 from data.tasks.translation import Translation
+from data.tokenizers.marian import PIECES, Marian
 from data.tokenizers.sentence_piece import SentencePiece, is_sentence_piece
 from data.tokenizers.tokenizer_json import (
     GENERATION,
@@ -18,7 +19,7 @@ from data.tokenizers.tokenizer_json import (
     how_to_make,
 )
 from data.vocab import Tokenizer, Vocab, make, read_model
-from data.vocabs import TARGET_FILE
+from data.vocabs import SOURCE_FILE, TARGET_FILE
 from models.transformer import Transformer
 from scripts.commands.conversion.folders import task_name
 from scripts.terminal import print_note
@@ -43,17 +44,22 @@ def tokenizer_of(folder: Path, ids: Settings | None = None) -> Tokenizer:
     models = [folder / name for name in SENTENCE_PIECES if (folder / name).is_file()]
     pieces = [file for file in models if is_sentence_piece(read_model(file))]
     has_json, other = (folder / TOKENIZER).is_file(), ""
-    if pieces and (ids is not None or not has_json):
-        tokenizer = SentencePiece(model_file=str(pieces[0]))
-        vocab = make(tokenizer, iter(()))
-        if ids is None or [vocab.begin_id, vocab.end_id] == [ids[name] for name in IDS]:
-            return tokenizer
-        other = (
-            f", and {pieces[0].name} begins texts with id {vocab.begin_id} and ends them with "
-            f"{vocab.end_id}; {SETTINGS} says {ids[IDS[0]]} ({IDS[0]}) and {ids[IDS[1]]} ({IDS[1]})"
-        )
+    model: Tokenizer | None = None
+    if source_tokenizer_of(folder) is not None:
+        model = Marian(path=str(folder))
+    elif pieces and (ids is not None or not has_json):
+        model = SentencePiece(model_file=str(pieces[0]))
     elif models and not has_json:
         other = f", and {models[0].name} is not a SentencePiece model"
+    if model is not None:
+        vocab = make(model, iter(()))
+        if ids is None or [vocab.begin_id, vocab.end_id] == [ids[name] for name in IDS]:
+            return model
+        other = (
+            f", and @{type(model).__name__}() begins texts with id {vocab.begin_id} and ends them "
+            f"with {vocab.end_id}; {SETTINGS} says {ids[IDS[0]]} ({IDS[0]}) and {ids[IDS[1]]} "
+            f"({IDS[1]})"
+        )
     if not has_json:
         raise UserError(f"--input={folder}: {TOKENIZER} is missing{other}.  {how_to_make(folder)}")
     path = str(folder / TOKENIZER)
@@ -61,6 +67,12 @@ def tokenizer_of(folder: Path, ids: Settings | None = None) -> Tokenizer:
         return TokenizerJson(path=path)
     begin, end = make(TokenizerJson(path=path), iter(())).pieces(ids[name] for name in IDS)
     return TokenizerJson(path=path, begin=begin, end=end)
+
+
+def source_tokenizer_of(folder: Path) -> Tokenizer | None:
+    """Returns the settings of the tokenizer of sources, where targets have another."""
+    is_there = any((folder / name).is_file() for name in PIECES.values())
+    return Marian(path=str(folder), side="source") if is_there else None
 
 
 def warn_of_other_ends(folder: Path, settings: Settings, vocab: Vocab) -> None:
@@ -82,11 +94,14 @@ def warn_of_other_ends(folder: Path, settings: Settings, vocab: Vocab) -> None:
 
 def run_of(spec: Transformer, tokenizer: Tokenizer, model_dir: Path) -> Run:
     """Returns a run on the docstrings or the phrases, until the user names another task."""
-    vocab_file = str(absolute(model_dir) / TARGET_FILE)
-    kept: Tokenizer = SentencePiece(model_file=vocab_file)
+    path = str(absolute(model_dir) / TARGET_FILE)
+    fields: dict[str, Any] = {"name": task_name("hf", model_dir)}
+    fields["vocab"] = SentencePiece(model_file=path)
     if isinstance(tokenizer, TokenizerJson):
-        kept = TokenizerJson(path=vocab_file)
-    fields: dict[str, Any] = {"name": task_name("hf", model_dir), "vocab": kept}
+        fields["vocab"] = TokenizerJson(path=path)
+    if isinstance(tokenizer, Marian):
+        source = str(absolute(model_dir) / SOURCE_FILE)
+        fields |= {"vocab": Marian(path=path), "source_vocab": Marian(path=source, side="source")}
     if spec.has_encoder:
         phrases = Phrases(language="en", target_language="de")
         task: Task = Translation(

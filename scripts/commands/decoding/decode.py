@@ -77,11 +77,9 @@ def decoder_of(
     check_search(options, search)
     model, params = as_ensemble(trained.model, [member.params for member in members])
     rows = batch_of(trained, batch_sequences or BATCH)
-    vocab = trained.vocabs.target
-    special = (vocab.begin_id, vocab.stop_ids, vocab.reads_begin)
-    suffix = suffix_of(options, trained.vocabs)
+    special, suffix = trained.vocabs.target.special, suffix_of(options, trained.vocabs)
     weights = prepared(model, params, trained.mesh)
-    return Decoder(model, weights, trained.mesh, search, rows, *special, suffix)
+    return Decoder(model, weights, trained.mesh, search, rows, **special, suffix=suffix)
 
 
 def trace_fns_of(flags: SearchFlags) -> Callable[[Run], list[TraceFn]]:

@@ -163,9 +163,8 @@ def served_model(members: Sequence[TrainedModel], flags: ServeFlags) -> ServedMo
             raise UserError(
                 f"--max_length={flags.max_length}: {task.name} translates.  Remove the flag."
             )
-        vocab = vocabs.target
-        special = (vocab.begin_id, vocab.stop_ids, vocab.reads_begin)
-        decoder = Decoder(model, prepared(model, params, mesh), mesh, search, rows, *special)
+        weights, special = prepared(model, params, mesh), vocabs.target.special
+        decoder = Decoder(model, weights, mesh, search, rows, **special)
         shards = row_shards(model.layout, mesh)
         length = task.row_lengths["source_length"]
         room = run.model.max_length - 1 if run.model.max_length is not None else 2**31

@@ -42,13 +42,16 @@ GATED = "gated-"
 """Begins the names of activations of gated layers, where the family has others, too."""
 SCALES = ("Transformer.embed_scale", "MultiHead.query_scale", "Transformer.logit_scale")
 NUMBERS = ("rms_norm_eps", "router_aux_loss_coef")
-RATES = ("attention_dropout", "dropout")
+RATES = ("activation_dropout", "attention_dropout", "dropout")
 CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
 POSITIVE = (
     "query_pre_attn_scalar", "embedding_multiplier", "attention_multiplier", "residual_multiplier",
     "logits_scaling", *CAPS,
 )  # fmt: skip
-FLAGS = ("tie_word_embeddings", "attention_bias", "use_sliding_window", "norm_topk_prob")
+FLAGS = (
+    "tie_word_embeddings", "attention_bias", "use_sliding_window", "norm_topk_prob",
+    "scale_embedding",
+)  # fmt: skip
 IDS = ("decoder_start_token_id", "eos_token_id")
 """Tokens that an encoder-decoder reads first and writes last."""
 COUNTS = (
@@ -154,6 +157,9 @@ def _wrong_settings(full: families.Settings, family: families.Family) -> Iterato
     for name in FLAGS:
         if not isinstance(full.get(name, False), bool):
             yield f"{name} = {full[name]!r}: legal: true or false."
+    for name, other in family.equal.items():
+        if full.get(name) not in (None, full[other]):
+            yield f"{name} = {full[name]!r}: legal: {full[other]!r}, one for both stacks."
     for name, values in legal_values(family).items():
         if name in full and full[name] not in values:
             yield f"{name} = {full[name]!r}: legal: {' or '.join(map(repr, values))}."
@@ -183,6 +189,7 @@ def _unknown_settings(full: families.Settings, family: families.Family) -> Itera
         *family.sizes.values(),
         *family.defaults,
         *legal_values(family),
+        *family.equal,
         *families.IGNORED,
     }
     for name in sorted(full.keys() - known):
@@ -254,16 +261,19 @@ def spec_of(settings: families.Settings, store: FloatType, source: object) -> Tr
         "dropout": float(full.get("dropout", 0.0)),
         **family.fields,
     }
+    if full.get("scale_embedding"):
+        fields["embed_scale"] = None
     scales = full.get("scale_decoder_outputs", False)
     if full["tie_word_embeddings"] if scales is None else scales:
         fields["logit_scale"] = full["hidden_size"] ** -0.5
-    norm: dict[str, Any] = {"epsilon": full["rms_norm_eps"], **family.norm}
+    norm: dict[str, Any] = {"epsilon": full.get("rms_norm_eps", LayerNorm().epsilon), **family.norm}
     try:
         if isinstance(positions := fields["positions"], Relative):
             given: dict[str, Any] = {ours: full[name] for ours, name in families.RELATIVE.items()}
             fields["positions"] = dataclasses.replace(positions, **given)
         activation = family.activations[full["hidden_act"]]
-        mlp_fields = {"gated": full["hidden_act"].startswith(GATED), **family.mlp}
+        mlp_fields: dict[str, Any] = {"dropout": full.get("activation_dropout")}
+        mlp_fields |= {"gated": full["hidden_act"].startswith(GATED), **family.mlp}
         mlp = Mlp(activation=activation, **mlp_fields)
         layers = zip(kinds_of_layers(full), layers_that_rotate(full), strict=True)
         blocks = tuple(block_of(full, family, kind, rotates=one) for kind, one in layers)
@@ -306,9 +316,12 @@ def weights_of(spec: Transformer, family: families.Family) -> Iterator[Converted
         yield weight("positions_LD", (tensors.positions,), "L D")
     if not spec.tied:
         yield weight("softmax_VD", (families.SOFTMAX,), "V D")
+    if spec.logit_bias:
+        yield weight("logit_bias_V", (tensors.logit_bias,), "1 V")
     for stack, layers in stacks_of(spec):
         place = functools.partial(tensors.layer.format, stack=stack)
-        for path, (name, axes) in biased(spec, {"scale_D": (tensors.final_norm, "D")}).items():
+        final = {"scale_D": (tensors.final_norm, "D")} if tensors.final_norm else {}
+        for path, (name, axes) in biased(spec, final).items():
             yield weight(f"{stack}/norm/{path}", (name.format(stack=stack),), axes)
         if spec.positions.shares_bias:
             first = place(layer=0, name=tensors.position_bias)
@@ -446,7 +459,10 @@ def settings_of(spec: Transformer, kind: str) -> families.Settings:
         "residual_multiplier": spec.pattern[0].residual_scale,
         "logits_scaling": 1 / spec.logit_scale,
         "scale_decoder_outputs": spec.logit_scale != 1,
+        "scale_embedding": spec.embed_scale is None,
+        "activation_dropout": mlp.dropout_rate(spec),
     }
+    every |= {name: every[other] for name, other in family.equal.items()}
     if moe is not None:
         every |= {
             "num_local_experts": moe.experts,
@@ -456,7 +472,7 @@ def settings_of(spec: Transformer, kind: str) -> families.Settings:
             "norm_topk_prob": isinstance(moe.router, TopK) and moe.router.normalises,
             "router_aux_loss_coef": moe.router.aux_loss,
         }
-    known = {*family.sizes.values(), *family.common, *family.defaults}
+    known = {*family.sizes.values(), *family.common, *family.defaults, *family.equal}
     known |= {"is_encoder_decoder"} if family.has_encoder else set()
     there = {first: name for name, first in family.names.items()}
     return {

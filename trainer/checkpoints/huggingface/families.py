@@ -16,6 +16,7 @@ from models.norms.rms import RmsNorm
 from models.parts import NormPlaces
 from models.positions.learned import Learned
 from models.positions.relative import Relative
+from models.positions.sinusoidal import Sinusoidal
 
 Settings = dict[str, Any]
 Names = Mapping[str, Sequence[str]]
@@ -55,19 +56,21 @@ LEGAL: Mapping[str, tuple[Any, ...]] = {
 """Settings with few legal values, unless a family says otherwise."""
 IGNORED = (
     "_attn_implementation", "_attn_implementation_autoset", "_name_or_path", "_num_labels",
-    "_sliding_window_pattern", "architectures", "attn_implementation", "auto_map", "bos_token_id",
-    "cache_implementation", "chunk_size_feed_forward", "classifier_dropout",
-    "decoder_start_token_id", "dense_act_fn", "do_sample", "dtype", "early_stopping",
-    "eos_token_id", "finetuning_task", "gradient_checkpointing", "id2label", "initializer_factor",
-    "initializer_range", "is_decoder", "is_gated_act", "is_llama_config", "label2id",
-    "length_penalty", "max_length", "max_sequence_length", "model_type", "n_positions",
-    "no_repeat_ngram_size", "num_beams", "output_attentions", "output_hidden_states",
-    "output_past", "output_router_logits", "pad_token_id", "pretraining_tp", "problem_type",
-    "return_dict", "task_specific_params", "temperature", "tie_encoder_decoder", "tokenizer_class",
-    "top_k", "top_p", "torch_dtype", "torchscript", "transformers.js_config",
-    "transformers_version", "unk_token_id", "unsloth_version", "use_bfloat16", "use_cache",
+    "_sliding_window_pattern", "add_bias_logits", "architectures", "attn_implementation",
+    "auto_map", "bad_words_ids", "bos_token_id", "cache_implementation", "chunk_size_feed_forward",
+    "classif_dropout", "classifier_dropout", "decoder_layerdrop", "decoder_start_token_id",
+    "dense_act_fn", "do_sample", "dtype", "early_stopping", "encoder_layerdrop", "eos_token_id",
+    "extra_pos_embeddings", "finetuning_task", "forced_eos_token_id", "gradient_checkpointing",
+    "id2label", "init_std", "initializer_factor", "initializer_range", "is_decoder",
+    "is_gated_act", "is_llama_config", "label2id", "length_penalty", "max_length",
+    "max_sequence_length", "model_type", "n_positions", "no_repeat_ngram_size", "num_beams",
+    "output_attentions", "output_hidden_states", "output_past", "output_router_logits",
+    "pad_token_id", "pretraining_tp", "problem_type", "return_dict", "task_specific_params",
+    "temperature", "tie_encoder_decoder", "tokenizer_class", "top_k", "top_p", "torch_dtype",
+    "torchscript", "transformers.js_config", "transformers_version", "unk_token_id",
+    "unsloth_version", "use_bfloat16", "use_cache",
 )  # fmt: skip
-"""Settings that change neither a weight nor a logit."""
+"""Settings that change neither a weight nor a logit, such as those of generation."""
 # "gelu" without more is another function than the one with tanh, which is here.
 ACTIVATIONS: Mapping[str, Activation] = {
     "silu": "silu",
@@ -100,6 +103,8 @@ class Tensors(NamedTuple):
     mlp: Names
     gated_mlp: Names = MappingProxyType({})
     """In place of `mlp`, where feed-forward layers are gated."""
+    logit_bias: str = ""
+    """Of the logits, which all models of a family have or none."""
     position_bias: str = ""
     """Of relative positions, in each layer or in the first."""
     copies: str = ""
@@ -149,6 +154,8 @@ class Family(NamedTuple):
     has_experts: bool = False
     """Whether experts replace the feed-forward layers."""
     activations: Mapping[str, Activation] = ACTIVATIONS
+    equal: Mapping[str, str] = {}
+    """Settings that must equal others, if a file has them."""
     aliases: Mapping[str, str] = {}
     """Other names of settings."""
     names: Mapping[str, str] = {}
@@ -252,6 +259,37 @@ T5 = Family(
 """Raffel et al. 2020, and version 1.1 with gated activations (Shazeer 2020) and an untied softmax,
 which is also mT5 (Xue et al. 2021) and MADLAD-400 (Kudugunta et al. 2023); UMT5 has a bias in each
 layer (Chung et al. 2023)."""
+MARIAN = Family(
+    "MarianMTModel",
+    sizes={**SIZES, **ENCODER_SIZES},
+    common={
+        "hidden_act": "gelu", "attention_dropout": 0.0, "dropout": 0.1, "activation_dropout": 0.0,
+        "tie_word_embeddings": True, "scale_embedding": False,
+    },
+    legal={
+        "is_encoder_decoder": (True,), "share_encoder_decoder_embeddings": (True,),
+        "tie_word_embeddings": (True,),  # otherwise both stacks have embeddings of their own
+        "add_final_layer_norm": (False,), "normalize_before": (False,),
+        "normalize_embedding": (False,), "static_position_embeddings": (True,),
+    },
+    equal={
+        "encoder_ffn_dim": "intermediate_size", "encoder_attention_heads": "num_attention_heads",
+        "decoder_vocab_size": "vocab_size",
+    },
+    fields={"positions": Sinusoidal(inclusive=False), "logit_bias": True},
+    attention={"biases": "all"},
+    block={"norm_places": "sum"},
+    norm_type=LayerNorm,
+    mlp={"biases": True},
+    tensors=TENSORS["marian"],
+    tokens={"decoder_start_token_id": 58_100, "eos_token_id": 0},
+    names={
+        "d_model": "hidden_size", "decoder_ffn_dim": "intermediate_size",
+        "decoder_layers": "num_hidden_layers", "activation_function": "hidden_act",
+        "decoder_attention_heads": "num_attention_heads",
+    },
+)  # fmt: skip
+"""Junczys-Dowmunt et al. 2018, and the models of OPUS-MT (Tiedemann and Thottingal 2020)."""
 FAMILIES: Mapping[str, Family] = {
     "llama": Family(
         "LlamaForCausalLM",
@@ -368,6 +406,7 @@ FAMILIES: Mapping[str, Family] = {
         common={**T5.common, "hidden_act": "gated-gelu"},
         fields={**T5.fields, "positions": Relative()},
     ),
+    "marian": MARIAN,
 }  # fmt: skip
 WRAPPERS = {"gemma3": "gemma3_text"}
 """Models of texts and images, and the family of the decoder in each."""

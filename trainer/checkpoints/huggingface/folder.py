@@ -44,8 +44,8 @@ def existing(folder: Path, name: str) -> Path:
         if name == TENSORS and (pickled := sorted(folder.glob("pytorch_model*.bin"))):
             raise UserError(
                 f"--input={folder}: {TENSORS} is missing, and {pickled[0].name} is a pickle, which "
-                "can run code.  Hugging Face's library converts it: AutoModelForCausalLM (of a T5, "
-                f"AutoModelForSeq2SeqLM).from_pretrained({str(folder)!r}, dtype='auto')"
+                "can run code.  Hugging Face's library converts it: AutoModelForCausalLM (with an "
+                f"encoder, AutoModelForSeq2SeqLM).from_pretrained({str(folder)!r}, dtype='auto')"
                 f".save_pretrained({str(folder)!r})."
             )
         raise UserError(

@@ -71,11 +71,16 @@ def tokenizer_files(vocab: Vocab) -> tuple[dict[str, bytes], dict[str, int]]:
     return files, ids
 
 
-def source_files(vocab: Vocab) -> tuple[dict[str, bytes], dict[str, int]]:
+def source_files(vocab: Vocab, kind: str) -> tuple[dict[str, bytes], dict[str, int]]:
     """Returns the files of an encoder-decoder with this vocab, and its ids of special tokens.
 
     A tokenizer of sources puts nothing before them.
     """
+    if kind == "marian":
+        raise UserError(
+            "Hugging Face's marian has vocab.json, source.spm and target.spm, which only a run "
+            "that starts from an import has (Run.start_from)."
+        )
     files = {name: text.encode() for name, text in vocab.files.items()}
     if not files:
         if (vocab.begin_id, vocab.end_id) != (PAD, EOS):

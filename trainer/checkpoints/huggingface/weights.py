@@ -45,15 +45,20 @@ class ConvertedWeight(NamedTuple):
     path: str
     names: tuple[str, ...]
     axes: str
-    """Of each tensor: each is spelled with the letters here that it merges, "JQK D"."""
+    """Of each tensor: each is spelled with the letters here that it merges, "JQK D"; 1 is an axis
+    of that size."""
     sizes: Mapping[str, int]
     """Of the axes, by letter."""
 
     @property
+    def merged(self) -> str:
+        """Returns the axes here in the order of the tensors."""
+        return self.axes.replace(" ", "").replace("1", "")
+
+    @property
     def letters(self) -> str:
         """Returns the axes that a tensor has here."""
-        merged = self.axes.replace(" ", "")
-        return "".join(letter for letter in axes_of_path(self.path) if letter in merged)
+        return "".join(letter for letter in axes_of_path(self.path) if letter in self.merged)
 
     @property
     def stack(self) -> str:
@@ -63,7 +68,7 @@ class ConvertedWeight(NamedTuple):
     @property
     def tensor_shape(self) -> tuple[int, ...]:
         """Returns the shape of each tensor."""
-        return tuple(math.prod(self.sizes[letter] for letter in axis) for axis in self.axes.split())
+        return tuple(math.prod(self._sizes(axis.strip("1"))) for axis in self.axes.split())
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -79,14 +84,13 @@ class ConvertedWeight(NamedTuple):
 
     def from_tensors(self, tensors: Sequence[np.ndarray]) -> np.ndarray:
         """Converts the tensors of a layer to its part of the weight."""
-        merged = self.axes.replace(" ", "")
-        order = [merged.index(letter) for letter in self.letters]
-        parts = [tensor.reshape(self._sizes(merged)).transpose(order) for tensor in tensors]
+        order = [self.merged.index(letter) for letter in self.letters]
+        parts = [tensor.reshape(self._sizes(self.merged)).transpose(order) for tensor in tensors]
         return np.stack(parts).reshape(self._sizes(self.stack[1:] + self.letters))
 
     def to_tensors(self, part: np.ndarray) -> list[np.ndarray]:
         """Converts a layer's part of the weight to its tensors."""
-        order = [self.letters.index(letter) for letter in self.axes.replace(" ", "")]
+        order = [self.letters.index(letter) for letter in self.merged]
         return [
             np.ascontiguousarray(one.transpose(order).reshape(self.tensor_shape))
             for one in part.reshape(-1, *self._sizes(self.letters))
