@@ -1,20 +1,35 @@
-"""Makes paths of this machine and of Google Cloud Storage (gs://bucket/name)."""
+"""Makes paths of this machine and of remote storage (gs://bucket/name, s3://bucket/name)."""
 
 import functools
 import importlib.metadata
 import os
 import re
 from pathlib import Path
-from typing import cast
+from typing import NamedTuple, cast
 
 from configs.errors import UserError, brief, extra_required
 
-REMOTE = "gs://"
+
+class Storage(NamedTuple):
+    """Describes a kind of remote storage; `protocol` is its name in fsspec, and its extra's."""
+
+    protocol: str
+    package: str
+    make_bucket: str
+
+
+STORAGES = {
+    "gs": Storage("gcs", "gcsfs", "gcloud storage buckets create"),
+    "s3": Storage("s3", "s3fs", "aws s3 mb"),
+}
+"""By the scheme of their paths."""
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/+")
+_REMOTE = re.compile(rf"({'|'.join(STORAGES)})://")
+_LEGAL = " or ".join(f"{scheme}://bucket/name" for scheme in STORAGES)
 
 
 def path_of(name: str | os.PathLike[str]) -> Path:
-    """Returns the path of a name; a gs:// path has the methods of pathlib's that are used here.
+    """Returns the path of a name; a remote path has the methods of pathlib's that are used here.
 
     Raises `UserError` for another scheme: `pathlib` would take it for a local folder.
     """
@@ -22,22 +37,34 @@ def path_of(name: str | os.PathLike[str]) -> Path:
     match = _SCHEME.match(text)
     if match is None:
         return Path(name)
-    if not text.startswith(REMOTE):
+    if not is_remote(text):
         raise UserError(
             f"{brief(text)}: {match[0]} is not supported.  "
-            "Legal: a path of this machine, or gs://bucket/name."
+            f"Legal: a path of this machine, or {_LEGAL}."
         )
-    if not re.match(r"gs://[^/]+/.", text):
-        raise UserError(f"{brief(text)}: no name in a bucket.  Legal: gs://bucket/name.")
-    _set_up()
+    bucket, rest = in_bucket(text)
+    if not (re.fullmatch(r"[\w.-]+", bucket, re.ASCII) and rest):
+        raise UserError(f"{brief(text)}: no name in a bucket.  Legal: {_LEGAL}.")
+    _set_up(storage_of(text))
     from etils import epath
 
     return cast(Path, epath.Path(text))
 
 
 def is_remote(path: str | os.PathLike[str]) -> bool:
-    """Returns whether a path lies in Google Cloud Storage."""
-    return os.fspath(path).startswith(REMOTE)
+    """Returns whether a path lies in remote storage."""
+    return _REMOTE.match(os.fspath(path)) is not None
+
+
+def storage_of(path: str | os.PathLike[str]) -> Storage:
+    """Returns the storage of a remote path."""
+    return STORAGES[os.fspath(path).partition(":")[0]]
+
+
+def in_bucket(path: str | os.PathLike[str]) -> tuple[str, str]:
+    """Returns the bucket of a remote path, and the name in it."""
+    bucket, _, name = os.fspath(path).partition("://")[2].partition("/")
+    return bucket, name
 
 
 def local_path(name: str | os.PathLike[str], what: str) -> Path:
@@ -54,10 +81,10 @@ def absolute(path: Path) -> Path:
 
 
 @functools.cache
-def _set_up() -> None:
-    """Checks that gcsfs is installed; lets it forget listings, which other processes change."""
-    with extra_required("gcs", "a gs:// path"):
-        importlib.metadata.version("gcsfs")
+def _set_up(storage: Storage) -> None:
+    """Checks that its package is there; lets it forget listings, which other processes change."""
+    with extra_required(storage.protocol, "such a path"):
+        importlib.metadata.version(storage.package)
     import fsspec
 
-    fsspec.config.conf.setdefault("gcs", {})["use_listings_cache"] = False
+    fsspec.config.conf.setdefault(storage.protocol, {})["use_listings_cache"] = False

@@ -54,7 +54,7 @@ class OutputFile(click.ParamType):
 
 
 class AnyPath(click.Path):
-    """Checks a path of this machine or of Google Cloud Storage."""
+    """Checks a path of this machine or of remote storage."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Returns the path."""

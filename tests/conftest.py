@@ -1,5 +1,6 @@
 """Eight virtual CPU devices, strict types and shapes, compiled programs kept between runs."""
 
+import contextlib
 import gc
 import importlib.util
 import logging
@@ -16,7 +17,7 @@ from configs.paths import path_of
 from trainer.processes.ending import STOPS, is_ignored
 
 if TYPE_CHECKING:
-    from tests.gcs import Cloud
+    from tests.clouds import Cloud
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 # The older of the compiler's two ways to write fused loops compiles in a third of the time.  A
@@ -72,22 +73,34 @@ def float64() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="module")
-def cloud() -> Iterator["Cloud"]:
-    """An emulated Google Cloud Storage."""
-    from tests.gcs import running_cloud
+@pytest.fixture(scope="session")
+def s3() -> Iterator["Cloud"]:
+    """An emulated S3, of which s3fs keeps the address."""
+    from tests.s3 import running_s3
 
-    with running_cloud() as cloud:
+    with running_s3() as cloud:
+        yield cloud
+
+
+@pytest.fixture(scope="module")
+def cloud(request: pytest.FixtureRequest) -> Iterator["Cloud"]:
+    """An emulated Google Cloud Storage; for tests `on_both`, S3 as well."""
+    from tests.gcs import running_gcs
+
+    is_s3 = getattr(request, "param", "gs") == "s3"
+    with contextlib.ExitStack() as stack:
+        cloud = request.getfixturevalue("s3") if is_s3 else stack.enter_context(running_gcs())
+        stack.enter_context(cloud.used())
         yield cloud
 
 
 @pytest.fixture
 def there(cloud: "Cloud", tmp_path: Path) -> Path:
     """A folder of its bucket, where no request fails."""
-    from tests.gcs import BUCKET
+    from tests.clouds import BUCKET
 
     cloud.rate = 0.0
-    return path_of(f"gs://{BUCKET}/{tmp_path.name}")
+    return path_of(f"{cloud.scheme}://{BUCKET}/{tmp_path.name}")
 
 
 # Files that take minutes begin first, so that no worker waits for one at the end.

@@ -1,69 +1,35 @@
-"""Google Cloud Storage on this machine: an emulator, behind a proxy that fails as networks do."""
+"""Google Cloud Storage on this machine."""
 
 import contextlib
 import dataclasses
-import http.client
-import http.server
 import json
 import logging
-import random
 import re
 import threading
 import urllib.parse
-import warnings
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
-import pytest
-
-from configs.paths import path_of
+from tests.clouds import BUCKET, Cloud, proxy
 from tests.launch_local import free_port
-
-BUCKET = "meshloom-tests"
-FAULTS = ("429", "503", "cut before", "cut after")
 
 
 @dataclasses.dataclass
-class Cloud:
-    """An emulated storage: what a process needs to know of it, and how often it fails."""
+class Gcs(Cloud):
+    """Emulated by gcp-storage-emulator."""
 
-    emulator_port: int
-    port: int
-    rate: float = 0.0
-    """Share of the requests that fail."""
-    failures: int = 0
-    chance: random.Random = dataclasses.field(default_factory=lambda: random.Random(0))
+    scheme: ClassVar[str] = "gs"
     uploads: dict[str, Any] = dataclasses.field(default_factory=dict)
     writing: threading.Lock = dataclasses.field(default_factory=threading.Lock)
 
     @property
     def environment(self) -> dict[str, str]:
-        address = f"http://127.0.0.1:{self.port}"
         return {
-            "STORAGE_EMULATOR_HOST": address,  # of gcsfs and of Google's client
-            "TENSORSTORE_GCS_HTTP_URL": address,
+            "STORAGE_EMULATOR_HOST": self.address,  # of gcsfs and of Google's client
+            "TENSORSTORE_GCS_HTTP_URL": self.address,
             "GOOGLE_AUTH_TOKEN_FOR_TESTING": "none",
             "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false",  # it would ask Google about the bucket
         }
-
-    def fault(self) -> str | None:
-        if self.chance.random() >= self.rate:
-            return None
-        self.failures += 1
-        return self.chance.choice(FAULTS)
-
-    def forward(
-        self, method: str, path: str, body: bytes = b"", headers: Any = ()
-    ) -> tuple[int, list[tuple[str, str]], bytes]:
-        """Status, headers and body that the emulator answers with."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.emulator_port, timeout=60)
-        left_out = ("transfer-encoding", "connection", "content-length")
-        sent = {k: v for k, v in dict(headers).items() if k.lower() not in left_out}
-        with contextlib.closing(connection):
-            connection.request(method, path, body, sent | {"Content-Length": str(len(body))})
-            answer = connection.getresponse()
-            kept = [(k, v) for k, v in answer.getheaders() if k.lower() not in left_out]
-            return answer.status, kept, answer.read()
 
     def generation(self, name: str) -> str:
         """Number of the write that made an object; "0" where there is none."""
@@ -106,76 +72,17 @@ class Cloud:
             return self.forward(method, path, body, headers)
 
 
-class Proxy(http.server.BaseHTTPRequestHandler):
-    """Hands requests on to the emulator, or fails."""
-
-    cloud: Cloud
-
-    def handle_any(self) -> None:
-        fault = self.cloud.fault()
-        body = self.body()
-        if fault == "cut before":
-            return
-        if fault in ("429", "503"):
-            self.send_response(int(fault))
-            self.send_header("Content-Length", "0")
-            self.end_headers()
-            return
-        status, headers, content = self.cloud.answer(self.command, self.path, body, self.headers)
-        if fault == "cut after":
-            return
-        self.send_response(status)
-        for name, value in headers:
-            if name.lower() == "location":  # of an upload in parts
-                value = value.replace(str(self.cloud.emulator_port), str(self.cloud.port))
-            self.send_header(name, value)
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(content)
-
-    do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = do_HEAD = handle_any
-
-    def body(self) -> bytes:
-        if self.headers.get("Transfer-Encoding", "").lower() != "chunked":
-            return self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        parts = []
-        while size := int(self.rfile.readline(), 16):
-            parts.append(self.rfile.read(size))
-            self.rfile.readline()
-        self.rfile.readline()
-        return b"".join(parts)
-
-    def log_message(self, *_: object) -> None:
-        """Says nothing."""
-
-
-class Server(http.server.ThreadingHTTPServer):
-    daemon_threads = True
-
-    def handle_error(self, request: Any, address: Any) -> None:
-        """A process that was killed waits for no answer."""
-
-
 @contextlib.contextmanager
-def running_cloud() -> Iterator[Cloud]:
-    """Runs the emulator and the proxy in threads; this process uses them too."""
+def running_gcs() -> Iterator[Gcs]:
+    """Runs the emulator and the proxy in threads."""
     from gcp_storage_emulator.server import create_server
 
     logging.getLogger("gcp_storage_emulator").setLevel(logging.CRITICAL)
-    cloud = Cloud(free_port(), free_port())
+    cloud = Gcs(free_port(), free_port())
     emulator = create_server(
         "127.0.0.1", cloud.emulator_port, in_memory=True, default_bucket=BUCKET
     )
     emulator.start()
-    proxy = Server(("127.0.0.1", cloud.port), type("CloudProxy", (Proxy,), {"cloud": cloud}))
-    threading.Thread(target=proxy.serve_forever, daemon=True).start()
-    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Sending a large body", ResourceWarning)  # of gcsfs
-        for name, value in cloud.environment.items():
-            patch.setenv(name, value)
-        path_of(f"gs://{BUCKET}/x")  # sets gcsfs up
+    with proxy(cloud):
         yield cloud
-    proxy.shutdown()
-    proxy.server_close()
     emulator.stop()

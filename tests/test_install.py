@@ -119,7 +119,7 @@ def test_training_and_decoding_need_no_extra() -> None:
     """Their modules are imported where the packages of extras are missing."""
     script = (
         "import sys\n"
-        "for package in ('starlette', 'babel', 'matplotlib', 'lm_eval', 'gcsfs'):\n"
+        "for package in ('starlette', 'babel', 'matplotlib', 'lm_eval', 'gcsfs', 's3fs'):\n"
         "    sys.modules[package] = None\n"
         "import scripts.commands.training.train, scripts.commands.decoding.decode\n"
         "import scripts.commands.evaluation.evaluate, scripts.commands.conversion.hf\n"

@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from configs.paths import REMOTE, is_remote
+from configs.paths import is_remote
 from data.storage import remote
 from data.storage.files import Unfinished, sync, write_errors
 from data.storage.locks import lock
@@ -19,7 +19,7 @@ from data.storage.lookup import sizes_below
 logger = logging.getLogger(__name__)
 
 SCRATCH = Path("~/.cache/meshloom/.remote")
-"""Folder of the copies of remote data, by bucket and name."""
+"""Folder of the copies of remote data, by bucket and name; those of S3 are in its folder s3:."""
 
 
 @contextlib.contextmanager
@@ -86,11 +86,21 @@ def _replace(folder: Path, target: Path) -> None:
         shutil.rmtree(old)
 
 
+def rename(folder: Path, target: Path) -> None:
+    """Renames a folder; s3fs cannot, so in remote storage the objects are copied, and removed."""
+    if not is_remote(folder):
+        folder.rename(target)
+        return
+    names, files = [name for name, _ in sizes_below(folder)], remote.file_system(folder)
+    files.copy([f"{folder}/{name}" for name in names], [f"{target}/{name}" for name in names])
+    files.rm(str(folder), recursive=True)
+
+
 def local_copy(path: Path) -> Path:
     """Returns the path itself; of a remote one, where this machine keeps what it copies or makes of
     it.
     """
-    return SCRATCH.expanduser() / str(path).removeprefix(REMOTE) if is_remote(path) else path
+    return SCRATCH.expanduser() / str(path).removeprefix("gs://") if is_remote(path) else path
 
 
 def fetch(folder: Path, last: str) -> Path:

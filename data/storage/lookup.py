@@ -1,4 +1,4 @@
-"""Finds, measures and opens files of this machine and of Google Cloud Storage."""
+"""Finds, measures and opens files of this machine and of remote storage."""
 
 import contextlib
 import glob
@@ -6,12 +6,13 @@ import io
 import logging
 import os
 import stat
+import zlib
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
 from configs.errors import UserError
-from configs.paths import REMOTE, is_remote, path_of
+from configs.paths import in_bucket, is_remote, path_of
 from data.storage import remote
 
 logger = logging.getLogger(__name__)
@@ -62,10 +63,11 @@ def size_of(path: Path) -> int:
 
 
 def version(path: Path) -> list[int]:
-    """Returns the size of a file and the time of its change, or the number of its last write."""
+    """Returns the size of a file and the time of its change, or a number of its version."""
     if is_remote(path):
-        info = remote.file_system().info(str(path))
-        return [info["size"], int(info.get("generation", 0))]
+        info = remote.file_system(path).info(str(path))
+        version = remote.version_in(info)
+        return [info["size"], int(version) if version.isdigit() else zlib.crc32(version.encode())]
     state = path.stat()
     return [state.st_size, state.st_mtime_ns]
 
@@ -74,7 +76,7 @@ def written_s(path: Path) -> float:
     """Returns when a file was written, in seconds since 1970; 0 if it does not exist."""
     try:
         if is_remote(path):
-            return float(remote.file_system().modified(str(path)).timestamp())
+            return float(remote.file_system(path).modified(str(path)).timestamp())
         return path.stat().st_mtime
     except FileNotFoundError:
         return 0.0
@@ -84,8 +86,9 @@ def matches(pattern: str) -> list[str]:
     """Returns the files that a glob matches, sorted; a file of just this name is the only one."""
     if is_remote(path_of(pattern)):
         with contextlib.suppress(FileNotFoundError):  # of a bucket that does not exist
-            if names := remote.file_system().glob(pattern):
-                return sorted(REMOTE + name for name in names)
+            if names := remote.file_system(pattern).glob(pattern):
+                scheme = pattern.partition("://")[0]
+                return sorted(f"{scheme}://{name}" for name in names)
         remote.check_bucket(path_of(pattern))
         return []
     path = os.path.expanduser(pattern)
@@ -95,8 +98,8 @@ def matches(pattern: str) -> list[str]:
 def sizes_below(folder: Path) -> Iterator[tuple[str, int]]:
     """Yields name and size of each file below a folder, at any depth."""
     if is_remote(folder):
-        prefix = str(folder).removeprefix(REMOTE)
-        for name, info in remote.file_system().find(str(folder), detail=True).items():
+        prefix = "/".join(in_bucket(folder))
+        for name, info in remote.file_system(folder).find(str(folder), detail=True).items():
             yield str(PurePosixPath(name).relative_to(prefix)), info["size"]
         return
     for parent, _, names in os.walk(folder):

@@ -1,24 +1,26 @@
-"""Reads and writes objects of Google Cloud Storage, and explains its errors.
+"""Reads and writes objects of remote storage, and explains its errors.
 
 An object appears whole and is replaced whole; it cannot grow, be renamed, locked or mapped.  The
 other modules of this folder know what is done in place of these.
 """
 
-import contextlib
 import functools
 import json
 import logging
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from configs.errors import UserError, brief, one_line
-from configs.paths import REMOTE, is_remote
+from configs.paths import in_bucket, is_remote, storage_of
 
 # What gcsfs logs as an error, with a traceback, it also raises.
 logging.getLogger("gcsfs").setLevel(logging.CRITICAL)
 
-_LIBRARIES = {"gcsfs", "fsspec", "google", "aiohttp", "requests"}
+_LIBRARIES = {"gcsfs", "fsspec", "google", "aiohttp", "requests", "s3fs", "botocore", "aiobotocore"}
+_Requests = tuple[Callable[[str, str], str], Callable[[str], object]]
+"""Writes a content over a version and returns the new version; removes a version."""
 _PAGE = re.compile(r"(?is)<(!doctype )?html(.*?<title>(?P<title>.*?)</title>)?")
 _UNREACHABLE = ("UNAVAILABLE", "RESOURCE_EXHAUSTED", "DEADLINE_EXCEEDED", "UNAUTHENTICATED",
                 "PERMISSION_DENIED")  # fmt: skip
@@ -27,18 +29,21 @@ _UNREACHABLE = ("UNAVAILABLE", "RESOURCE_EXHAUSTED", "DEADLINE_EXCEEDED", "UNAUT
 
 def failure(error: BaseException) -> str | None:
     """Describes how the storage failed to answer; None for other errors."""
-    library = type(error).__module__.partition(".")[0]
+    is_missing = isinstance(error, FileNotFoundError | FileExistsError)
+    # s3fs raises OSError from the error of botocore.
+    causes = [error, *([error.__cause__] if isinstance(error, OSError) and not is_missing else [])]
+    libraries = {type(cause).__module__.partition(".")[0] for cause in causes}
     is_of_tensorstore = any(str(error).startswith(word) for word in _UNREACHABLE)
     is_forbidden = isinstance(error, OSError) and str(error).startswith("Forbidden: ")
     page = _PAGE.search(error.doc if isinstance(error, json.JSONDecodeError) else str(error))
     is_page = isinstance(error, json.JSONDecodeError) and page is not None
-    if not (library in _LIBRARIES or is_of_tensorstore or is_forbidden or is_page):
+    if not (libraries & _LIBRARIES or is_of_tensorstore or is_forbidden or is_page):
         return None
     text = one_line(error)
     if page is not None:
         title = brief(" ".join((page["title"] or "without a title").split()))
         text = f"a web page answers ({title}); a proxy or a sign-in page may be in the way"
-    return f"Google Cloud Storage does not answer as it should: {text}"
+    return f"the remote storage does not answer as it should: {text}"
 
 
 def raise_failure(error: BaseException) -> None:
@@ -50,35 +55,42 @@ def raise_failure(error: BaseException) -> None:
         raise error
 
 
-@functools.cache
-def file_system() -> Any:
-    """Returns fsspec's view of Google Cloud Storage."""
+def file_system(path: str | Path) -> Any:
+    """Returns fsspec's view of the storage of a path."""
     import fsspec
 
-    return fsspec.filesystem("gcs")
+    return fsspec.filesystem(storage_of(path).protocol)
+
+
+def version_in(info: dict[str, Any]) -> str:
+    """Returns the number of an object's last write; for S3 a hash of its content, the ETag."""
+    return str(info["generation"] if "generation" in info else info["ETag"])
 
 
 def upload(file: Path, target: Path) -> None:
     """Replaces an object by the content of a local file."""
-    file_system().put_file(str(file), str(target))
+    file_system(target).put_file(str(file), str(target))
 
 
 def download(source: Path, file: Path) -> None:
     """Copies an object to a local file."""
-    file_system().get_file(str(source), str(file))
+    file_system(source).get_file(str(source), str(file))
 
 
 def check_bucket(path: Path) -> None:
     """Refuses a remote path whose bucket is not there; what is in no bucket looks just missing."""
     if not is_remote(path):
         return
-    bucket = str(path).removeprefix(REMOTE).partition("/")[0]
+    storage, (bucket, _) = storage_of(path), in_bucket(path)
     try:
-        file_system().call("GET", "b/{}/o", bucket, maxResults=1)
+        if storage.protocol == "s3":
+            file_system(path).call_s3("list_objects_v2", Bucket=bucket, MaxKeys=1)
+        else:
+            file_system(path).call("GET", "b/{}/o", bucket, maxResults=1)
     except FileNotFoundError:
         raise UserError(
-            f"{path}: there is no bucket {bucket!r}.  Correct the name, or make it: gcloud storage "
-            f"buckets create {REMOTE}{bucket}."
+            f"{path}: there is no bucket {bucket!r}.  Correct the name, or make it: "
+            f"{storage.make_bucket} {str(path).partition(':')[0]}://{bucket}."
         ) from None
 
 
@@ -86,49 +98,80 @@ class ConditionalObject:
     """Writes and removes an object only if nobody else wrote it since it was last read here."""
 
     def __init__(self, path: Path):
-        from google.api_core import exceptions
-        from google.cloud import storage
-
         check_bucket(path)
-        self._conflicts = exceptions.PreconditionFailed, exceptions.NotFound
-        bucket, _, name = str(path).removeprefix(REMOTE).partition("/")
-        self._bucket, self._name = storage.Client().bucket(bucket), name
-        self.generation = 0
-        """Number of the write that made the object; 0 if it does not exist."""
+        self._path, self._files = str(path), file_system(path)
+        requests = _s3_requests if storage_of(path).protocol == "s3" else _gcs_requests
+        self._put, self._delete = requests(path)
+        self.version = ""
+        """Says which write made the object; empty if it does not exist."""
 
     def read(self) -> str:
         """Returns the content; empty if the object does not exist."""
-        content, self.generation = self._latest()
+        content, self.version = self._latest()
         return content
 
     def write(self, content: str) -> bool:
         """Writes the object; returns False where somebody else did first."""
-        blob = self._bucket.blob(self._name)
         try:
-            blob.upload_from_string(content, if_generation_match=self.generation)
-            self.generation = blob.generation
+            self.version = self._put(content, self.version)
             return True
-        except self._conflicts:
+        except Exception as error:
+            _raise_others(error)
             # A write whose answer was lost is made twice: then the first one is in the way.
-            latest, generation = self._latest()
-            is_ours = latest == content and generation != self.generation
-            self.generation = generation if is_ours else self.generation
+            latest, version = self._latest()
+            is_ours = latest == content and version != self.version
+            self.version = version if is_ours else self.version
             return is_ours
 
     def remove(self) -> None:
         """Removes the object unless somebody else wrote it."""
-        blob = self._bucket.blob(self._name)
-        with contextlib.suppress(*self._conflicts):
-            blob.delete(if_generation_match=self.generation)
+        try:
+            if self._latest()[1] == self.version:  # some servers ignore the condition
+                self._delete(self.version)
+        except Exception as error:
+            _raise_others(error)
 
-    def _latest(self) -> tuple[str, int]:
+    def _latest(self) -> tuple[str, str]:
         while True:
-            blob = self._bucket.get_blob(self._name)
-            if blob is None:
-                return "", 0
-            generation = blob.generation  # the download changes it
             try:
-                content = blob.download_as_bytes(if_generation_match=generation)
-            except self._conflicts:
-                continue  # it was replaced or removed meanwhile
-            return content.decode("utf-8", "replace"), generation
+                version = version_in(self._files.info(self._path))
+                content = self._files.cat_file(self._path)
+                if version_in(self._files.info(self._path)) == version:
+                    return content.decode("utf-8", "replace"), version
+            except FileNotFoundError:
+                return "", ""
+
+
+def _gcs_requests(path: Path) -> _Requests:
+    from google.cloud import storage
+
+    bucket, name = in_bucket(path)
+    objects = storage.Client().bucket(bucket)
+
+    def put(content: str, version: str) -> str:
+        blob = objects.blob(name)
+        blob.upload_from_string(content, if_generation_match=int(version or 0))
+        return str(blob.generation)
+
+    return put, lambda version: objects.blob(name).delete(if_generation_match=int(version))
+
+
+def _s3_requests(path: Path) -> _Requests:
+    bucket, name = in_bucket(path)
+    call = functools.partial(file_system(path).call_s3, Bucket=bucket, Key=name)
+
+    def put(content: str, version: str) -> str:
+        condition = {"IfMatch": version} if version else {"IfNoneMatch": "*"}
+        return str(call("put_object", Body=content.encode(), **condition)["ETag"])
+
+    return put, lambda version: call("delete_object", IfMatch=version)
+
+
+def _raise_others(error: Exception) -> None:
+    """Raises an error again unless it is that of a condition which does not hold."""
+    status = getattr(error, "code", None)  # of Google's client; s3fs raises from what botocore says
+    if status is None and error.__cause__ is not None:
+        response = getattr(error.__cause__, "response", None) or {}
+        status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
+    if status not in (404, 412):
+        raise error

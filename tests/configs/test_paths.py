@@ -1,11 +1,11 @@
-"""Paths of this machine and of Google Cloud Storage."""
+"""Paths of this machine and of remote storage."""
 
 from pathlib import Path
 
 import pytest
 
 from configs.errors import UserError
-from configs.paths import absolute, is_remote, local_path, path_of
+from configs.paths import STORAGES, absolute, in_bucket, is_remote, local_path, path_of
 
 
 @pytest.mark.parametrize("name", ["runs/mine", "/runs/mine", "gs", "a:b", "odd:name/x"])
@@ -18,12 +18,14 @@ def test_a_name_without_a_scheme_is_of_this_machine(name: str) -> None:
     ("name", "message"),
     [
         (
-            "s3://bucket/run",
-            r"s3://bucket/run: s3:// is not supported.  Legal: .* gs://bucket/name",
+            "az://bucket/run",
+            r"az://bucket/run: az:// is not supported.  Legal: .* gs://bucket/name or s3://buc",
         ),
         ("gs:/bucket/run", "gs:/bucket/run: gs:/ is not supported"),
         ("gs://bucket", "gs://bucket: no name in a bucket.  Legal: gs://bucket/name"),
         ("gs:///run", "no name in a bucket"),
+        ("s3://bucket/", "no name in a bucket"),
+        ("s3://two words/run", "no name in a bucket"),
     ],
 )
 def test_what_pathlib_would_take_for_a_folder_is_refused(name: str, message: str) -> None:
@@ -31,9 +33,11 @@ def test_what_pathlib_would_take_for_a_folder_is_refused(name: str, message: str
         path_of(name)
 
 
-def test_a_remote_path_keeps_its_name() -> None:
-    pytest.importorskip("gcsfs")
-    path = path_of("gs://bucket/runs") / "mine"
-    assert str(path) == "gs://bucket/runs/mine" and is_remote(path) and absolute(path) == path
-    with pytest.raises(UserError, match="--input = gs://bucket/runs/mine: it cannot be remote"):
+@pytest.mark.parametrize("scheme", STORAGES)
+def test_a_remote_path_keeps_its_name(scheme: str) -> None:
+    pytest.importorskip(STORAGES[scheme].package)
+    path, name = path_of(f"{scheme}://bucket/runs") / "mine", f"{scheme}://bucket/runs/mine"
+    assert str(path) == name and is_remote(path) and absolute(path) == path
+    assert in_bucket(path) == ("bucket", "runs/mine")
+    with pytest.raises(UserError, match=f"--input = {name}: it cannot be remote"):
         local_path(path, "--input")

@@ -87,7 +87,7 @@ def test_illegal_values_are_usage_errors(wrong: str) -> None:
 
 
 @pytest.mark.parametrize("flag", ["--model_dir", "--data_dir"])
-@pytest.mark.parametrize("path", ["s3://bucket/run", "gs:/bucket/run", "file:///run", "gs://b", ""])
+@pytest.mark.parametrize("path", ["az://bucket/run", "gs:/bucket/run", "file:///run", "gs://b", ""])
 def test_a_path_of_another_scheme_or_without_a_name_is_refused_and_makes_no_folder(
     capsys: pytest.CaptureFixture[str],
     tmp_path: Path,

@@ -1,4 +1,4 @@
-"""Runs on Google Cloud Storage: an emulator on this machine, whose requests fail now and then."""
+"""Runs in remote storage: emulators on this machine, whose requests fail now and then."""
 
 import json
 import signal
@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.gcs import Cloud
+from data.storage.remote import upload
+from tests.clouds import Cloud, on_both
 from tests.scripts.conftest import Meshloom
-from tests.trainer.command import WAIT_S, Command, Process
+from tests.toys import optax_promotion
+from tests.trainer.command import WAIT_S, Command, Process, settings, write_text
 
 EVERY = 4
 LAST = 12
@@ -54,9 +56,36 @@ def test_a_run_is_killed_continued_and_used(
     error = train(remote, LAST).finish()
     assert f"Finished after step {LAST}" in error and "Traceback" not in error
     assert list(remote.losses()) == list(range(1, LAST + 1))
-    model_dir = f"--model_dir={remote.model_dir}"
+    use(run, remote.model_dir, there)
+    answer = run("doctor", f"--model_dir={remote.model_dir}", "--data")
+    assert answer.code == 0 and "storage of --model_dir" in answer.out, answer.out
+    assert cloud.failures, "no request failed"
+    assert "gs:" not in [path.name for path in Path.cwd().iterdir()]
 
-    arrays = there / "arrays.json"
+
+@pytest.mark.parametrize("cloud", ["s3"], indirect=True)
+def test_a_run_on_s3_is_continued_and_used(
+    cloud: Cloud, there: Path, run: Meshloom, tmp_path: Path
+) -> None:
+    """Settings, text, data, model, inputs and outputs lie there; nothing else does."""
+    cloud.rate = 0.005
+    write_text(tmp_path / "text.txt")
+    upload(tmp_path / "text.txt", there / "text.txt")
+    (there / "run.gin").write_text("\n".join([*settings(there / "text.txt"), *SHORT]))
+    flags = [f"--model_dir={there / 'run'}", f"--data_dir={there / 'data'}"]
+    flags += ["--gin_file=layouts/whole.gin", f"--gin_file={there / 'run.gin'}"]
+    with optax_promotion():
+        for steps in (EVERY, LAST):
+            answer = run("train", *flags, f"--gin_param=Run.steps = {steps}")
+            assert answer.code == 0, answer.error
+    assert f"Finished after step {LAST}" in answer.error
+    use(run, there / "run", there)
+    assert cloud.failures, "no request failed"
+
+
+def use(run: Meshloom, folder: Path, there: Path) -> None:
+    """Inspects, evaluates, decodes and reports."""
+    model_dir, arrays = f"--model_dir={folder}", there / "arrays.json"
     answer = run("inspect", "checkpoint", model_dir, f"--json={arrays}")
     assert answer.code == 0, answer.error
     assert LAST in json.loads(arrays.read_text())["steps"]
@@ -74,15 +103,11 @@ def test_a_run_is_killed_continued_and_used(
 
     answer = run("report", model_dir)
     assert answer.code == 0, answer.error
-    assert b"Last step" in (remote.model_dir / "report.html").read_bytes()
-    assert {path.name for path in (remote.model_dir / "events").iterdir()}
-
-    answer = run("doctor", model_dir, "--data")
-    assert answer.code == 0 and "storage of --model_dir" in answer.out, answer.out
-    assert cloud.failures, "no request failed"
-    assert "gs:" not in [path.name for path in Path.cwd().iterdir()]
+    assert b"Last step" in (folder / "report.html").read_bytes()
+    assert {path.name for path in (folder / "events").iterdir()}
 
 
+@on_both
 @pytest.mark.faults
 def test_every_kill_is_survived_and_the_numbers_are_those_of_a_disk(
     cloud: Cloud, remote: Command, tmp_path: Path
@@ -99,6 +124,7 @@ def test_every_kill_is_survived_and_the_numbers_are_those_of_a_disk(
     assert cloud.failures > 50
 
 
+@on_both
 @pytest.mark.faults
 def test_a_second_training_is_refused(remote: Command) -> None:
     first = train(remote, 5000)
@@ -109,5 +135,5 @@ def test_a_second_training_is_refused(remote: Command) -> None:
     second = train(remote, 5000)
     assert f"process {first.popen.pid} on" in second.finish(2)
     first.send(signal.SIGTERM)
-    first.finish()
+    first.finish(143)
     assert not (remote.model_dir / "train.lock").exists()

@@ -30,8 +30,9 @@ from orbax.checkpoint.checkpoint_managers import (
 
 from configs.errors import RunError, UserError, one_line
 from configs.paths import absolute, is_remote, path_of
-from data.storage import remote
+from data.storage import folders, remote
 from data.storage.files import describe_full
+from trainer.checkpoints import s3
 from trainer.checkpoints.integrity import (
     DamagedCheckpoint,
     ListingHandler,
@@ -84,6 +85,12 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
 
     def __post_init__(self) -> None:
         self.folder = epath.Path(absolute(path_of(self.model_dir))) / CHECKPOINTS
+        # In remote storage a file says that a checkpoint is complete: nothing can be renamed.
+        self._commit = (
+            ocp.path.atomicity.CommitFileTemporaryPath if is_remote(self.folder) else None
+        )
+        if str(self.folder).startswith(s3.SCHEME):
+            s3.add_s3()
         self._manager: ocp.CheckpointManager | None = None
         self._reader = ocp.PyTreeCheckpointHandler()
         self._current: int | None = None  # the step saved or restored last
@@ -106,7 +113,7 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
 
     def steps(self) -> list[int]:
         """Returns the steps of all finished checkpoints, in order."""
-        names = ocp.path.step.standard_name_format()
+        names = ocp.path.step.standard_name_format(temporary_path_cls=self._commit)
         steps = sorted(name.step for name in names.find_all(self.folder))
         if not steps:
             remote.check_bucket(path_of(self.folder))
@@ -251,6 +258,7 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
         options = ocp.CheckpointManagerOptions(
             preservation_policy=AnyPreservationPolicy([LatestN(self.keep_last), _KeepBest(self)]),
             cleanup_tmp_directories=True,
+            temporary_path_class=self._commit,
             save_root_metadata=False,
             lightweight_initialize=True,  # reads nothing that may be damaged
         )
@@ -294,7 +302,7 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
             self._scores.pop(step, None)
             if jax.process_index() == 0:
                 aside = self.folder / f"{step}.set-aside-{time.strftime('%Y%m%d-%H%M%S')}"
-                (self.folder / str(step)).rename(aside)
+                folders.rename(path_of(self.folder / str(step)), path_of(aside))
                 logger.warning("checkpoint %d is set aside as %s", step, aside)
         _sync("checkpoints set aside")
         self._damaged = []

@@ -45,6 +45,8 @@ class Holder:
     pid: Annotated[int, Field(gt=0, lt=1 << 31)]
     host: str
     since: str
+    beat: int = 0
+    """Number of the write in remote storage.  S3 tells writes apart by their content."""
 
     def __str__(self) -> str:
         return f"process {self.pid} on {self.host}, since {self.since}"
@@ -134,20 +136,23 @@ def lock_object(path: Path, target: Path, work: str, flag: str) -> Iterator[None
     lock, holder = ConditionalObject(path), Holder.this_process()
     other = Holder.parse(lock.read())
     if other is not None:
-        before = lock.generation
+        before = lock.version
         is_gone = other.host == holder.host and not _is_running(other.pid)
 
         def is_written() -> bool:
             lock.read()
-            return lock.generation != before
+            return lock.version != before
 
         if not is_gone and _shows_sign(path, other, is_written):
             raise _refusal(target, work, flag, other)
         _warn_of_dead(path, other)
 
     def write() -> None:
-        if not lock.write(holder.dump()):
+        nonlocal holder
+        later = dataclasses.replace(holder, beat=holder.beat + 1)
+        if not lock.write(later.dump()):
             end_process(FAILED, f"{path}: another {work} took the lock over after a silence.")
+        holder = later  # a write that failed may have been made: the next is the same
 
     if not lock.write(holder.dump()):
         raise _refusal(target, work, flag, Holder.parse(lock.read()))

@@ -1,4 +1,4 @@
-"""What takes the place of a file system's tricks on Google Cloud Storage, where requests fail."""
+"""What takes the place of a file system's tricks in remote storage, where requests fail."""
 
 import gzip
 import io
@@ -30,14 +30,16 @@ from data.storage.remote import ConditionalObject
 from data.tokenizers.sentence_piece import SentencePiece
 from data.tokenizers.tokenizer_json import TokenizerJson
 from data.vocab import make
+from tests.clouds import BUCKET, Cloud, on_both
 from tests.data.test_cache import task_of
 from tests.data.tokenizers.test_tokenizer_json import byte_level
-from tests.gcs import BUCKET, Cloud
+from tests.s3 import S3
 from trainer.checkpoints.manager import Checkpoints
 from trainer.metrics.plots import RunPlots
 from trainer.model_dir import ModelDir
 
 
+@on_both
 def test_an_object_is_written_once_by_those_who_know_the_same(there: Path) -> None:
     first, second = (ConditionalObject(there / "lock") for _ in range(2))
     assert (first.read(), second.read()) == ("", "")
@@ -49,6 +51,7 @@ def test_an_object_is_written_once_by_those_who_know_the_same(there: Path) -> No
     assert first.read() == "" and first.write("first")
 
 
+@on_both
 def test_a_write_whose_answer_is_lost_counts_once(
     cloud: Cloud, there: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -61,6 +64,7 @@ def test_a_write_whose_answer_is_lost_counts_once(
     assert not (there / "lock").exists()
 
 
+@on_both
 def test_a_file_appears_whole_or_not_at_all(there: Path) -> None:
     atomic_write(there / "file", "old")
     with pytest.raises(RuntimeError), atomic_open(there / "file") as file:
@@ -72,6 +76,7 @@ def test_a_file_appears_whole_or_not_at_all(there: Path) -> None:
     assert (there / "file").read_text() == "new"
 
 
+@on_both
 def test_texts_are_matched_and_read(there: Path) -> None:
     for name in ("b.txt", "a.txt", "c.md"):
         (there / name).write_bytes(b"one\r\ntwo\n")
@@ -87,11 +92,12 @@ def test_texts_are_matched_and_read(there: Path) -> None:
         next(read_lines(f"{there}/absent"))
 
 
+@on_both
 def test_a_bucket_that_is_not_there_is_named(cloud: Cloud, tmp_path: Path) -> None:
-    check_output(f"gs://{BUCKET}/file")
+    check_output(f"{cloud.scheme}://{BUCKET}/file")
     with pytest.raises(UserError, match="there is no bucket"):
-        check_output("gs://another-bucket/file")
-    absent = path_of("gs://another-bucket/run")
+        check_output(f"{cloud.scheme}://another-bucket/file")
+    absent = path_of(f"{cloud.scheme}://another-bucket/run")
     for look in (
         lambda: ModelDir(absent).load(),
         lambda: Checkpoints(absent).steps(),
@@ -103,6 +109,18 @@ def test_a_bucket_that_is_not_there_is_named(cloud: Cloud, tmp_path: Path) -> No
     ):
         with pytest.raises(UserError, match="there is no bucket 'another-bucket'"):
             look()
+
+
+@pytest.mark.parametrize("cloud", ["s3"], indirect=True)
+def test_wrong_credentials_are_one_line(
+    cloud: S3, there: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cloud, "key", "another")
+    for look in (lambda: check_output(there / "x"), lambda: atomic_write(there / "x", "x")):
+        with pytest.raises(PermissionError) as error:
+            look()
+        text = "the remote storage does not answer as it should: The access key is unknown."
+        assert remote.failure(error.value) == text
 
 
 def test_a_web_page_in_place_of_an_answer_is_one_line() -> None:

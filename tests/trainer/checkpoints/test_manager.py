@@ -26,6 +26,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from orbax.checkpoint._src.serialization import tensorstore_utils
 
 from configs.errors import RunError, UserError
+from tests.clouds import on_both
 from trainer.checkpoints import integrity, manager
 from trainer.checkpoints.manager import Checkpoints, Saved
 
@@ -560,6 +561,7 @@ def test_two_processes_restore_what_one_saved_and_back(tmp_path: Path) -> None:
     assert_same(computed, jax.tree.map(lambda a: np.asarray(a) + 1, state))
 
 
+@on_both
 def test_a_damaged_checkpoint_of_remote_storage_is_passed_over_and_set_aside(
     there: Path, log_lines: list[str]
 ) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from configs.errors import UserError
+from tests.clouds import on_both
 from trainer.decoding.journal import Journal
 from trainer.processes import training_lock
 from trainer.translation.metrics import text_hash
@@ -52,6 +53,7 @@ def test_a_second_decoding_of_one_output_is_refused(tmp_path: Path) -> None:
         assert third.open() == {0: TEXTS, 1: TEXTS}
 
 
+@on_both
 def test_a_second_decoding_of_one_remote_output_is_refused(
     there: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,0 +1,44 @@
+"""Makes Orbax write to S3: TensorStore has a driver for it, which Orbax 0.12 does not ask for."""
+
+import functools
+import os
+import re
+from typing import Any
+
+from orbax.checkpoint._src.serialization import tensorstore_utils
+
+from data.storage.remote import file_system
+
+SCHEME = "s3://"
+
+
+@functools.cache
+def add_s3() -> None:
+    """Gives paths of S3 the settings of those of Google Cloud Storage, with another driver."""
+    build = tensorstore_utils.build_kvstore_tspec
+
+    @functools.wraps(build)
+    def build_for_both(directory: str, *args: Any, **kwargs: Any) -> Any:
+        spec = build(directory.replace(SCHEME, "gs://"), *args, **kwargs)
+        return _on_s3(spec) if directory.startswith(SCHEME) else spec
+
+    tensorstore_utils.build_kvstore_tspec = build_for_both
+
+
+def _on_s3(spec: Any) -> Any:
+    if not isinstance(spec, dict):
+        return spec
+    driver = _driver() if spec.get("driver") in ("gcs", "gcs_grpc") else {}
+    return {name: _on_s3(value) for name, value in spec.items()} | driver
+
+
+@functools.cache
+def _driver() -> dict[str, Any]:
+    """Returns the driver with the endpoint that s3fs uses; TensorStore looks for none itself."""
+    driver: dict[str, Any] = {"driver": "s3"}
+    s3 = file_system(SCHEME).connect().meta
+    if not re.match(r"https://s3\..*amazonaws\.com", s3.endpoint_url):  # it finds Amazon's itself
+        driver |= {"endpoint": s3.endpoint_url, "aws_region": s3.region_name}
+    if os.environ.get("AWS_ACCESS_KEY_ID"):  # else it reads ~/.aws, and prints if there is none
+        driver |= {"aws_credentials": {"type": "environment"}}
+    return driver
