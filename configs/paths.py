@@ -39,13 +39,12 @@ def path_of(name: str | os.PathLike[str]) -> Path:
         return Path(name)
     if not is_remote(text):
         raise UserError(
-            f"{brief(text)}: {match[0]} is not supported.  "
-            f"Legal: a path of this machine, or {_LEGAL}."
+            f"{brief(text)}: {match[0]} is not supported.  Legal: a path of this machine, {_LEGAL}."
         )
     bucket, rest = in_bucket(text)
     if not (re.fullmatch(r"[\w.-]+", bucket, re.ASCII) and rest):
         raise UserError(f"{brief(text)}: no name in a bucket.  Legal: {_LEGAL}.")
-    _set_up(storage_of(text))
+    _set_up(text.partition(":")[0])
     from etils import epath
 
     return cast(Path, epath.Path(text))
@@ -81,9 +80,10 @@ def absolute(path: Path) -> Path:
 
 
 @functools.cache
-def _set_up(storage: Storage) -> None:
+def _set_up(scheme: str) -> None:
     """Checks that its package is there; lets it forget listings, which other processes change."""
-    with extra_required(storage.protocol, "such a path"):
+    storage = STORAGES[scheme]
+    with extra_required(storage.protocol, f"{scheme}://"):
         importlib.metadata.version(storage.package)
     import fsspec
 

@@ -34,10 +34,10 @@ def failure(error: BaseException) -> str | None:
     causes = [error, *([error.__cause__] if isinstance(error, OSError) and not is_missing else [])]
     libraries = {type(cause).__module__.partition(".")[0] for cause in causes}
     is_of_tensorstore = any(str(error).startswith(word) for word in _UNREACHABLE)
-    is_forbidden = isinstance(error, OSError) and str(error).startswith("Forbidden: ")
+    is_of_request = str(error).startswith(("Forbidden: ", "Invalid endpoint: "))
     page = _PAGE.search(error.doc if isinstance(error, json.JSONDecodeError) else str(error))
     is_page = isinstance(error, json.JSONDecodeError) and page is not None
-    if not (libraries & _LIBRARIES or is_of_tensorstore or is_forbidden or is_page):
+    if not (libraries & _LIBRARIES or is_of_tensorstore or is_of_request or is_page):
         return None
     text = one_line(error)
     if page is not None:

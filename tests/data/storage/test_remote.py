@@ -138,6 +138,7 @@ def test_a_web_page_in_place_of_an_answer_is_one_line() -> None:
 def test_a_request_that_fails_is_no_damaged_data() -> None:
     assert remote.failure(requests.ConnectionError("refused")) is not None
     assert remote.failure(ValueError("UNAVAILABLE: HTTP 503")) is not None
+    assert remote.failure(ValueError("Invalid endpoint: localhost:9000")) is not None
     assert remote.failure(ValueError("DATA_LOSS: Digest mismatch")) is None
     assert remote.failure(FileNotFoundError("gone")) is None
 
