@@ -43,10 +43,15 @@ class Marian(Tokenizer):
     def given(self) -> Vocab:
         folder = path_of(self.path).expanduser()
         if not folder.is_dir():
-            return MarianVocab(read_model(folder), self.path)
+            vocab = MarianVocab(read_model(folder), self.path)
+            if vocab.side != self.side:
+                raise UserError(
+                    f"Marian.side = {self.side!r}: {self.path} is of {vocab.side} texts."
+                )
+            return vocab
         ids = read_json(read_model(folder / IDS), dict[str, int], folder / IDS)
         pieces = base64.b64encode(read_model(folder / PIECES[self.side])).decode()
-        content = {"ids": ids, "pieces": pieces}
+        content = {"ids": ids, "pieces": pieces, "side": self.side}
         return MarianVocab(FORMAT + json.dumps(content, sort_keys=True).encode(), self.path)
 
 
@@ -62,6 +67,7 @@ class MarianVocab(Vocab):
             raise UserError(f"vocab {name}: legal: a folder with {IDS} and {PIECES['source']}.")
         content = read_json(model.removeprefix(FORMAT), dict[str, Any], name)
         self.ids: dict[str, int] = content["ids"]
+        self.side: str = content["side"]
         missing = [piece for piece in SPECIAL if piece not in self.ids]
         if missing or len({*self.ids.values()}) < len(self.ids) or min(self.ids.values()) < 0:
             problem = f"{missing[0]} is missing" if missing else "two tokens have the same id"

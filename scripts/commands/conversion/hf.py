@@ -70,6 +70,8 @@ from trainer.run import Run
 
 MODEL_FILE = "model.gin"
 """Settings of the model and of its vocabulary alone, for the runs that start from it."""
+VOCABS = {TARGET_FILE: "vocab", SOURCE_FILE: "source_vocab"}
+"""Settings of a task, by the files that keep them."""
 FILES = (
     SETTINGS, GENERATION, TOKENIZER, "tokenizer_config.json",
     "special_tokens_map.json", "added_tokens.json", "chat_template.jinja", "chat_template.json",
@@ -116,15 +118,12 @@ def import_hf(flags: ImportHfFlags) -> None:
     convert.check_same(spec, run.model)
     assert isinstance(run.model, Transformer)
     check_sides(run)
-    given, legal = (
-        {file: vocab.given_path for file, vocab in one.task.vocab_settings.items()}
-        for one in (run, first)
-    )
-    if given != legal:
-        kind = type(run.task).__name__
+    given, legal = given_vocabs(run), given_vocabs(first)
+    changed = [name for file, name in VOCABS.items() if given.get(file) != legal.get(file)]
+    if changed:
         raise UserError(
-            f"{kind}.vocab: an imported model reads and writes its own vocabulary.  Leave the "
-            "vocabularies of the task and their files as they are."
+            f"{type(run.task).__name__}.{changed[0]}: an imported model reads and writes its own "
+            "vocabulary.  Leave this setting and its file as they are."
         )
     chosen = run.task.vocab  # may name special tokens
     if isinstance(tokenizer, TokenizerJson) and isinstance(chosen, TokenizerJson):
@@ -158,12 +157,17 @@ def import_hf(flags: ImportHfFlags) -> None:
     note_import(model_dir, left_out, types, count)
 
 
+def given_vocabs(run: Run) -> dict[str, tuple[str | None, str | None]]:
+    """Returns the path and the side of the trained vocabularies of a task, by file."""
+    settings = run.task.vocab_settings.items()
+    return {file: (vocab.given_path, getattr(vocab, "side", None)) for file, vocab in settings}
+
+
 def model_text(run: Run) -> str:
     """Writes the settings of the model and of its vocabularies, for runs that start from it."""
     text = f"Run.model = @{type(run.model).__name__}()\n{dump([run.model])}"
-    names = {TARGET_FILE: "VOCAB", SOURCE_FILE: "SOURCE_VOCAB"}
     for file, vocab in run.task.vocab_settings.items():
-        kind, name = type(vocab).__name__, names[file]
+        kind, name = type(vocab).__name__, VOCABS[file].upper()
         scoped = kind if file == TARGET_FILE else f"source/{kind}"
         text += f"\n{name} = @{scoped}()\n{dump([vocab]).replace(f'{kind}.', f'{scoped}.')}"
     return text

@@ -60,6 +60,12 @@ def test_a_saved_vocab_is_the_same(folder: Path) -> None:
         np.testing.assert_array_equal(again.encode(["one two"])[0], vocab.encode(["one two"])[0])
 
 
+def test_a_file_has_one_side(folder: Path) -> None:
+    side(folder, "target").save(folder / "vocab.model")
+    with pytest.raises(UserError, match=r"Marian\.side = 'source': .* is of target texts"):
+        make(Marian(path=str(folder / "vocab.model"), side="source"), iter(()))
+
+
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [
