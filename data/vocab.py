@@ -11,7 +11,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from configs.errors import UserError
 from configs.paths import path_of
 from configs.spec import abstract_spec
 from data.storage import lookup
@@ -120,13 +119,6 @@ class Vocab(abc.ABC):
         )
         return behind if is_apart else self.encode([text])[0]
 
-    def with_dropout(self, rate: float, seed: int) -> "Vocab":
-        """Returns a copy whose `encode` skips merges at random (BPE dropout).
-
-        The same seed and text give the same ids.  Provilkov et al. 2020, section 4.
-        """
-        raise UserError("BPE dropout: legal for a SentencePiece vocab of sub-words by BPE alone.")
-
     def decode(self, ids: Iterable[int]) -> str:
         """Returns the text of ids up to the first end."""
         return self.text(itertools.takewhile(lambda i: i != self.end_id, ids))
@@ -176,11 +168,6 @@ class Tokenizer:
     def trained_size(self) -> int | None:
         """Returns how many tokens the vocab has that the task trains; None where one is given."""
         return None
-
-    @property
-    def may_drop_merges(self) -> bool:
-        """Returns whether BPE dropout is possible, as far as the settings tell."""
-        return True
 
     def train(self, lines: Iterator[str], words: Sequence[str]) -> Vocab:
         """Trains a vocab on some lines; words are to be one sub-word each."""

@@ -34,11 +34,6 @@ class Vocabs(NamedTuple):
         assert self.source is not None, "only a translation has a source"
         return self.source
 
-    def with_dropout(self, rate: float, seed: int) -> "Vocabs":
-        """Returns vocabs that skip merges at random where they encode."""
-        source = self.source and self.source.with_dropout(rate, seed)
-        return Vocabs(self.target.with_dropout(rate, seed), source)
-
     def hashes(self) -> dict[str, str]:
         """Names the hash of each, as a manifest keeps it."""
         hashes = {"vocab_hash": self.target.hash}

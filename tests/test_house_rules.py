@@ -127,7 +127,6 @@ TESTED_ELSEWHERE = {
     "data/corpora/phrase_*.py": "data/corpora/test_phrases.py",
     "data/storage/locks.py": "data/storage/test_files.py",
     "data/tasks/pairs.py": "data/tasks/test_translation.py",
-    "data/tokenizers/bpe_dropout.py": "data/tokenizers/test_sentence_piece.py",
     "layouts/cost/hardware.py": "layouts/cost/test_interconnect.py",  # a table
     "layouts/lint/errors.py": "layouts/lint/test_report.py",
     "models/api.py": "models/test_transformer.py",  # protocols

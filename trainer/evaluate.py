@@ -69,12 +69,11 @@ class Evaluation:
     def from_sums(cls, loss: float, correct: float, tokens: int, rows: Rows) -> "Evaluation":
         """Computes perplexities from the summed negative log-likelihood of all tokens."""
         counts = rows.counts
-        once = counts.lines / (counts.lines + counts.repeats) if counts.repeats else 1.0
         return cls(
             loss=loss / tokens,
             perplexity_per_token=_exp(loss / tokens),
-            perplexity_per_word=_exp(once * loss / (counts.words + counts.lines)),
-            bits_per_byte=once * loss / math.log(2) / counts.bytes if counts.bytes else math.nan,
+            perplexity_per_word=_exp(loss / (counts.words + counts.lines)),
+            bits_per_byte=loss / math.log(2) / counts.bytes if counts.bytes else math.nan,
             accuracy=correct / tokens,
             tokens=tokens,
             words=counts.words,

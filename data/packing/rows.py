@@ -47,7 +47,6 @@ class Counts:
     source_bytes: NonNegativeInt = 0
     source_tokens: NonNegativeInt = 0
     left_out: NonNegativeInt = 0  # pairs that are longer than a row; no other number counts them
-    repeats: NonNegativeInt = 0  # pairs that are segmented again; only tokens and rows count them
 
     def __add__(self, other: "Counts") -> "Counts":
         a, b = dataclasses.asdict(self), dataclasses.asdict(other)
@@ -62,16 +61,9 @@ class Counts:
             tokens=tokens,
         )
 
-    def as_repeats(self) -> "Counts":
-        """Returns what the same pairs add where they are segmented again."""
-        return Counts(
-            tokens=self.tokens, source_tokens=self.source_tokens, rows=self.rows, repeats=self.lines
-        )
-
     def written(self) -> dict[str, int]:
         """Returns the numbers as a manifest keeps them."""
-        numbers = dataclasses.asdict(self)
-        return numbers if self.repeats else {k: n for k, n in numbers.items() if k != "repeats"}
+        return dataclasses.asdict(self)
 
     @classmethod
     def read(cls, entry: Mapping[str, Any]) -> "Counts":

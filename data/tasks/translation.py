@@ -2,11 +2,9 @@
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from configs.errors import UserError
-from configs.spec import Count, Fraction, spec
-from data.packing.pack import Packed, joined, place_dtype
+from configs.spec import spec
+from data.packing.pack import Packed, place_dtype
 from data.packing.pair_rows import PairRows, packed_pairs
 from data.packing.rows import Counts
 from data.sources.pairs import Pair, tag_word
@@ -29,28 +27,8 @@ class Translation(PairTask):
     """Target tokens per row."""
     source_length: Length
     """Source tokens per row. A pair that is longer than a row on either side is dropped."""
-    bpe_dropout: Fraction = 0.0
-    """Share of the merges of sub-words that are skipped at random in the training pairs, which
-    SentencePiece's vocabularies by BPE allow (Provilkov et al., 2020)."""
-    segmentations: Count = 1
-    """Times that each training pair is in the rows, with other merges skipped each time."""
 
     rows_kind = PairRows
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.segmentations > 1 and not self.bpe_dropout:
-            raise UserError(
-                f"Translation.segmentations = {self.segmentations}: all would be equal.  Set "
-                "Translation.bpe_dropout, such as to 0.1, or remove the line."
-            )
-        for tokenizer in self.vocab_settings.values():
-            if self.bpe_dropout and not tokenizer.may_drop_merges:
-                raise UserError(
-                    f"Translation.bpe_dropout = {self.bpe_dropout}: @{type(tokenizer).__name__}() "
-                    'has no merges to skip.  Set SentencePiece.model_type = "bpe", or remove the '
-                    "line."
-                )
 
     @property
     def row_lengths(self) -> dict[str, int]:
@@ -95,10 +73,7 @@ class Translation(PairTask):
                     "tag must be one.  Use a vocab that was trained with it, or let the task train "
                     "one."
                 )
-        vocabs = Vocabs(target, source)
-        if self.bpe_dropout:
-            vocabs.with_dropout(self.bpe_dropout, seed=0)  # raises where a vocab cannot do it
-        return vocabs
+        return Vocabs(target, source)
 
     def columns(self, vocabs: Vocabs) -> dict[str, tuple[int, type]]:
         return {
@@ -108,24 +83,10 @@ class Translation(PairTask):
         }
 
     def chunk_packer(self, vocabs: Vocabs) -> PackChunk:
-        sampled = [vocabs]
-        if self.bpe_dropout:
-            seeds = range(self.segmentations)
-            sampled = [vocabs.with_dropout(self.bpe_dropout, seed) for seed in seeds]
+        lengths = self.length, self.source_length
 
         def pack(pairs: Sequence[Pair], tag: str | None, training: bool) -> tuple[Packed, Counts]:
-            lengths = self.length, self.source_length
-            rows = [
-                packed_pairs(pairs, sides, lengths, self.packs, tag)
-                for sides in (sampled if training else [vocabs])
-            ]
-            packed, counts = zip(*rows, strict=True)
-            before = np.cumsum([0, *(one.rows for one in packed)])
-            moved = [
-                Packed(one.arrays, one.pieces + np.array([0, first, 0]))
-                for one, first in zip(packed, before, strict=False)
-            ]
-            return joined(moved), sum((c.as_repeats() for c in counts[1:]), counts[0])
+            return packed_pairs(pairs, vocabs, lengths, self.packs, tag)
 
         return pack
 

@@ -5,7 +5,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Sequence
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -34,7 +34,6 @@ class Marian(Tokenizer):
     """Which of the two models of SentencePiece splits texts."""
 
     package = "sentencepiece"
-    may_drop_merges: ClassVar[bool] = False
 
     @property
     def given_path(self) -> str:

@@ -1,14 +1,13 @@
 """Trains and applies vocabs of SentencePiece's sub-words."""
 
 import contextlib
-import copy
 import ctypes
 import io
 import itertools
 import logging
 import random
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Annotated, Literal
 
 import numpy as np
@@ -61,10 +60,6 @@ class SentencePiece(Tokenizer):
         if self.model_file is None:
             return None
         return SentencePieceVocab(read_model(self.model_file), self.model_file)
-
-    @property
-    def may_drop_merges(self) -> bool:
-        return self.model_file is not None or self.model_type == "bpe"
 
     def train(self, lines: Iterator[str], words: Sequence[str]) -> Vocab:
         model, errors = io.BytesIO(), list[Exception]()
@@ -144,24 +139,13 @@ class SentencePieceVocab(Vocab):
             model, len(ids), begin_id=begin, end_id=end, pad_id=pad if pad >= 0 else None
         )
         self._processor = processor
-        self._dropout: Callable[[str, list[int]], list[int]] | None = None
 
     def encode(self, lines: Sequence[str]) -> list[np.ndarray]:
         if len(lines) <= FEW_LINES:
             ids = [self._processor.encode(line) for line in lines]
         else:
             ids = self._processor.encode(list(lines), num_threads=thread_count())
-        if self._dropout is not None:
-            ids = list(map(self._dropout, lines, ids))
         return [np.asarray(i, self.dtype) for i in ids]
-
-    def with_dropout(self, rate: float, seed: int) -> "SentencePieceVocab":
-        """Returns a copy whose `encode` skips merges at random."""
-        from data.tokenizers.bpe_dropout import BpeDropout  # loads protobuf, which takes 0.1 s
-
-        vocab = copy.copy(self)
-        vocab._dropout = BpeDropout(self.model, rate, seed)
-        return vocab
 
     def _text(self, ids: list[int]) -> str:
         unknown = self._processor.unk_id()

@@ -63,8 +63,6 @@ class TokenizerJson(Tokenizer):
         chosen = {key: token for key in _PARAMETERS if (token := getattr(self, key)) is not None}
         return TokenizerJsonVocab(read_bundle(self.path, chosen), self.path)
 
-    may_drop_merges = False
-
 
 class TokenizerJsonVocab(Vocab):
     """Maps text to ids and back by a tokenizer.json.

@@ -70,21 +70,6 @@ def test_any_number_of_workers_gives_the_same_bytes(
     assert contents(prepare(task_of(text), tmp_path, worker_count=3).folder) == expected
 
 
-def test_bpe_dropout_gives_the_same_bytes_in_any_process(text: Path, tmp_path: Path) -> None:
-    pairs = tmp_path / "pairs.tsv"
-    lines = text.read_text().splitlines()[:200]
-    pairs.write_text("".join(f"{line}\t{line}!\n" for line in lines))
-    task = Translation(
-        name="mine", source=Tsv(train=str(pairs), validation_fraction=0.1),
-        vocab=SentencePiece(size=285), length=40, source_length=30, bpe_dropout=0.3,
-        segmentations=2,
-    )  # fmt: skip
-    here, workers = (
-        contents(prepare(task, tmp_path / str(n), worker_count=n).folder) for n in (1, 2)
-    )
-    assert here == workers
-
-
 def test_the_parts_of_a_mixture_are_chunked_apart(tmp_path: Path) -> None:
     for name, lines in (("a", 200), ("b", 30)):
         pairs = (f"{name} source {i}\t{name} target {i}\n" for i in range(lines))

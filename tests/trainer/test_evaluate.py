@@ -137,12 +137,3 @@ def of_parts(rows: PairRows, batches: int | None) -> tuple[Evaluation, dict[str,
 def test_a_hopeless_model_has_an_infinite_perplexity_and_no_error() -> None:
     computed = Evaluation.from_sums(1e6, 0.0, ROWS.counts.tokens, ROWS)
     assert computed.perplexity_per_word == math.inf and math.isfinite(computed.bits_per_byte)
-
-
-def test_pairs_that_are_segmented_again_change_no_perplexity_per_word() -> None:
-    counts = Counts(lines=4, words=20, bytes=90, tokens=30, rows=2)
-    once, twice = (
-        Evaluation.from_sums(n * 60.0, 0.0, n * 30, Rows(ROWS.arrays, c))
-        for n, c in ((1, counts), (2, counts + counts.as_repeats()))
-    )
-    assert dataclasses.replace(twice, tokens=once.tokens) == once

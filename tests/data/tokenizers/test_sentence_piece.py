@@ -76,26 +76,6 @@ def test_a_saved_vocab_is_the_same(vocab, tmp_path):
     assert load_vocab(tmp_path / "v").hash == vocab.hash
 
 
-def test_bpe_dropout_skips_merges_and_a_seed_repeats_it(vocab, lines):
-    plain, whole = vocab.encode(lines), vocab.decode
-    first, again, other = (vocab.with_dropout(0.3, seed).encode(lines) for seed in (5, 5, 6))
-    assert [whole(ids) for ids in first] == [whole(ids) for ids in other] == lines
-    assert all(map(np.array_equal, first, again))
-    assert not any(map(np.array_equal, first, other))
-    assert sum(map(len, first)) > 1.1 * sum(map(len, plain))
-    assert all(map(np.array_equal, vocab.encode(lines), plain))
-    assert all(map(np.array_equal, vocab.with_dropout(1e-9, 5).encode(lines), plain))
-    singles = vocab.with_dropout(1 - 1e-9, 5).encode(lines)
-    assert (
-        max(len(piece) for ids in singles for piece in vocab.pieces(ids) if "<" not in piece) == 1
-    )
-
-
-def test_bpe_dropout_needs_bpe(lines):
-    with pytest.raises(UserError, match=r"model_type of the vocab is unigram\.  Legal: bpe\."):
-        make(SentencePiece(size=285, model_type="unigram"), iter(lines)).with_dropout(0.1, 0)
-
-
 @pytest.mark.parametrize("model_type", ["bpe", "unigram"])
 def test_too_large_a_size_names_the_largest(lines, model_type):
     with pytest.raises(UserError, match=r"SentencePiece.size = 9000: .* at most (\d+)") as error:
