@@ -72,4 +72,5 @@ for name, commands, text in (
         "Measures speed, and compares it with other libraries if they are installed.",
     ),
 ):  # fmt: skip
-    cli.add_command(LazyGroup(name, work=commands, help=text, short_help=text))
+    renamed = {"t5": "hf"} if name in ("import", "export") else {}
+    cli.add_command(LazyGroup(name, work=commands, renamed=renamed, help=text, short_help=text))
