@@ -259,7 +259,7 @@ def test_a_truncated_checkpoint_is_passed_over(
     assert '"step": 2' in (tmp_path / "j").read_text()
 
 
-@pytest.mark.parametrize("name", ["s3://bucket/x", "gs:/bucket/x", "file:///tmp/x"])
+@pytest.mark.parametrize("name", ["az://bucket/x", "gs:/bucket/x", "file:///tmp/x"])
 @pytest.mark.parametrize(
     "arguments",
     [

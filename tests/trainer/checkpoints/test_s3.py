@@ -1,5 +1,6 @@
 """The settings by which TensorStore writes to S3; test_manager.py saves and restores there."""
 
+import inspect
 from typing import Any
 
 import pytest
@@ -42,7 +43,7 @@ def test_the_endpoint_is_that_of_s3fs(
 def test_settings_of_tensorstore_for_google_cloud_storage_become_those_of_s3(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    build = tensorstore_utils.build_kvstore_tspec
+    build = inspect.unwrap(tensorstore_utils.build_kvstore_tspec)  # as Orbax has it
     monkeypatch.setattr(tensorstore_utils, "build_kvstore_tspec", build)
     monkeypatch.setattr(s3, "_driver", lambda: {"driver": "s3", "endpoint": "http://here"})
     s3.add_s3.__wrapped__()

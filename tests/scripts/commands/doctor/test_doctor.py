@@ -131,8 +131,8 @@ def test_a_folder_that_cannot_be_written(run: Meshloom) -> None:
 
 
 def test_other_object_storage_is_refused(run: Meshloom) -> None:
-    answer = run("doctor", "--model_dir=s3://bucket/run")
-    assert answer.code == 2 and "s3:// is not supported" in answer.error
+    answer = run("doctor", "--model_dir=az://bucket/run")
+    assert answer.code == 2 and "az:// is not supported" in answer.error
     assert not Path("s3:").exists()
 
 
