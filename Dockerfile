@@ -11,7 +11,7 @@ RUN sed -n '/^uv==/,/[^\]$/p' requirements.lock > uv.lock \
   && pip install --no-cache-dir --no-deps --require-hashes --requirement uv.lock
 ENV UV_BUILD_CONSTRAINT=requirements.lock UV_NO_CACHE=1
 RUN uv venv .venv \
-  && uv pip install --constraint requirements.lock --editable ".[plot,serve,gcs${EXTRA:+,$EXTRA}]"
+  && uv pip install --constraint requirements.lock --editable ".[plot,serve,gcs,s3${EXTRA:+,$EXTRA}]"
 
 FROM python:3.13-slim-bookworm
 # What the NVIDIA container runtime mounts; without GPUs they have no effect.
