@@ -217,18 +217,19 @@ def generation_of(settings: Mapping[str, Any]) -> tuple[Sampling, int, list[str]
     """Returns the search, the number of new tokens and the stops of a task's generation_kwargs.
 
     >>> generation_of({"until": ["\\n"], "do_sample": True, "temperature": 0.5, "top_k": 3})
-    (Sampling(temperature=0.5, top_k=3, top_p=None, min_p=0.0, width=1, flat=True), 256, ['\\n'])
+    (Sampling(temperature=0.5, top_k=3, top_p=None, width=1, flat=True, min_p=0.0), 256, ['\\n'])
     """
     rest = dict(normalize_gen_kwargs(dict(settings), MAX_NEW_TOKENS))
     stops, max_new_tokens = [stop for stop in rest.pop("until") if stop], rest.pop("max_gen_toks")
     temperature, samples = rest.pop("temperature", 1.0), rest.pop("do_sample")
-    limits = (rest.pop("top_k", None), rest.pop("top_p", None), rest.pop("min_p", 0.0))
+    limits = (temperature, rest.pop("top_k", None), rest.pop("top_p", None))
+    min_p = rest.pop("min_p", 0.0)
     if rest:
         raise UserError(
             f"--harness: generation_kwargs of the task has {', '.join(rest)}.  Legal: until, "
             "max_gen_toks, do_sample, temperature, top_k, top_p, min_p."
         )
-    search = Sampling(temperature, *limits) if samples else Sampling(temperature=0)
+    search = Sampling(*limits, min_p=min_p) if samples else Sampling(temperature=0)
     return search, max_new_tokens, stops
 
 

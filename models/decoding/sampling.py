@@ -99,11 +99,11 @@ class Sampling:
     temperature: float = 1.0
     top_k: int | None = None
     top_p: float | None = None
-    min_p: float = 0.0
-    """Least probability of a token, as a share of that of the likeliest one."""
     width: int = 1
     """Samples a sentence."""
     flat: bool = True
+    min_p: float = 0.0
+    """Least probability of a token, as a share of that of the likeliest one."""
 
     def start(self, layout: Layout, inputs: DecodeInputs, new_tokens: int) -> Samples:
         rows = inputs.prompt_lengths_B.shape[0]

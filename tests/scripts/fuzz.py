@@ -303,7 +303,7 @@ def commands() -> list[tuple[str, ...]]:
     """Lists commands that end at once where flags are missing or wrong."""
     return [("train",), ("evaluate",), ("decode",), ("score",), ("rescore",),
             ("gains",), ("report",), ("prepare",), ("inspect", "config"), ("inspect", "data"),
-            ("inspect", "checkpoint"), ("import", "t5"), ("export", "t5")]  # fmt: skip
+            ("inspect", "checkpoint"), ("import", "hf"), ("export", "hf")]  # fmt: skip
 
 
 def flag_names(command: Sequence[str]) -> list[str]:
@@ -346,7 +346,7 @@ def metrics_file(random: Random, inputs: Inputs, folder: Path) -> Case:
 
 
 def hugging_face(random: Random, inputs: Inputs, folder: Path) -> Case:
-    config = {
+    t5 = {
         "model_type": "t5", "d_model": 8, "d_kv": 4, "d_ff": 16, "num_layers": 1, "num_heads": 2,
         "vocab_size": 288, "feed_forward_proj": "relu", "tie_word_embeddings": True,
     }  # fmt: skip
@@ -360,7 +360,13 @@ def hugging_face(random: Random, inputs: Inputs, folder: Path) -> Case:
     index = {"metadata": {}, "weight_map": {"shared.weight": "model-1.safetensors"}}
     source = folder / "model"
     source.mkdir()
-    command, config = random.choice((("t5", config), ("hf", decoder), ("hf", decoder)))
+    marian = {
+        "model_type": "marian", "d_model": 8, "encoder_layers": 1, "decoder_layers": 1,
+        "encoder_attention_heads": 2, "decoder_attention_heads": 2, "encoder_ffn_dim": 16,
+        "decoder_ffn_dim": 16, "vocab_size": 288, "max_position_embeddings": 64,
+        "activation_function": "swish", "is_encoder_decoder": True, "scale_embedding": True,
+    }  # fmt: skip
+    config = random.choice((t5, decoder, decoder, marian))
     text = json.dumps(config)
     changed = (text, mutate(random, text), changed_json(random, text), changed_json(random, text))
     write(source / "config.json", random.choice(changed))
@@ -369,9 +375,10 @@ def hugging_face(random: Random, inputs: Inputs, folder: Path) -> Case:
     (source / "model-1.safetensors").write_bytes(
         mutate_bytes(random, b"\x08\0\0\0\0\0\0\0{}      ")
     )
-    name = "spiece.model" if command == "t5" else "tokenizer.model"
-    shutil.copy(inputs.model_dir / "vocab.model", source / name)
-    return Case(["import", command, f"--input={source}", f"--model_dir={folder / 'run'}"])
+    names = {"t5": ["spiece.model"], "marian": ["source.spm", "target.spm"]}
+    for name in names.get(config["model_type"], ["tokenizer.model"]):
+        shutil.copy(inputs.model_dir / "vocab.model", source / name)
+    return Case(["import", "hf", f"--input={source}", f"--model_dir={folder / 'run'}"])
 
 
 def checkpoint(random: Random, inputs: Inputs, folder: Path) -> Case:

@@ -68,7 +68,7 @@ def check_command(words: Sequence[str]) -> dict[str, Any]:
     assert Path(words[0]).name == "meshloom"
     name, command, rest = cli.resolve_command(click.Context(cli), list(words[1:]))
     assert name is not None and command is not None
-    flags = command.make_context(name, rest).params
+    flags = command.make_context(name, [word.replace("$BUCKET", "bucket") for word in rest]).params
     if name == "supervise":
         return check_command(flags["command"])
     for file in flags.get("gin_file", ()):

@@ -123,7 +123,7 @@ def test_other_bases_are_refused(
 ) -> None:
     folder, other = trained[0], tmp_path / "other"
     train(job(other, dataclasses.replace(RUN, steps=2, seed=1)))
-    with pytest.raises(UserError, match="step 2: not the weights that the adapters were trained"):
+    with pytest.raises(UserError, match="step 2: not the weights that the run was trained"):
         state_of(adapted(other), folder)
     with pytest.raises(UserError, match="Found step 2: there is none"):
         state_of(adapted(tmp_path / "none"), folder)

@@ -52,8 +52,8 @@ def search_of(flags: SearchFlags, task: Task) -> Search:
     if is_sampling:
         temperature = 1.0 if flags.temperature is None else flags.temperature
         samples = flags.samples or 1
-        limits = (flags.top_k, flags.top_p, flags.min_p or 0.0)
-        return Sampling(temperature, *limits, width=samples, flat=flags.flat)
+        limits = (temperature, flags.top_k, flags.top_p)
+        return Sampling(*limits, samples, flags.flat, flags.min_p or 0.0)
     if (flags.top_k, flags.top_p, flags.min_p) != (None, None, None):
         raise UserError("--top_k, --top_p and --min_p need sampling.  Add --temperature=1.")
     width = flags.beam or (BEAM if task.has_source else 1)

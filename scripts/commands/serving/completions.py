@@ -241,7 +241,10 @@ def choices_of(
         served.options, seed=seed, max_tokens=max_tokens, min_tokens=body.min_tokens
     )
     sampling = Sampling(
-        body.temperature, body.top_k or None, None if body.top_p == 1 else body.top_p, body.min_p
+        body.temperature,
+        body.top_k or None,
+        None if body.top_p == 1 else body.top_p,
+        min_p=body.min_p,
     )
     vocab, needs_text = served.vocabs.target, body.stream or bool(body.stops)
     choices = list[AnswerChoice]()
