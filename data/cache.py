@@ -69,7 +69,7 @@ class Prepared:
                     on_bytes(min(counter.total(), total), total)
         if digest.hexdigest() != self.manifest["splits"][split]["content_hash"]:
             raise UserError(
-                f"{task.name}: its text has changed since the rows of {split!r} were made it.  "
+                f"{task.name}: its text has changed since its rows of {split!r} were made.  "
                 "Put the old text back."
             )
 

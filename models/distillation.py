@@ -10,7 +10,7 @@ from typing import Annotated, ClassVar
 import jax
 from pydantic import Field
 
-from configs.spec import Positive, spec
+from configs.spec import spec
 from models.api import Batch, Params, WeightInfo
 from models.loss import Criterion, LossSums, TeacherOutput
 from models.spec import TransformerSpec
@@ -33,7 +33,7 @@ class Teacher:
     """Model directory of the teacher, whose latest weights are taken."""
     weight: Annotated[float, Field(gt=0, le=1)] = 0.5
     """Share of the divergence in the objective; cross entropy has the rest."""
-    temperature: Positive = 1.0
+    temperature: Annotated[float, Field(ge=0.01, le=100)] = 1.0
     """Divides the logits of both models; above 1, unlikely tokens count for more."""
 
 

@@ -1,5 +1,6 @@
 """Adds up where the time of a run went, over all its starts, from the files of its folder."""
 
+import logging
 import math
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
@@ -18,6 +19,8 @@ from trainer.metrics.jsonl import (
 )
 from trainer.metrics.step_timer import ACTIVITIES
 from trainer.resume.history import starts
+
+logger = logging.getLogger(__name__)
 
 USES = {
     "steps": "steps of the run",
@@ -44,6 +47,12 @@ def spent_seconds(model_dir: Path) -> dict[str, float]:
     lines = timed_lines(model_dir / METRICS, model_dir / f"{METRICS}{REPLACED}")
     checks = timed_lines(model_dir / EVALUATIONS)
     records = [(r.step, datetime.fromisoformat(r.time).timestamp()) for r in starts(model_dir)]
+    begins = [begin for _, begin in records]
+    if begins != sorted(begins) or (kept := timed_lines(model_dir / METRICS)) != sorted(
+        kept, key=itemgetter("step")
+    ):
+        logger.warning("%s: the clock went back during the run: no goodput.", model_dir)
+        return {}
     ends = [*(begin for _, begin in records[1:]), math.inf]
     pieces = [
         (step, begin, end, of_start)

@@ -186,7 +186,9 @@ class TokenizeBody(Body):
 class DetokenizeBody(Body):
     """Describes a request for the text of tokens."""
 
-    tokens: Tokens = Field(description="a list of at least 1 token")
+    tokens: Annotated[list[int], Field(max_length=2**20)] = Field(
+        description="a list of integers, the tokens"
+    )
 
 
 class TranslationBody(Body):

@@ -12,6 +12,7 @@ from configs.errors import UserError
 from configs.json_reader import read_json
 from configs.paths import path_of
 from configs.write import values
+from data.sources.text_files import identity
 from data.storage.files import atomic_write
 from scripts.commands.planning.page import head
 from scripts.commands.training.flags import ReportFlags
@@ -33,7 +34,7 @@ NOT_DRAWN = {"step", WALL_TIME, "parts", "examples", "bleu_sentences", *SPLIT,
 def report(flags: ReportFlags) -> None:
     """Writes report.html and its pictures into the model directory, or a page of several runs."""
     folders = [*flags.runs, *([] if flags.model_dir is None else [str(flags.model_dir)])]
-    if not folders or len(set(folders)) < len(folders):
+    if not folders or len(set(map(identity, folders))) < len(folders):
         raise UserError("report: name one run by --model_dir=DIR, or several, each once: DIR DIR.")
     if len(folders) > 1:
         file = path_of(flags.output or "report.html")

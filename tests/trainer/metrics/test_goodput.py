@@ -86,6 +86,23 @@ def test_all_seconds_of_a_run_are_counted_once(tmp_path: Path, seed: int) -> Non
     assert sum(seconds.values()) == pytest.approx(run.time - START)
 
 
+def test_a_clock_that_goes_back_leaves_no_goodput(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = SimulatedRun(tmp_path, 1)
+    run.start(4)
+    metrics = tmp_path / METRICS
+    whole = metrics.read_text()
+    assert spent_seconds(tmp_path) and not caplog.text
+    metrics.write_text(
+        whole.replace(f'"wall_time": {run.lines[-1]["wall_time"]}', '"wall_time": 9')
+    )
+    assert spent_seconds(tmp_path) == {} and "the clock went back" in caplog.text
+    metrics.write_text(whole)
+    record_start(tmp_path, Start(3, "2001-01-01T00:00:00+0000"))
+    assert spent_seconds(tmp_path) == {}
+
+
 def test_files_without_times_have_no_goodput(tmp_path: Path) -> None:
     assert spent_seconds(tmp_path) == {}
     record_start(tmp_path, Start(0, "2026-01-01T00:00:00+0000"))
