@@ -1,10 +1,14 @@
 """The benchmark of decoding runs, and counts what a token reads."""
 
+import pytest
+
+from scripts.benchmarks import generate
 from scripts.benchmarks.generate import measure
 from scripts.benchmarks.language_model import SHAPES
 
 
-def test_each_token_reads_the_weights_and_the_cache() -> None:
+def test_each_token_reads_the_weights_and_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(generate, "BYTES", 1 << 20)
     shape, prompt, new_tokens, rows = SHAPES["toy"], 4, 3, 2
     result = measure(shape, [rows], prompt, new_tokens)
     measured = result["batch_sizes"][str(rows)]
