@@ -17,6 +17,7 @@ from data.storage.files import atomic_write
 from scripts.commands.planning.page import head
 from scripts.commands.training.flags import ReportFlags
 from scripts.templates import render
+from scripts.texts import with_unit
 from trainer.metrics.goodput import HOUR_S, USES, spent_seconds
 from trainer.metrics.jsonl import WALL_TIME
 from trainer.metrics.plots import RunPlots, compared, curve
@@ -145,7 +146,11 @@ def run_page(model_dir: Path, pictures: RunPlots, drawn: dict[str, bytes]) -> st
         title=model_dir.name,
         last=[{"number": n, "value": x} for n, x in numbers(pictures.train[-1]).items()],
         spent=[
-            {"use": USES[use], "hours": seconds / HOUR_S, "share": f"{seconds / all_s:.1%}"}
+            {
+                "use": USES[use],
+                "time": with_unit(seconds / HOUR_S, "hours"),
+                "share": f"{seconds / all_s:.1%}",
+            }
             for use, seconds in spent.items()
         ],
         checks=[{n: x for n, x in check.items() if n not in of_split} for check in checks],
