@@ -16,14 +16,14 @@ LONG = {"prompt": "lo", "n": 128, "max_tokens": 12, "min_tokens": 12}
 
 @pytest.fixture(scope="module")
 def client(trained: Place) -> Iterator[Client]:
-    limits = {"slots": 1, "max_length": 15, "time_limit_s": 0.3, "token": "secret"}
+    limits = {"slots": 1, "max_length": 15, "time_limit_s": 0.05, "token": "secret"}
     with serving(trained.folder / "run", **limits) as client:
         yield Client(client.port, "secret")
 
 
 def test_an_answer_that_takes_too_long_is_given_up(client: Client) -> None:
     answer = client.post(**LONG)
-    assert answer.status == 504 and "after 0.3 s" in answer.json["error"]["message"]
+    assert answer.status == 504 and "after 0.05 s" in answer.json["error"]["message"]
     client.wait_until_idle()  # its slots are free
     stream = client.post(**LONG, stream=True)
     *_, last = [line for line in stream.text.splitlines() if line]
