@@ -51,7 +51,7 @@ def path_of(name: str | os.PathLike[str]) -> Path:
 
 
 def is_remote(path: str | os.PathLike[str]) -> bool:
-    """Returns whether a path lies in remote storage."""
+    """Returns whether a path is in remote storage."""
     return _REMOTE.match(os.fspath(path)) is not None
 
 

@@ -43,7 +43,7 @@ def without_teacher(params: Params) -> Params:
 
 @dataclasses.dataclass(frozen=True)
 class DistilledModel(TransformerModel):
-    """Is a Transformer whose weights have those of a teacher beside them, which stay as they are.
+    """Adds to the weights of a Transformer those of its teacher, which training does not change.
 
     The teacher runs under the same layout, without stages.
     """

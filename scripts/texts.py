@@ -3,7 +3,7 @@
 from typing import Any
 
 from layouts.cost.collectives import scaled, size_text
-from trainer.planning.run_cost import HOUR_S
+from trainer.checkpoints.interval import HOUR_S
 
 SHORT_HOURS = 0.1  # shown in seconds
 

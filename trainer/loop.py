@@ -90,7 +90,7 @@ def train(job: TrainJob, observers: Sequence[Observer] = ()) -> Outcome:
 
             stopped = interrupts.received(step)
             evaluates = run.at_interval(step, run.evaluate_every)
-            if stopped or evaluates or step == last_step or saves.is_due(step):
+            if stopped or evaluates or saves.is_due(step):
                 # Nothing is saved before its loss was seen to be finite.
                 watch.notify(Observer.on_step, fetch_finite(run, *previous, timer, checkpoints))
                 previous = None

@@ -14,6 +14,7 @@ metrics.jsonl, evaluations.jsonl, events/, loss.png, plan.json
 wandb.id           the run's id at this service, where Run.trackers names it
 """
 
+import functools
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -31,6 +32,7 @@ from data.storage.files import atomic_write
 from data.task import Task
 from data.vocabs import SOURCE_FILE, Vocabs, load_vocab
 from layouts.layout import Layout
+from models.spec import TransformerSpec
 from trainer.resume.history import Change, Start, record_of, record_start
 from trainer.run import Run
 
@@ -165,12 +167,7 @@ def starting_vocabs(folders: Mapping[str, str], task: Task) -> Vocabs | None:
 
 
 def _vocabs_of(setting: str, folder: str, task: Task) -> Vocabs:
-    directory = ModelDir(path_of(folder))
-    if not directory.has_run():
-        raise UserError(
-            f"{setting} = {folder!r}: no trained model there (config.gin is missing).  "
-            "Legal: the model directory of a run that has saved a checkpoint."
-        )
+    directory = _directory_of(setting, folder)
     source_file = task.source_vocab_file
     has_own = (directory.model_dir / SOURCE_FILE).exists()
     if source_file is not None and (source_file == SOURCE_FILE) != has_own:
@@ -188,3 +185,35 @@ def _vocabs_of(setting: str, folder: str, task: Task) -> Vocabs:
                 "model_file: the run then takes that vocabulary."
             )
     return directory.vocabs(task)
+
+
+@functools.cache
+def teacher_spec(model_dir: str, student: TransformerSpec) -> TransformerSpec:
+    """Returns the model of a trained run, which predicts the same tokens as its student."""
+    setting = "Teacher.model_dir"
+    title = f"{setting} = {model_dir!r}"
+    spec = _directory_of(setting, model_dir).load().make(Run).merged.model
+    if not isinstance(spec, TransformerSpec) or spec.has_encoder != student.has_encoder:
+        raise UserError(
+            f"{title}: @{type(spec).__name__}() with encoder_layers = "
+            f"{getattr(spec, 'encoder_layers', 0)}.  Legal: a model of the same kind, here with "
+            f"encoder_layers = {student.encoder_layers}."
+        )
+    for name in ("vocab", "source_vocab"):
+        if (rows := getattr(spec, name)) != getattr(student, name):
+            raise UserError(
+                f"{title}: its model has {name} = {rows}, this one {getattr(student, name)}.  Set "
+                f"Transformer.{name} = {rows}, and its vocabulary is taken."
+            )
+    return spec
+
+
+def _directory_of(setting: str, folder: str) -> ModelDir:
+    """Returns the model directory that a setting names; raises where it has no run."""
+    directory = ModelDir(path_of(folder))
+    if not directory.has_run():
+        raise UserError(
+            f"{setting} = {folder!r}: no trained model there (config.gin is missing).  "
+            "Legal: the model directory of a run that has saved a checkpoint."
+        )
+    return directory

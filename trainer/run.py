@@ -172,11 +172,11 @@ class Run:
         return {setting: folder for setting, folder in folders.items() if folder is not None}
 
     @property
-    def base(self) -> str | None:
-        """Returns the model directory of the weights that are there and not trained."""
-        if self.teacher is not None:
-            return self.teacher.model_dir
-        return self.start_from if self.model.adapter is not None else None
+    def base(self) -> tuple[str, str] | None:
+        """Returns the setting that names the weights that are not trained, and their folder."""
+        setting = "Run.start_from" if self.teacher is None else "Teacher.model_dir"
+        is_there = self.teacher is not None or self.model.adapter is not None
+        return (setting, self.vocabs_from[setting]) if is_there else None
 
     def with_steps(self, rows: int | None) -> "Run":
         """Returns the run with its length in steps, given the rows of training where known."""

@@ -11,8 +11,6 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import AbstractMesh, Mesh, NamedSharding
 
-from configs.errors import UserError
-from configs.paths import path_of
 from layouts.layout import Layout
 from layouts.mesh import use_mesh
 from layouts.padding import without_padding
@@ -23,7 +21,7 @@ from models.distillation import DistilledModel
 from models.loss import Criterion, LossSums, source_token_weight
 from models.spec import TransformerSpec
 from trainer.metrics.grad_norms import grad_norms
-from trainer.model_dir import ModelDir
+from trainer.model_dir import teacher_spec
 from trainer.optimizers.moving_average import keep_average
 from trainer.optimizers.optimizer import OptimizerSpec
 from trainer.optimizers.spikes import SkipSpikes
@@ -117,29 +115,6 @@ def train_step_spec(run: Run, layout: Layout) -> TrainStepSpec:
         skip_spikes=run.skip_spikes,
         ema=run.ema,
     )
-
-
-@functools.cache
-def teacher_spec(model_dir: str, student: TransformerSpec) -> TransformerSpec:
-    """Returns the model of a trained run, which predicts the same tokens as its student."""
-    title = f"Teacher.model_dir = {model_dir!r}"
-    directory = ModelDir(path_of(model_dir))
-    if not directory.has_run():
-        raise UserError(f"{title}: no trained model there (config.gin is missing).")
-    spec = directory.load().make(Run).merged.model
-    if not isinstance(spec, TransformerSpec) or spec.has_encoder != student.has_encoder:
-        raise UserError(
-            f"{title}: @{type(spec).__name__}() with encoder_layers = "
-            f"{getattr(spec, 'encoder_layers', 0)}.  Legal: a model of the same kind, here with "
-            f"encoder_layers = {student.encoder_layers}."
-        )
-    for name in ("vocab", "source_vocab"):
-        if (rows := getattr(spec, name)) != getattr(student, name):
-            raise UserError(
-                f"{title}: its model has {name} = {rows}, this one {getattr(student, name)}.  Set "
-                f"Transformer.{name} = {rows}, and its vocabulary is taken."
-            )
-    return spec
 
 
 def abstract_state(step_spec: TrainStepSpec, mesh: Mesh | AbstractMesh) -> State:

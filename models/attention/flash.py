@@ -108,8 +108,10 @@ class Limit(NamedTuple):
     kernels: Sequence[KernelName]
 
 
-TABLE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
-LIMITS = tuple(Limit(**limit) for limit in TABLE["limits"])
+LIMITS = tuple(
+    Limit(**limit | {"case": limit["case"].format(**globals())})
+    for limit in tomllib.loads(Path(__file__).with_suffix(".toml").read_text())["limits"]
+)
 
 
 class Choice(NamedTuple):

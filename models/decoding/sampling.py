@@ -150,13 +150,13 @@ class Sampling:
         """Chooses the next tokens; returns also their logits."""
         if self.temperature < LOWEST_TEMPERATURE:
             return likeliest(layout, logits_BWV)
-        noise = (seeds_B, step)
+        noise, min_p = (seeds_B, step), self.min_p or None
         if self.top_k is None:
-            return sampled(layout, logits_BWV, self.temperature, self.top_p, self.min_p, noise)
+            return sampled(layout, logits_BWV, self.temperature, self.top_p, min_p, noise)
         vocab = layout.unpadded_shape("BWV", logits_BWV.shape)[-1]
         candidates = min(self.top_k, vocab)
         return sampled_of_best(
-            layout, logits_BWV, candidates, self.temperature, None, self.top_p, self.min_p, noise
+            layout, logits_BWV, candidates, self.temperature, None, self.top_p, min_p, noise
         )
 
 
@@ -172,8 +172,10 @@ def likeliest(layout: Layout, logits_BWV: Array) -> Chosen:
 
 
 def likely(weight: Array, min_p: Setting) -> Array:
-    """Masks logits of tokens that are less likely than a share of the likeliest (Nguyen et al.
-    2024)."""
+    """Masks logits of tokens whose probability is below min_p times the largest.
+
+    Nguyen et al. 2024.
+    """
     top = jnp.max(weight, axis=-1, keepdims=True)
     return jnp.where(weight < top + jnp.log(min_p), -jnp.inf, weight)
 
@@ -183,14 +185,15 @@ def sampled(
     logits_BWV: Array,
     temperature: Setting,
     top_p: Setting | None,
-    min_p: Setting,
+    min_p: Setting | None,
     noise: Noise,
 ) -> Chosen:
     """Samples from the vocabulary, which may be split, or from its nucleus."""
     weight_BWV = logits_BWV / temperature
     if top_p is not None:
         weight_BWV = nucleus(layout, weight_BWV, top_p)
-    weight_BWV = likely(weight_BWV, min_p)
+    if min_p is not None:
+        weight_BWV = likely(weight_BWV, min_p)
     weight_BWV += gumbel(layout, *noise, "BWV", weight_BWV.shape)
     _, token_BW1 = layout.top_k(weight_BWV, 1, "BWV")
     return squeezed(layout, token_BW1, layout.take_last(logits_BWV, token_BW1, "BWV"))
@@ -203,7 +206,7 @@ def sampled_of_best(
     temperature: Setting,
     top_k: Array | None,
     top_p: Setting | None,
-    min_p: Setting,
+    min_p: Setting | None,
     noise: Noise,
 ) -> Chosen:
     """Samples from the `candidates` likeliest tokens, of which `top_k` may keep fewer.
@@ -219,7 +222,8 @@ def sampled_of_best(
         weight_BWU = jnp.where(rank_BWU < top_k, weight_BWU, -jnp.inf)
     if top_p is not None:
         weight_BWU = nucleus_of_sorted(layout, weight_BWU, top_p)
-    weight_BWU = likely(weight_BWU, min_p)
+    if min_p is not None:
+        weight_BWU = likely(weight_BWU, min_p)
     weight_BWU += gumbel(layout, *noise, "BWU", weight_BWU.shape)
     at_BW1 = jax.lax.argmax(weight_BWU, 2, jnp.int32)[:, :, None]
     return squeezed(layout, *(layout.take_last(x, at_BW1, "BWU") for x in (id_BWU, best_BWU)))

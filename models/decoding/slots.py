@@ -48,6 +48,7 @@ class SlotSettings(NamedTuple):
     top_p_B: Array
     """1 means no limit."""
     min_p_B: Array
+    """0 means no limit."""
 
 
 class Joining(NamedTuple):
@@ -269,7 +270,7 @@ class SlotDecoder:
         samples_B = slots.running_B & (settings.temperature_B >= LOWEST_TEMPERATURE)
         of_all_B = samples_B & (settings.top_k_B == 0)
         of_best_B = samples_B & (settings.top_k_B > 0)
-        has_nucleus_B = settings.top_p_B < 1
+        is_limited_B = (settings.top_p_B < 1) | (settings.min_p_B > 0)
         noise = (settings.seeds_B, steps_B)
         # Texts that are not sampled have some legal temperature.
         temperature_B11 = jnp.where(samples_B, settings.temperature_B, 1)[:, None, None]
@@ -286,9 +287,9 @@ class SlotDecoder:
 
         def of_all(chosen: Chosen) -> Chosen:
             new = jax.lax.cond(
-                jnp.any(of_all_B & has_nucleus_B),
+                jnp.any(of_all_B & is_limited_B),
                 lambda: sampled(layout, logits_BWV, temperature_B11, top_p_B11, min_p_B11, noise),
-                lambda: sampled(layout, logits_BWV, temperature_B11, None, min_p_B11, noise),
+                lambda: sampled(layout, logits_BWV, temperature_B11, None, None, noise),
             )
             return replace(of_all_B, new, chosen)
 

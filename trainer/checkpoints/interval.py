@@ -1,4 +1,4 @@
-"""Chooses how often a run saves: every so many steps, or as its measured times suggest."""
+"""Chooses the steps at which a run saves: a given interval, or one from measured times."""
 
 import dataclasses
 import math
@@ -6,14 +6,15 @@ from typing import Literal
 
 from trainer.processes import peers
 
-DAY_S = 24 * 3600
+HOUR_S = 3600
+DAY_S = 24 * HOUR_S
 FAILURES_PER_CHIP_DAY = 5e-4
 """Llama 3 (Grattafiori et al. 2024, section 3.3.4) saw 419 interruptions of 16,384 GPUs in 54 days,
 4.7e-4; OPT-175B (Zhang et al. 2022, section 2.5) 105 of 992 in 60 days, 1.8e-3."""
 MEASURED_STEPS = 10
 """After a start, before the first save, which says what a save costs."""
-LONGEST_S = 3600
-"""Between two saves of an automatic interval: people end runs as well."""
+LONGEST_S = HOUR_S
+"""Between two saves of an automatic interval, as not only failures end runs."""
 
 
 def best_interval(save_s: float, step_s: float, failures_per_s: float, write_s: float = 0) -> int:

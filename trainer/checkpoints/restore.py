@@ -67,21 +67,19 @@ class StatePadding:
 
         A state that was saved knows their step and checksum, which is 0 in a new one.
         """
-        folder = run.base
-        assert folder is not None  # as a run checks
+        assert run.base is not None  # as a run checks
+        setting, folder = run.base
         model, known = self.step_spec.without_padding().model, jax.device_get(state["base"])
         params = self.unpadded["params"].items()
         abstract = {name: tree for name, tree in params if not model.trains(name)}
         step = int(known["step"]) if known["checksum"] else None
         if isinstance(model, DistilledModel):
-            setting = "Teacher.model_dir"
-            frozen, step = warm_started(
+            weights = warm_started(
                 abstract[TEACHER], folder, model.teacher, self.mesh, step, setting
             )
-            frozen = {TEACHER: frozen}
+            frozen, step = {TEACHER: weights[0]}, weights[1]
         else:
-            setting = "Run.start_from"
-            frozen, step = warm_started(abstract, folder, model, self.mesh, step)
+            frozen, step = warm_started(abstract, folder, model, self.mesh, step, setting)
         base = {"step": np.int32(step), "checksum": jax.device_get(checksum(frozen))}
         if known["checksum"] not in (0, base["checksum"]):
             raise UserError(

@@ -8,6 +8,7 @@ from datetime import datetime
 from operator import itemgetter
 from pathlib import Path
 
+from trainer.checkpoints.interval import HOUR_S
 from trainer.metrics.jsonl import (
     EVALUATIONS,
     METRICS,
@@ -35,7 +36,6 @@ USES = {
     "stopped": "between two starts, and steps that a kill left unwritten",
 }
 """What the seconds of a run are spent on.  The share of the first is the goodput."""
-HOUR_S = 3600
 IN_STEPS = ("device", "data", "host")
 
 
@@ -44,16 +44,14 @@ def spent_seconds(model_dir: Path) -> dict[str, float]:
 
     They begin with the first start, and end with the last line of metrics or evaluations.
     """
-    lines = timed_lines(model_dir / METRICS, model_dir / f"{METRICS}{REPLACED}")
-    checks = timed_lines(model_dir / EVALUATIONS)
+    kept, checks = timed_lines(model_dir / METRICS), timed_lines(model_dir / EVALUATIONS)
     records = [(r.step, datetime.fromisoformat(r.time).timestamp()) for r in starts(model_dir)]
     begins = [begin for _, begin in records]
-    if begins != sorted(begins) or (kept := timed_lines(model_dir / METRICS)) != sorted(
-        kept, key=itemgetter("step")
-    ):
+    if begins != sorted(begins) or kept != sorted(kept, key=itemgetter("step")):
         logger.warning("%s: the clock went back during the run: no goodput.", model_dir)
         return {}
-    ends = [*(begin for _, begin in records[1:]), math.inf]
+    replaced = timed_lines(model_dir / f"{METRICS}{REPLACED}")
+    lines, ends = sorted([*kept, *replaced], key=itemgetter(WALL_TIME)), [*begins[1:], math.inf]
     pieces = [
         (step, begin, end, of_start)
         for (step, begin), end in zip(records, ends, strict=False)  # no record has one end
@@ -105,10 +103,10 @@ def _totals(line: Line) -> dict[str, float]:
     return {name: line.get(f"{name}_total_s") or 0.0 for name in ("host", *ACTIVITIES)}
 
 
-def timed_lines(*paths: Path) -> list[Line]:
-    """Returns the lines of some files that say when they were written, in this order."""
-    lines = (line for path in paths for line in read_lines(path))
-    return sorted((x for x in lines if is_number(x.get(WALL_TIME))), key=lambda x: x[WALL_TIME])
+def timed_lines(path: Path) -> list[Line]:
+    """Returns the lines of a file that say when they were written, in this order."""
+    lines = [line for line in read_lines(path) if is_number(line.get(WALL_TIME))]
+    return sorted(lines, key=itemgetter(WALL_TIME))
 
 
 def between(lines: Sequence[Line], begin: float, end: float) -> Sequence[Line]:

@@ -15,13 +15,14 @@ from layouts.cost.step_time import seconds
 from layouts.layout import Layout
 from layouts.lint.report import table
 from models.decoding.sampling import Sampling
+from trainer.checkpoints.interval import HOUR_S
 from trainer.observers import CompiledStep, Observer, Outcome
 from trainer.planning import training
 from trainer.planning.breakdown import longest_other, part_of, time_by_part
 from trainer.planning.counts import Compilation, ProgramPlan, excess_flops
 from trainer.planning.decoding import DecodePlan
 from trainer.planning.figures import SCHEMA_VERSION
-from trainer.planning.run_cost import ASSUMED, HOUR_S, Assumptions, run_cost
+from trainer.planning.run_cost import ASSUMED, Assumptions, run_cost
 from trainer.planning.training import StepPlan
 
 logger = logging.getLogger(__name__)

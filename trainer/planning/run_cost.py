@@ -8,12 +8,11 @@ the state is in the hosts' memory.
 import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from trainer.checkpoints.interval import DAY_S, FAILURES_PER_CHIP_DAY, best_interval
+from trainer.checkpoints.interval import DAY_S, FAILURES_PER_CHIP_DAY, HOUR_S, best_interval
 
 if TYPE_CHECKING:  # the command line reads the defaults below without JAX
     from trainer.planning.training import StepPlan
 
-HOUR_S = 3600
 RATES = (0.5, 4.0)
 """Ends of the range of failures, by the given rate."""
 FORWARD = 1 / 3

@@ -18,7 +18,8 @@ from scripts.commands.planning.page import head
 from scripts.commands.training.flags import ReportFlags
 from scripts.templates import render
 from scripts.texts import with_unit
-from trainer.metrics.goodput import HOUR_S, USES, spent_seconds
+from trainer.checkpoints.interval import HOUR_S
+from trainer.metrics.goodput import USES, spent_seconds
 from trainer.metrics.jsonl import WALL_TIME
 from trainer.metrics.plots import RunPlots, compared, curve
 from trainer.model_dir import ModelDir

@@ -12,7 +12,8 @@ from layouts.mesh import mesh_sizes
 from models.attention.multi_head import MultiHead
 from tests.toys import SPLITTABLE, optax_promotion
 from tests.trainer.planning.runs import layout_named, toy_run
-from trainer.planning.run_cost import DAY_S, HOUR_S, Assumptions, hours_of, run_cost, saving_of
+from trainer.checkpoints.interval import DAY_S, HOUR_S
+from trainer.planning.run_cost import Assumptions, hours_of, run_cost, saving_of
 from trainer.planning.training import StepPlan, plan_from_trace
 
 STEPS, STEP_S = 20_000, 2.0

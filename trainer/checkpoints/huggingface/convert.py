@@ -36,10 +36,10 @@ FREE = (
     "TopK.capacity_factor", "TopK.evaluation_capacity_factor", "TopK.least_capacity", "TopK.jitter",
     "TopK.aux_loss", "TopK.z_loss",
 )  # fmt: skip
-# An export multiplies weights by these; norms that multiply by 1 + scale have no such weights.
 DECODER = "decoder"
 GATED = "gated-"
 """Begins the names of activations of gated layers, where the family has others, too."""
+# An export multiplies weights by these; norms that multiply by 1 + scale have no such weights.
 SCALES = ("Transformer.embed_scale", "MultiHead.query_scale", "Transformer.logit_scale")
 NUMBERS = ("rms_norm_eps", "router_aux_loss_coef")
 RATES = ("activation_dropout", "attention_dropout", "dropout")
@@ -533,8 +533,8 @@ def exported_settings(model: ModelSpec, original: families.Settings | None) -> f
 
 def closest_family(model: Transformer, kind: str | None = None) -> tuple[str, Sequence[str]]:
     """Returns the family that differs least from a model, and the settings that it lacks."""
-    alike = [k for k, f in families.FAMILIES.items() if f.has_encoder == model.has_encoder]
-    problems = {kind: inexpressible(model, kind) for kind in ([kind] if kind else alike)}
+    kinds = [k for k, f in families.FAMILIES.items() if f.has_encoder == model.has_encoder]
+    problems = {kind: inexpressible(model, kind) for kind in ([kind] if kind else kinds)}
 
     def distance(family: tuple[str, Sequence[str]]) -> tuple[bool, int]:
         has_other_layers = any(row.startswith("Transformer.feed_forward ") for row in family[1])

@@ -9,7 +9,7 @@ import pytest
 
 from tests.scripts.conftest import Answer, Meshloom, Place
 from trainer.metrics.jsonl import read_lines
-from trainer.step import teacher_spec
+from trainer.model_dir import teacher_spec
 
 
 @pytest.fixture
