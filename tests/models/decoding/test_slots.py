@@ -30,6 +30,7 @@ SEARCHES = (
     Sampling(temperature=0),
     Sampling(temperature=1.5, top_p=0.8),
     Sampling(temperature=1.2, top_k=20, top_p=0.9, min_p=0.1),
+    Sampling(temperature=1.5, min_p=0.2),
 )
 MIXED = [SEARCHES[row % len(SEARCHES)] for row in range(8)]
 SPLIT = Layout(
