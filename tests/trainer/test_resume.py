@@ -87,7 +87,7 @@ def test_restart_under_another_layout_and_mesh_is_equal_to_round_off(
     steps = range(1, before + 1)
     assert [computed[step] for step in steps] == [expected[step] for step in steps]
     np.testing.assert_allclose([*computed.values()], [*expected.values()], rtol=ROUND_OFF)
-    assert computed != expected  # it was computed anew, in another order
+    assert computed != expected  # it was computed again, in another order
 
 
 def test_the_printed_command_continues_a_run_bit_for_bit(

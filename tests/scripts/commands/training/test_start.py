@@ -53,7 +53,7 @@ def test_a_layout_goes_over_the_saved_settings(run: Meshloom, copy: Place) -> No
 
 def test_evaluation_reads_the_data_that_the_run_remembers(run: Meshloom, trained: Place) -> None:
     answer = run("evaluate", trained.model_dir)
-    assert answer.code == 0 and "vocab of" not in answer.error  # nothing is built anew
+    assert answer.code == 0 and "vocab of" not in answer.error  # nothing is built again
     assert run("inspect", "data", trained.model_dir, "--step=1").code == 0
 
 

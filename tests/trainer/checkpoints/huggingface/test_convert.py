@@ -1,6 +1,6 @@
 """Decoders: the logits and the greedy texts of Hugging Face's, recorded and live, and round trips.
 
-To record anew, with torch and transformers:
+To record the numbers again, with torch and transformers:
 `python -m tests.trainer.checkpoints.huggingface.test_convert`
 """
 

@@ -1,6 +1,6 @@
 """T5: the logits and the greedy texts of Hugging Face's, recorded and live, and exact round trips.
 
-To record anew, with torch and transformers:
+To record the numbers again, with torch and transformers:
 `python -m tests.trainer.checkpoints.huggingface.test_t5`
 """
 
@@ -334,7 +334,7 @@ def test_live_hugging_face_gives_the_same_before_and_after(version: str, tmp_pat
     folder, output = tmp_path / "t5", tmp_path / "out"
     imported = made_of(folder, record(version, folder, seed=7), tmp_path / "run")
     check_like_hugging_face(imported)
-    shutil.rmtree(imported.model_dir / "huggingface")  # all its files are made anew
+    shutil.rmtree(imported.model_dir / "huggingface")  # the export writes all files again
     export_hf(imported.model_dir, output)
     model = transformers.AutoModelForSeq2SeqLM.from_pretrained(output).eval()
     end = FORMS[version].get("eos_token_id", 1)

@@ -1,6 +1,6 @@
 """Translation models: logits, greedy texts and beams of Hugging Face's, recorded and live.
 
-To record anew, with torch and transformers:
+To record the numbers again, with torch and transformers:
 `python -m tests.trainer.checkpoints.huggingface.test_translators`
 """
 
