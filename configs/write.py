@@ -75,8 +75,8 @@ def _labels(specs: Iterable[Any]) -> dict[Any, str]:
     """
     labels: dict[Any, str] = {}
     tops = list(dict.fromkeys(specs))
-    nested = [found for made in tops for found in _nested(made, in_tuple=False)]
-    kinds = Counter(type(made) for made in {*tops, *(found.made for found in nested)})
+    nested = [spec for made in tops for spec in _nested(made, in_tuple=False)]
+    kinds = Counter(type(made) for made in {*tops, *(spec.made for spec in nested)})
     for field, made, in_tuple in [*(_Nested("", made, False) for made in tops), *nested]:
         if made not in labels:
             name = type(made).__name__

@@ -216,7 +216,7 @@ class TransformerSpec(Sizes):
             name: [block.feed_forward.groups for block in blocks if block.feed_forward.groups]
             for name, blocks in stacks.items()
         }
-        return {name: math.lcm(*found) for name, found in sizes.items() if found}
+        return {name: math.lcm(*counts) for name, counts in sizes.items() if counts}
 
     @property
     def router(self) -> Router | None:

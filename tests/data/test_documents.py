@@ -210,12 +210,12 @@ def test_every_piece_is_of_its_document(tmp_path: Path, vocab: Vocab, seed: int)
         assert len(of_rows) == rows.arrays["segments"][np.arange(len(rows))].max(axis=1).sum()
         without_row = 0
         for number, name in enumerate(names):
-            own = index.pieces_of(np.array([number]))
+            pieces = index.pieces_of(np.array([number]))
             assert index.named(name).tolist() == [number]
-            without_row += not len(own)
-            if len(own):
+            without_row += not len(pieces)
+            if len(pieces):
                 expected = squeezed(texts[name])
-                assert text_of(prepared, split, own) == expected
+                assert text_of(prepared, split, pieces) == expected
         assert without_row == rows.counts.left_out
     assert seen == texts.keys()
 

@@ -82,10 +82,10 @@ def check(ledger: Ledger, batches: list[int], seed: int, excluded: list[set[int]
                 for name, size in zip(names, sizes, strict=True)
             ]
     for row, segment in itertools.product(range(len(rows)), (1, 2)):
-        own = steps[row, segment]
-        assert list(ledger.steps_of_segment(row, segment, len(batches))) == own
+        read_by = steps[row, segment]
+        assert list(ledger.steps_of_segment(row, segment, len(batches))) == read_by
         assert list(ledger.steps_of_segment(row, segment, middle)) == [
-            s for s in own if s <= middle
+            s for s in read_by if s <= middle
         ]
 
 

@@ -42,8 +42,9 @@ def data(flags: InspectDataFlags) -> None:
     given = [x for x in given_flags(flags) if x not in ("--data_dir", "--split", "--json")]
     if (given[1:] and given not in TOGETHER) or given == ["--ngram"]:
         raise UserError(
-            f"{', '.join(given)}: found together.  Legal: one of these, --step and --counts, or "
-            "--ngram and --contamination."
+            f"{', '.join(given)}: unclear what to show.  Give one of --rows, --step, --document, "
+            "--containing, --counts and --contamination; --counts takes --step as well, "
+            "--contamination takes --ngram."
         )
     config, model_dir = settings_of(flags.settings), flags.settings.model_dir
     task, vocabs, content_hash = task_of(config), None, None
@@ -112,11 +113,11 @@ class Inspection:
         index, size = self.rows.known_documents, self.flags.ngram
         sentences = input_lines(self.flags.contamination or "")
         lines, steps = list[Line](), defaultdict[int, set[int]](set)
-        found = overlaps(sentences, self._texts(), size)
-        documents = {document for overlap in found if overlap for document in overlap.documents}
+        by_line = overlaps(sentences, self._texts(), size)
+        documents = {document for overlap in by_line if overlap for document in overlap.documents}
         for document, *piece in index.pieces_of(np.array([*documents], np.int64)).tolist():
             steps[document].update(self._steps(*piece))
-        for number, (sentence, overlap) in enumerate(zip(sentences, found, strict=True), 1):
+        for number, (sentence, overlap) in enumerate(zip(sentences, by_line, strict=True), 1):
             if overlap is not None:
                 names = index.names(np.array(overlap.documents, np.int64))
                 read = sorted(set().union(*(steps[document] for document in overlap.documents)))

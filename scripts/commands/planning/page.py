@@ -22,10 +22,10 @@ HEAD = ("fits", "bytes_per_device", "memory_bytes", "cache_bytes", "devices", "p
         "chip_hours", "compiled_for", "compile_s")  # fmt: skip
 SHOWN_AS_NULL = {"fits", "compiled_for"}
 TIMES = {
-    "step": ("step_time_parts_s", "step_time_s"),
-    "start": ("start_parts_s", "start_latency_s"),
-    "token": ("token_parts_s", "token_latency_s"),
-    "suffix": ("suffix_parts_s", "suffix_latency_s"),
+    "time of a step": ("step_time_parts_s", "step_time_s"),
+    "time to the first token": ("start_parts_s", "start_latency_s"),
+    "time of a token": ("token_parts_s", "token_latency_s"),
+    "time of the suffix": ("suffix_parts_s", "suffix_latency_s"),
 }
 TIMED = ("products_s", "other_s", "traffic_s")  # what adds to a step
 SHORTEST = 1e-4  # of a step: less is left out of a table
@@ -124,9 +124,9 @@ def collective_rows(collectives: Iterable[Mapping[str, Any]]) -> list[dict[str, 
 
 def time_rows(figures: Mapping[str, Any]) -> Iterator[list[dict[str, str]]]:
     """Yields, for each time of a plan, what takes it."""
-    for what, (parts, whole) in TIMES.items():
+    for heading, (parts, whole) in TIMES.items():
         yield [
-            {f"time of a {what}": name, "s": f"{s:.4g}", "share": f"{s / figures[whole]:.1%}"}
+            {heading: name, "s": f"{s:.4g}", "share": f"{s / figures[whole]:.1%}"}
             for name, s in (figures.get(parts) or {}).items()
         ]
 
@@ -163,6 +163,7 @@ def write_page(file: str, title: str, figures: Mapping[str, Any]) -> None:
         title=title,
         figures=figures,
         head=head(figures),
+        times=[(h, figures.get(parts), figures.get(whole)) for h, (parts, whole) in TIMES.items()],
         seconds_by_part={row["part"]: sum(row[kind] for kind in TIMED) for row in parts},
         by_part=part_rows(figures),
         other=other_rows(figures),

@@ -57,9 +57,9 @@ def test_contamination_names_lines_documents_and_steps(
 @pytest.mark.parametrize(
     ("flags", "problem"),
     [
-        (["--counts", "--document=x"], "--document, --counts: found together."),
-        (["--containing=x", "--step=2"], "--step, --containing: found together."),
-        (["--ngram=5"], "--ngram: found together.  Legal: one of these"),
+        (["--counts", "--document=x"], "--document, --counts: unclear what to show."),
+        (["--containing=x", "--step=2"], "--step, --containing: unclear what to show."),
+        (["--ngram=5"], "--ngram: unclear what to show.  Give one of"),
         (["--contamination=/dev/null"], "--contamination=/dev/null: no line has words."),
         (["--document=x:3"], "'x:3': the rows are from no such file."),
         (["--split=validation", "--step=1"], "--split=validation: no such split.  Legal: train."),

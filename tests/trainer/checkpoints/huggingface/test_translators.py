@@ -242,7 +242,7 @@ def decoded(trained: TrainedModel, search: Search, given: dict[str, np.ndarray])
         trained.model, trained.params, trained.mesh, search, ROWS, **trained.vocabs.target.special
     )
     texts = [text for batch in decoder.decode(requests) for text in batch]
-    return [found[0].tokens for _, found in sorted(texts, key=lambda one: one[0])]
+    return [hypotheses[0].tokens for _, hypotheses in sorted(texts, key=lambda one: one[0])]
 
 
 @pytest.fixture(scope="module")
