@@ -25,6 +25,7 @@ from trainer.interrupts import Interrupts, StopRequested, check_finite
 from trainer.metrics.step_timer import StepTimer
 from trainer.multihost import connect, on_any_process
 from trainer.observers import CompiledStep, Line, Observer, Observers, Outcome, StepResult
+from trainer.replay import Replay, rotated
 from trainer.run import Run
 from trainer.step import Metrics, State, abstract_like, init_state, train_step, train_step_spec
 
@@ -61,11 +62,15 @@ def train(job: TrainJob, observers: Sequence[Observer] = ()) -> Outcome:
         with timer.spending("restore"):
             state, step = restore_or_init(padding, checkpoints, run)
         watch.notify(Observer.on_start, run, step)
-        stopped, previous = False, None  # previous: a step that the devices may still work on
+        stopped, replay = False, None
+        previous: tuple[int, np.ndarray, Metrics] | None = None  # devices may still work on it
         if step < last_step:
             with timer.spending("compile"):
                 compiled = compile_train_step(job, state)
             watch.notify(Observer.on_compiled, compiled)
+            if run.replay_every is not None:
+                with timer.spending("compile"):
+                    replay = replay_of(job, state)
             rows = job.splits["train"].without(run.exclude)
             batches = feed(rows, batch_sharding(job), seed=run.seed, first_step=step)
         # A signal may have ended the evaluation of the checkpoint that the run resumes.
@@ -76,24 +81,39 @@ def train(job: TrainJob, observers: Sequence[Observer] = ()) -> Outcome:
         saves = SaveInterval(run.checkpoint_every, step, job.mesh.size)
         timer.restart()
 
+        def report() -> None:
+            """Waits for the last step that was dispatched, and reports it once."""
+            nonlocal previous
+            if previous is not None:
+                watch.notify(Observer.on_step, fetch_finite(run, *previous, timer, checkpoints))
+            previous = None
+
         while step < last_step and not stopped:
             watch.notify(Observer.before_step, step + 1)
             with jax.profiler.StepTraceAnnotation("train", step_num=step + 1):
                 with timer.spending("data"):
                     row_ids, batch = next(batches)
+                replayed = None
+                if replay is not None and run.at_interval(step + 1, run.replay_every):
+                    report()
+                    with timer.spending("replay"):
+                        replayed = replay.compute(state, batch)
+                    timer.restart()
                 with timer.spending("device"):
                     state, metrics = compiled.executable(state, batch)
-            if previous is not None:  # it is read while the devices work on this one
-                watch.notify(Observer.on_step, fetch_finite(run, *previous, timer, checkpoints))
+            report()  # while the devices work on this step
             step += 1
             previous = (step, row_ids, metrics)
+            if replay is not None and replayed is not None:
+                report()
+                with timer.spending("replay"):
+                    replay.check(step, replayed, state)
+                timer.restart()
 
             stopped = interrupts.received(step)
             evaluates = run.at_interval(step, run.evaluate_every)
             if stopped or evaluates or saves.is_due(step):
-                # Nothing is saved before its loss was seen to be finite.
-                watch.notify(Observer.on_step, fetch_finite(run, *previous, timer, checkpoints))
-                previous = None
+                report()  # nothing is saved before its loss was seen to be finite
                 metric = None
                 if evaluates and not stopped:  # else the run that continues this one evaluates
                     with timer.spending("evaluation"):
@@ -131,8 +151,8 @@ def restore_or_init(padding: StatePadding, checkpoints: Checkpoints, run: Run) -
 
 
 def compile_train_step(job: TrainJob, state: State) -> CompiledStep:
-    """Traces and compiles the step for this state; nothing runs."""
-    run, state = job.run, abstract_like(state)
+    """Traces and compiles the step for this state on the job's mesh; nothing runs."""
+    run, state = job.run, abstract_like(state, job.mesh)
     batch = batch_sharding(job).abstract(run.task.array_shapes)
     with jax.set_mesh(job.mesh):
         traced = train_step.trace(train_step_spec(run, job.layout), state, batch)
@@ -140,6 +160,13 @@ def compile_train_step(job: TrainJob, state: State) -> CompiledStep:
         executable = compile_program(traced, job.mesh, run.compiler_options)
     seconds = time.perf_counter() - start
     return CompiledStep(run, job.layout, job.mesh, state, batch, traced, executable, seconds)
+
+
+def replay_of(job: TrainJob, state: State) -> Replay:
+    """Compiles the step for the mesh on which steps are computed again."""
+    there = dataclasses.replace(job, mesh=rotated(job.mesh))
+    step_spec = train_step_spec(job.run, job.layout)
+    return Replay(job.mesh, compile_train_step(there, state).executable, step_spec.trained)
 
 
 def batch_sharding(job: TrainJob) -> BatchSharding:

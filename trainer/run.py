@@ -103,6 +103,10 @@ class Run:
     stall_minutes: Positive | None = 30.0
     """Minutes without a finished step or batch of an evaluation after which a run exits with code
     75, so that it can be restarted. None: never."""
+    replay_every: Count | None = None
+    """Steps between those that are computed a second time with the devices in another order; the
+    run stops where they give other weights, and names the device that computes wrong. The state
+    and a copy of it must fit into memory. None: never."""
 
     bleu_sentences: CountOrZero = 0
     """Sentences of the validation split that each evaluation translates for BLEU."""

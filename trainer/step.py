@@ -146,10 +146,13 @@ def abstract(make: Callable[..., Any], mesh: Mesh | AbstractMesh, *arguments: An
         return jax.tree.map(sharded, jax.eval_shape(make, *arguments))
 
 
-def abstract_like(state: State) -> State:
-    """Returns shapes, types and shardings of a state."""
+def abstract_like(state: State, mesh: Mesh) -> State:
+    """Returns shapes, types and shardings of a state, as it would be on this mesh."""
     return jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state
+        lambda x: jax.ShapeDtypeStruct(
+            x.shape, x.dtype, sharding=NamedSharding(mesh, x.sharding.spec)
+        ),
+        state,
     )
 
 

@@ -28,6 +28,7 @@ USES = {
     "repeated": "steps that a later start made again",
     "data": "waiting for data",
     "evaluation": "evaluation",
+    "replay": "computing steps again to compare them",
     "checkpoints": "saving checkpoints",
     "restore": "restoring, or making the first weights",
     "compile": "compiling",

@@ -8,7 +8,7 @@ from typing import Literal, get_args
 
 import jax
 
-Activity = Literal["restore", "compile", "data", "device", "checkpoints", "evaluation"]
+Activity = Literal["restore", "compile", "data", "device", "replay", "checkpoints", "evaluation"]
 ACTIVITIES: tuple[Activity, ...] = get_args(Activity)
 
 

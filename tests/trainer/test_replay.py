@@ -1,0 +1,138 @@
+"""Steps that are computed again agree, and a device that computes wrong is named."""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import Mesh
+
+from configs.errors import RunError
+from layouts.layout import Layout
+from layouts.mesh import make_mesh
+from tests.trainer.test_loop import RUN, Recorder, job
+from trainer import loop, replay
+from trainer.checkpoints.manager import Checkpoints
+from trainer.loop import TrainJob, train
+from trainer.replay import rotated
+from trainer.run import Run
+
+REPLAYED = dataclasses.replace(RUN, replay_every=2)
+LAYOUTS = [
+    Layout(mesh="data:4", rules="batch:data"),
+    Layout(mesh="data:2,model:2", rules="batch:data;d_ff:model", param_rules="d_model:data"),
+]
+Corrupt = Callable[[Any, Mesh], Any]
+
+
+def job_under(layout: Layout, folder: Path, run: Run = REPLAYED) -> TrainJob:
+    return dataclasses.replace(job(folder, run), layout=layout, mesh=make_mesh(layout))
+
+
+def corrupted(monkeypatch: pytest.MonkeyPatch, corrupt: Corrupt, *, before: bool = False) -> None:
+    """Changes what the second step reads or makes, on whichever mesh it runs."""
+    compile_right = loop.compile_train_step
+
+    def compile_wrong(job: TrainJob, state: Any) -> Any:
+        compiled = compile_right(job, state)
+
+        def step(state: Any, batch: Any) -> Any:
+            is_second = int(state["step"]) == 1
+            if before and is_second:
+                state = state | {"params": corrupt(state["params"], job.mesh)}
+            state, metrics = compiled.executable(state, batch)
+            if is_second and not before:
+                state = state | {"params": corrupt(state["params"], job.mesh)}
+            return state, metrics
+
+        return dataclasses.replace(compiled, executable=step)
+
+    monkeypatch.setattr(loop, "compile_train_step", compile_wrong)
+
+
+def on_device(number: int, params: Any, mesh: Mesh) -> Any:
+    """Doubles the shards of the first weights that are on one device."""
+
+    def wrong(array: jax.Array) -> jax.Array:
+        shards = [
+            jax.device_put(np.asarray(s.data) * (1 + (s.device.id == number)), s.device)
+            for s in array.addressable_shards
+        ]
+        return jax.make_array_from_single_device_arrays(array.shape, array.sharding, shards)
+
+    return params | {"embed_VD": wrong(params["embed_VD"])}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=["data", "fsdp"])
+def test_replays_agree_and_change_nothing(layout: Layout, tmp_path: Path) -> None:
+    plain, replayed = Recorder(), Recorder()
+    train(job_under(layout, tmp_path / "plain", RUN), [plain])
+    train(job_under(layout, tmp_path / "replayed"), [replayed])
+    assert replayed.losses == plain.losses and replayed.calls == plain.calls
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=["data", "fsdp"])
+@pytest.mark.parametrize("device", [0, 2])
+def test_the_device_that_updates_wrong_is_named(
+    layout: Layout, device: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    corrupted(monkeypatch, functools.partial(on_device, device))
+    with pytest.raises(RunError) as failure:
+        train(job_under(layout, tmp_path))
+    message = str(failure.value)
+    assert message.startswith("Step 2 gives other weights")
+    assert message.count("\n  shard") == 2
+    name = jax.devices()[device]
+    assert f"\n  {name} computes wrong.  Replace it" in message
+    with Checkpoints(tmp_path) as checkpoints:
+        assert checkpoints.latest is None  # the wrong weights are not saved
+
+
+def test_an_error_that_sums_spread_is_named_by_what_each_device_computes_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    corrupted(monkeypatch, functools.partial(on_device, 1), before=True)
+    with pytest.raises(RunError, match=r"(?s)shard 0.*shard 3.*Sums over devices spread") as first:
+        train(job_under(LAYOUTS[0], tmp_path))
+    assert "computes wrong" not in str(first.value)
+    right = replay.probes
+    monkeypatch.setattr(replay, "probes", lambda mesh: right(mesh) | {3: 0.5})
+    with pytest.raises(RunError, match=rf"{jax.devices()[3]} computes wrong"):
+        train(job_under(LAYOUTS[0], tmp_path))
+
+
+def test_an_error_that_does_not_repeat_leaves_two_devices(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def once(params: Any, mesh: Mesh) -> Any:
+        is_replay = mesh.devices.flat[0] != jax.devices()[0]
+        return params if is_replay else on_device(2, params, mesh)
+
+    corrupted(monkeypatch, once)
+    with pytest.raises(RunError) as failure:
+        train(job_under(LAYOUTS[0], tmp_path))
+    devices = jax.devices()
+    assert f"shard 2: on {devices[2]}, then on {devices[1]}: " in str(failure.value)
+    assert f"{devices[1]} or {devices[2]} computes wrong" in str(failure.value)
+
+
+def test_healthy_devices_compute_the_same_alone() -> None:
+    results = replay.probes(make_mesh(LAYOUTS[1]))
+    assert sorted(results) == [0, 1, 2, 3] and len({*results.values()}) == 1
+
+
+def test_every_device_computes_another_shard() -> None:
+    mesh = make_mesh(LAYOUTS[1])
+    there = rotated(mesh)
+    assert {*there.devices.flat} == {*mesh.devices.flat}
+    assert not any(a == b for a, b in zip(mesh.devices.flat, there.devices.flat, strict=True))
+    assert (there.axis_names, there.axis_types) == (mesh.axis_names, mesh.axis_types)
+
+
+def test_one_device_is_said_to_show_less(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    train(dataclasses.replace(job(tmp_path), run=REPLAYED))
+    assert "only errors that do not repeat show" in caplog.text

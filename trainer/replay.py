@@ -1,0 +1,187 @@
+"""Computes steps a second time with the devices in another order, and compares the two results.
+
+A layout's result does not depend on which device holds which shard.  Where it does, a device
+computes wrong (silent data corruption; Hochschild et al. 2021, Dixit et al. 2021).
+"""
+
+import itertools
+import logging
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+
+from configs.errors import MAX_SHOWN, RunError
+from layouts.shards import spec_of
+from models.api import Params
+from trainer.multihost import gather
+from trainer.step import Metrics, State
+
+logger = logging.getLogger(__name__)
+
+Step = Callable[[State, Any], tuple[State, Metrics]]
+TOLERANCE = 0.1
+"""Largest distance of two updates of a shard, as a share of the update.  Round-off of sums over
+devices stays below it, though Adam may give tiny gradients of another sign whole updates."""
+PROBE_ROUNDS, PROBE_SIZE = 8, 512
+
+
+def rotated(mesh: Mesh) -> Mesh:
+    """Returns a mesh in which each process's devices have moved by one place."""
+    devices = mesh.devices.flatten()
+    processes = np.array([device.process_index for device in devices])
+    for process in set(processes):
+        here = np.flatnonzero(processes == process)
+        devices[here] = np.roll(devices[here], 1)
+    return Mesh(devices.reshape(mesh.devices.shape), mesh.axis_names, axis_types=mesh.axis_types)
+
+
+def moved(tree: Any, mesh: Mesh, other: Mesh) -> Any:
+    """Copies arrays so that each shard is on the device that has the same place in another mesh."""
+    there = dict(zip(mesh.devices.flat, other.devices.flat, strict=True))
+
+    def move(array: jax.Array) -> jax.Array:
+        shards = [
+            jax.device_put(shard.data, there[shard.device], may_alias=False)
+            for shard in array.addressable_shards
+        ]
+        sharding = NamedSharding(other, spec_of(array))
+        return jax.make_array_from_single_device_arrays(array.shape, sharding, shards)
+
+    return jax.tree.map(move, tree)
+
+
+class Replayed(NamedTuple):
+    """Holds what a step on the other mesh gives."""
+
+    weights: Params
+    updates: dict[int, float]
+    """Length of the update of each device's shards, by its place in the mesh."""
+
+
+class Replay:
+    """Computes steps on the rotated mesh as well, and raises where the results disagree."""
+
+    def __init__(self, mesh: Mesh, step_there: Step, trained: Callable[[Params], Params]):
+        """Takes the step that is compiled for the rotated mesh, and what chooses the weights that
+        it changes."""
+        self._mesh, self._there, self._trained = mesh, rotated(mesh), trained
+        self._step_there = step_there
+        if mesh == self._there:
+            logger.warning(
+                "Run.replay_every: each process has one device, which computes a step again "
+                "itself: only errors that do not repeat show."
+            )
+
+    def compute(self, state: State, batch: Any) -> Replayed:
+        """Computes a step on the other mesh."""
+        copies = (moved(tree, self._mesh, self._there) for tree in (state, batch))
+        after, _ = self._step_there(*copies)
+        weights = moved(self._trained(after["params"]), self._there, self._mesh)
+        updates = distances(self._mesh, weights, self._trained(state["params"]))
+        return Replayed(weights, updates)
+
+    def check(self, step: int, replayed: Replayed, state: State) -> None:
+        """Raises RunError where the state after a step has other weights than it has there."""
+        apart = distances(self._mesh, replayed.weights, self._trained(state["params"]))
+        shares = {place: share(apart[place], replayed.updates[place]) for place in apart}
+        wrong = {place: part for place, part in shares.items() if not part <= TOLERANCE}
+        if wrong:
+            here, there = ([*map(str, m.devices.flat)] for m in (self._mesh, self._there))
+            odd = [here[place] for place in odd_ones(probes(self._mesh))]
+            raise RunError(describe(step, wrong, here, there, odd))
+
+
+def describe(
+    step: int,
+    wrong: Mapping[int, float],
+    here: Sequence[str],
+    there: Sequence[str],
+    odd: Sequence[str],
+) -> str:
+    """Says which shards differ, and which device computes wrong: an odd one, or one that has
+    computed all of these shards.
+
+    >>> print(describe(7, {1: 0.5, 2: 0.25}, ["a", "b", "c"], ["c", "a", "b"], []))
+    Step 7 gives other weights where the devices compute each other's shards:
+      shard 1: on b, then on a: 0.5 of the update apart
+      shard 2: on c, then on b: 0.25 of the update apart
+      b computes wrong.  Replace it, and continue from the last checkpoint.
+    """
+    common = set.intersection(*({here[place], there[place]} for place in wrong))
+    blamed = " or ".join(odd or sorted(common))
+    rows = [
+        f"shard {place}: on {here[place]}, then on {there[place]}: {part:.2g} of the update apart"
+        for place, part in wrong.items()
+    ]
+    more = [f"… and {len(rows) - MAX_SHOWN:,} more"] * (len(rows) > MAX_SHOWN)
+    cause = (
+        f"{blamed} computes wrong.  Replace it"
+        if blamed
+        else "Sums over devices spread the error of one of them to all.  `meshloom doctor "
+        "--devices` tests each"
+    )
+    lines = [*rows[:MAX_SHOWN], *more, f"{cause}, and continue from the last checkpoint."]
+    title = f"Step {step} gives other weights where the devices compute each other's shards"
+    return "\n  ".join([f"{title}:", *lines])
+
+
+def share(distance: float, update: float) -> float:
+    """Returns a distance as a share of an update.
+
+    >>> share(0.0, 0.0), share(1.0, 4.0), share(1.0, 0.0)
+    (0.0, 0.25, inf)
+    """
+    return distance / update if update else math.inf if distance else 0.0
+
+
+def distances(mesh: Mesh, tree: Params, other: Params) -> dict[int, float]:
+    """Returns how far apart each device's shards of two trees are, by its place in the mesh."""
+
+    def of_device(a: Params, b: Params) -> jax.Array:
+        def squares(x: jax.Array, y: jax.Array) -> jax.Array:
+            return jnp.sum(jnp.square(x.astype(float) - y.astype(float)))
+
+        return jnp.sqrt(sum(jax.tree.leaves(jax.tree.map(squares, a, b))))[None]
+
+    return by_device(mesh, of_device, tree, other)
+
+
+def probes(mesh: Mesh) -> dict[int, float]:
+    """Returns what each device computes alone from the same numbers, by its place in the mesh."""
+    rng = np.random.default_rng(0)
+    numbers = rng.normal(0, PROBE_SIZE**-0.5, (PROBE_SIZE, PROBE_SIZE)).astype(np.float32)
+
+    def of_device() -> jax.Array:
+        x = w = jnp.asarray(numbers)
+        for _ in range(PROBE_ROUNDS):
+            x = jnp.tanh(2 * x @ w)
+        return jnp.sum(x)[None]
+
+    return by_device(mesh, of_device)
+
+
+def by_device(mesh: Mesh, call: Callable[..., jax.Array], *trees: Params) -> dict[int, float]:
+    """Returns the number that each device computes from its shards, by its place in the mesh."""
+    every = jax.P(mesh.axis_names)
+    specs = jax.tree.map(spec_of, trees)
+    mapped = jax.shard_map(call, mesh=mesh, in_specs=specs, out_specs=every, check_vma=False)
+    shards = jax.jit(mapped)(*trees).addressable_shards
+    here = [(shard.index[0].start or 0, np.asarray(shard.data).item()) for shard in shards]
+    return dict(itertools.chain.from_iterable(gather(here)))
+
+
+def odd_ones(results: Mapping[int, float]) -> list[int]:
+    """Returns which results are not those of the majority; none where there is no majority.
+
+    >>> odd_ones({0: 1.5, 1: 1.5, 2: 7.0, 3: 1.5}), odd_ones({0: 1.5, 1: 7.0})
+    ([2], [])
+    """
+    usual, count = Counter(results.values()).most_common(1)[0]
+    is_majority = 2 * count > len(results)
+    return [place for place, result in results.items() if is_majority and result != usual]
