@@ -23,6 +23,8 @@ train_1.3b_experts := train --shape=1.3b_experts --systems=meshloom $(GPU_ROUNDS
 generate_1.3b := generate --shape=1.3b --batch_sizes=1,32
 
 export UV_SYSTEM_CERTS := true
+# Some container images set it.  Without compiled files each command takes four seconds more to start.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help install cuda tpu quickstart quickstart-translate test test-faults test-newest test-sweep lint bench bench-gpu test-gpu \
