@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from configs.errors import UserError
-from configs.spec import spec
+from configs.spec import CountOrZero, spec
 from layouts.layout import Layout
 from models.parts import BlockParts, Positions
 from models.sizes import Sizes
@@ -23,6 +23,8 @@ class Sinusoidal(Positions):
     inclusive: bool = True
     """The longest wave has exactly 2 pi 10,000 positions, as in Tensor2Tensor; otherwise it is
     shorter, as in the paper and in Marian."""
+    first: CountOrZero = 0
+    """Position of the first token, as in M2M-100, where it is 2."""
 
     def check(self, sizes: Sizes, block: BlockParts, *, causal: bool) -> None:
         if sizes.d_model % 2:
@@ -39,6 +41,7 @@ class Sinusoidal(Positions):
         half = x_BLD.shape[-1] // 2
         steps = max(half - 1, 1) if self.inclusive else half
         rates_d = 10_000.0 ** (-jnp.arange(half) / steps)
-        angles_BLd = jnp.einsum("BL,d->BLd", positions_BL.astype(float), rates_d)
+        places_BL = (positions_BL + self.first).astype(float)
+        angles_BLd = jnp.einsum("BL,d->BLd", places_BL, rates_d)
         waves_BLd = jnp.concatenate([jnp.sin(angles_BLd), jnp.cos(angles_BLd)], axis=-1)
         return x_BLD * scale + layout.reshard(waves_BLd, "BLD")

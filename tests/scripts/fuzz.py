@@ -366,7 +366,8 @@ def hugging_face(random: Random, inputs: Inputs, folder: Path) -> Case:
         "decoder_ffn_dim": 16, "vocab_size": 288, "max_position_embeddings": 64,
         "activation_function": "swish", "is_encoder_decoder": True, "scale_embedding": True,
     }  # fmt: skip
-    config = random.choice((t5, decoder, decoder, marian))
+    m2m_100 = marian | {"model_type": "m2m_100", "activation_function": "relu", "pad_token_id": 1}
+    config = random.choice((t5, decoder, decoder, marian, m2m_100))
     text = json.dumps(config)
     changed = (text, mutate(random, text), changed_json(random, text), changed_json(random, text))
     write(source / "config.json", random.choice(changed))

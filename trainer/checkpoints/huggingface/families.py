@@ -59,7 +59,11 @@ class Tensors(NamedTuple):
 
 
 _TABLES = tomllib.loads(Path(__file__).with_name("tensors.toml").read_text())
-TENSORS = {name: Tensors(**{**_TABLES["llama"], **table}) for name, table in _TABLES.items()}
+_BASES = {name: table.pop("base", "llama") for name, table in _TABLES.items()}
+TENSORS = {
+    name: Tensors(**{**_TABLES["llama"], **_TABLES[_BASES[name]], **table})
+    for name, table in _TABLES.items()
+}
 """Tensors of a few families; those of the others are called as Llama's."""
 
 
@@ -136,7 +140,7 @@ RELATIVE = {
 }  # fmt: skip
 POSITIONS: Mapping[str, Positions] = {
     "learned": Learned(), "relative": Relative(), "shared relative": Relative(shared=True),
-    "marian": Sinusoidal(inclusive=False),
+    "marian": Sinusoidal(inclusive=False), "m2m_100": Sinusoidal(first=2),
 }  # fmt: skip
 NORMS: Mapping[str, Any] = {"rms": RmsNorm, "layer": LayerNorm}
 MERGED = ("common", "defaults", "fields")

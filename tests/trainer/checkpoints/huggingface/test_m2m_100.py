@@ -1,0 +1,247 @@
+"""M2M-100 and NLLB: logits and texts of Hugging Face's, recorded and live.
+
+To record the numbers again, with torch and transformers:
+`python -m tests.trainer.checkpoints.huggingface.test_m2m_100`
+"""
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tokenizers
+from safetensors.numpy import load_file, save_file
+from tokenizers import models, pre_tokenizers, processors
+
+from configs.errors import UserError
+from models.decoding.generate import Search
+from models.decoding.sampling import Sampling
+from models.positions.sinusoidal import Sinusoidal
+from tests.scripts.conftest import call
+from tests.toys import ROOT, WHOLE
+from tests.trainer.checkpoints.huggingface.test_convert import (
+    LAYOUTS,
+    Case,
+    change,
+    drawn,
+    export_hf,
+    file_bytes,
+    import_hf,
+    trained_of,
+)
+from tests.trainer.checkpoints.huggingface.test_translators import (
+    BEAM,
+    EVERY,
+    LENGTHS,
+    NEW,
+    PADDED,
+    ROWS,
+    SIZES,
+    SOURCE,
+    TARGET,
+    check_logits,
+    logits_of,
+    scale_of,
+)
+from trainer.checkpoints.huggingface.convert import closest_family, settings_of, spec_of
+from trainer.checkpoints.restore import TrainedModel
+from trainer.decoding.decoder import Decoder, Request, TokenHypothesis
+
+GOLDEN = ROOT / "tests" / "golden" / "m2m_100.json"
+WORDS = [
+    "eins",
+    "zwei",
+    "drei",
+    "vier",
+    "fünf",
+    "sechs",
+    "sieben",
+    "acht",
+    "neun",
+    "zehn",
+    "one",
+    "two",
+    "three",
+    "four",
+    "five",
+]
+TOKENS = ["<s>", "<pad>", "</s>", "<unk>", *WORDS, "deu_Latn", "eng_Latn"]
+PAD, END = 1, 2
+GERMAN, ENGLISH = map(TOKENS.index, ("deu_Latn", "eng_Latn"))
+SEED = 118
+"""Under which some texts end early and not all."""
+
+
+def write_model(folder: Path, case: Case) -> None:
+    """Writes the model of a case as Hugging Face does, with a tokenizer such as NLLB's."""
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(case["config"]))
+    tensors = {
+        name: (tensor * scale_of(name)).astype(np.float32)
+        for name, tensor in drawn(case["seed"], case["shapes"]).items()
+    }
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    ids = {token: i for i, token in enumerate(TOKENS)}
+    tokenizer = tokenizers.Tokenizer(models.WordLevel(ids, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.add_special_tokens([*TOKENS[:4], *TOKENS[-2:]])
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="deu_Latn $A </s>", special_tokens=[("deu_Latn", GERMAN), ("</s>", END)]
+    )
+    tokenizer.save(str(folder / "tokenizer.json"))
+    names = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(names))
+
+
+def pairs(seed: int) -> dict[str, np.ndarray]:
+    """Random sources, each after its language, and what a decoder reads and predicts."""
+    rng = np.random.default_rng(seed)
+    sources = rng.integers(3, GERMAN, (ROWS, SOURCE))
+    sources[:, 0], lengths = GERMAN, np.maximum(LENGTHS, 2)
+    sources[np.arange(ROWS), lengths - 1] = END
+    mask = np.arange(SOURCE) < lengths[:, None]
+    targets = rng.integers(3, GERMAN, (ROWS, TARGET))
+    targets[:, 0] = ENGLISH
+    inputs = np.pad(targets, ((0, 0), (1, 0)), constant_values=END)[:, :-1]
+    return {
+        "sources": np.where(mask, sources, PAD), "mask": mask, "inputs": inputs,
+        "targets": targets,
+    }  # fmt: skip
+
+
+def computed_by_hugging_face(folder: Path, given: dict[str, np.ndarray]) -> Case:
+    import torch
+    import transformers
+
+    model = transformers.AutoModelForSeq2SeqLM.from_pretrained(folder).eval()
+    tensors = {name: torch.from_numpy(array) for name, array in given.items()}
+    read = {"input_ids": tensors["sources"], "attention_mask": tensors["mask"].long()}
+    ways = {"texts": {"num_beams": 1}, "beams": {"num_beams": 4, "early_stopping": True}}
+    with torch.no_grad():
+        case: Case = {"logits": model(**read, decoder_input_ids=tensors["inputs"]).logits.numpy()}
+        for name, way in ways.items():
+            rows = model.generate(
+                **read, max_new_tokens=NEW, do_sample=False, forced_bos_token_id=ENGLISH,
+                length_penalty=1.0, **way,
+            ).numpy()[:, 1:]  # fmt: skip
+            assert (rows[:, 0] == ENGLISH).all()
+            texts = [row[1:] for row in rows.tolist()]
+            case[name] = [row[: row.index(END)] if END in row else row for row in texts]
+    return case
+
+
+def record(folder: Path, seed: int) -> Case:
+    """Saves a random model, and returns what it makes of random pairs."""
+    import transformers
+
+    given = {**SIZES, "vocab_size": len(TOKENS), "pad_token_id": PAD}
+    config = transformers.AutoConfig.for_model("m2m_100", **given)
+    transformers.AutoModelForSeq2SeqLM.from_config(config).save_pretrained(folder)
+    shapes = {n: list(x.shape) for n, x in load_file(folder / "model.safetensors").items()}
+    config = json.loads((folder / "config.json").read_text())
+    case: Case = {"config": config, "shapes": shapes, "seed": seed}
+    write_model(folder, case)
+    return {**case, **computed_by_hugging_face(folder, pairs(seed))}
+
+
+def decoded(
+    trained: TrainedModel, search: Search, given: dict[str, np.ndarray]
+) -> list[list[TokenHypothesis]]:
+    """The texts of each source after the target's language."""
+    requests = [
+        Request([ENGLISH], NEW - 1, source=row[row != PAD].tolist()) for row in given["sources"]
+    ]
+    special = trained.vocabs.target.special
+    decoder = Decoder(trained.model, trained.params, trained.mesh, search, ROWS, **special)
+    texts = [text for batch in decoder.decode(requests) for text in batch]
+    return [hypotheses for _, hypotheses in sorted(texts, key=lambda one: one[0])]
+
+
+def greedy_texts(trained: TrainedModel, given: dict[str, np.ndarray]) -> list[list[int]]:
+    return [text.tokens for [text] in decoded(trained, Sampling(temperature=0), given)]
+
+
+def ranked_as_there(text: TokenHypothesis) -> float:
+    """Hugging Face counts the language of a text in its length, and the end as well."""
+    return text.log_probability / (len(text.tokens) + 2)
+
+
+@pytest.fixture(scope="module")
+def imported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The recorded model and what it became; tests may read their folders."""
+    place = tmp_path_factory.mktemp("m2m_100")
+    write_model(place / "model", json.loads(GOLDEN.read_text()))
+    import_hf(place / "model", place / "run")
+    return place
+
+
+@pytest.mark.parametrize("layout", ["whole", "fsdp", "padded"])
+def test_recorded_logits_and_texts_come_out(imported: Path, layout: str) -> None:
+    case = json.loads(GOLDEN.read_text())
+    split = {"whole": WHOLE, "padded": PADDED}.get(layout) or LAYOUTS["fsdp"]
+    trained, given = trained_of(imported / "run", split), pairs(case["seed"])
+    logits = logits_of(trained, trained.model.layout, given)[..., : len(TOKENS)]
+    check_logits(logits[..., ::EVERY], np.array(case["logits"]))
+    assert len({len(text) for text in case["texts"]}) > 2
+    assert greedy_texts(trained, given) == case["texts"]
+    beams = [max(texts, key=ranked_as_there).tokens for texts in decoded(trained, BEAM, given)]
+    assert beams == case["beams"]
+
+
+def test_a_model_and_its_export_are_equal(imported: Path, tmp_path: Path) -> None:
+    export_hf(imported / "run", tmp_path / "out")
+    assert file_bytes(tmp_path / "out") == file_bytes(imported / "model")
+    spec = spec_of(json.loads(GOLDEN.read_text())["config"], "float32", "config.json")
+    assert spec.positions == Sinusoidal(first=2)
+    assert spec_of(settings_of(spec, "m2m_100"), "float32", "made") == spec
+    assert closest_family(spec) == ("m2m_100", [])
+
+
+def test_live_hugging_face_gives_the_same_before_and_after(tmp_path: Path) -> None:
+    for module in ("torch", "transformers"):
+        pytest.importorskip(module)
+    case = record(tmp_path / "model", seed=78)
+    import_hf(tmp_path / "model", tmp_path / "run")
+    trained, given = trained_of(tmp_path / "run", WHOLE), pairs(78)
+    check_logits(logits_of(trained, WHOLE, given), case["logits"])
+    assert greedy_texts(trained, given) == case["texts"]
+    export_hf(tmp_path / "run", tmp_path / "out")
+    again = computed_by_hugging_face(tmp_path / "out", given)
+    np.testing.assert_array_equal(again["logits"], case["logits"])
+
+
+def test_decode_takes_both_languages(imported: Path, tmp_path: Path) -> None:
+    lines, texts = tmp_path / "lines", tmp_path / "texts"
+    lines.write_text("deu_Latn eins zwei drei\ndeu_Latn sechs\n")
+    where = (f"--model_dir={imported / 'run'}", f"--input={lines}", f"--output={texts}")
+    layout = "--gin_param=Layout.mesh = 'data:1'"
+    assert call("decode", *where, layout, "--prefix=eng_Latn", "--beam=1", "--max_tokens=6") == 0
+    trained = trained_of(imported / "run", WHOLE)
+    sources = [[GERMAN, *(TOKENS.index(w) for w in line), END] for line in (WORDS[:3], WORDS[5:6])]
+    requests = [Request([ENGLISH], 6, source=source) for source in sources]
+    special = trained.vocabs.target.special
+    greedy = Sampling(temperature=0)
+    decoder = Decoder(trained.model, trained.params, trained.mesh, greedy, 2, **special)
+    hypotheses = dict(text for batch in decoder.decode(requests) for text in batch)
+    expected = [trained.vocabs.target.decode(hypotheses[i][0].tokens) for i in range(2)]
+    assert [text.strip() for text in texts.read_text().splitlines()] == expected
+
+
+def test_another_padding_is_refused(imported: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(imported / "model", tmp_path / "model")
+    change(pad_token_id=0)(folder)
+    with pytest.raises(UserError, match=re.escape("pad_token_id = 0: legal: 1")):
+        import_hf(folder, tmp_path / "run")
+
+
+if __name__ == "__main__":
+    import sys
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as made:
+        recorded = record(Path(made), seed=SEED)
+    print(recorded["texts"], recorded["beams"], file=sys.stderr)
+    few = np.round(recorded["logits"][..., ::EVERY].astype(float), 6)
+    GOLDEN.write_text(json.dumps({**recorded, "logits": few.tolist()}))
