@@ -51,6 +51,9 @@ from trainer.decoding.decoder import Decoder, Request, TokenHypothesis
 
 GOLDEN = ROOT / "tests" / "golden" / "m2m_100.json"
 WORDS = [
+    "eins", "zwei", "drei", "vier", "fünf", "sechs", "sieben", "acht", "neun", "zehn", "one", "two",
+    "three", "four", "five",
+]  # fmt: skip
     "eins",
     "zwei",
     "drei",
