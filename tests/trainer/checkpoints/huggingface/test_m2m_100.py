@@ -54,22 +54,6 @@ WORDS = [
     "eins", "zwei", "drei", "vier", "fünf", "sechs", "sieben", "acht", "neun", "zehn", "one", "two",
     "three", "four", "five",
 ]  # fmt: skip
-    "eins",
-    "zwei",
-    "drei",
-    "vier",
-    "fünf",
-    "sechs",
-    "sieben",
-    "acht",
-    "neun",
-    "zehn",
-    "one",
-    "two",
-    "three",
-    "four",
-    "five",
-]
 TOKENS = ["<s>", "<pad>", "</s>", "<unk>", *WORDS, "deu_Latn", "eng_Latn"]
 PAD, END = 1, 2
 GERMAN, ENGLISH = map(TOKENS.index, ("deu_Latn", "eng_Latn"))
