@@ -85,6 +85,20 @@ def alphabet(declared: tuple[Axis, ...] = ()) -> Alphabet:
     return Alphabet({axis.letter: axis for axis in axes}, {axis.name: axis for axis in axes})
 
 
+def check_distinct(axes: str) -> None:
+    """Raises ValueError for a tensor with an axis that stands twice (Mesh-TensorFlow, 8.5).
+
+    >>> check_distinct("BMB")
+    Traceback (most recent call last):
+    ValueError: BMB: axis B stands twice.  Give one of the two another letter.
+    """
+    for axis in axes:
+        if axis.isalpha() and axes.count(axis) > 1:
+            raise ValueError(
+                f"{axes}: axis {axis} stands twice.  Give one of the two another letter."
+            )
+
+
 def letters_of(name: str) -> str:
     """Returns the letters that a suffix adds: "DF" for "wi_DF", "" for "attention".
 

@@ -13,7 +13,7 @@ from jax.typing import DTypeLike
 from configs.errors import UserError
 from configs.spec import Count, spec
 from layouts import annotations, convolution, einsum, top_k
-from layouts.axes import SYNONYMS, Axis, alphabet
+from layouts.axes import SYNONYMS, Axis, alphabet, check_distinct
 from layouts.quantized import Operand, Quantized
 from layouts.reduction import like_sums, reduced_over
 from layouts.shards import mesh_axes, num_shards, spec_of
@@ -153,8 +153,9 @@ class Layout:
 
         Firm rules choose before "?" rules, and among equals the leftmost axis wins.  An axis in
         parentheses chooses as well, though the tensor lacks it: "(E)GD" is split as G and D are in
-        "EGD".
+        "EGD".  Raises ValueError for an axis that stands twice.
         """
+        check_distinct(axes)
         places: list[tuple[str, ...]] = [()] * len(axes)
         texts = self.rules, self.param_rules
         for assigned in axis_assignments(*texts, axes, stored, self.declared_axes):
@@ -176,7 +177,10 @@ class Layout:
         """Computes an einsum over axis letters; the result is placed as its letters say."""
         if isinstance(weight := operands[-1], Operand):
             return weight.product(self, equation, operands[0], dtype, stored=stored)
-        place = self.place(equation.split("->")[1], stored=stored)
+        inputs, out = equation.split("->")
+        for axes in inputs.split(","):
+            check_distinct(axes)
+        place = self.place(out, stored=stored)
         return einsum.einsum(equation, operands, place, dtype)
 
     def convolve(

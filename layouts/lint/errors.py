@@ -402,6 +402,8 @@ def _alternative(context: LintContext, cause: SplitCause) -> str:
         if not changed.involve(SourcedRule(field, queries)):
             return f'Or split the queries of each: "{queries}" for "{rule}".'
     fix = f'Or remove "{rule}" to replicate {rule.axis}'
+    if cause.letter == "G":
+        fix += ", or set a smaller Moe.group_tokens or a larger Run.batch_sequences"
     pads = rule.firm and context.axes.by_name[rule.axis].pads
     if pads and _padded_size(context, cause) < 2 * cause.size:
         return f'{fix}, or pad it: "{rule}+".'

@@ -446,7 +446,8 @@ def test_sizes_of_experts_and_groups_must_divide() -> None:
     reported = text(problems("experts:expert", "data:2,expert:3", record=EXPERTS))
     assert "decoder/layers_N/block1/mlp/router_DE" in reported
     errors = problems("batch:data;experts:data", "data:3", record=EXPERTS)
-    assert any("groups = 8 does not divide over data = 3" in error.message for error in errors)
+    [groups] = [e for e in errors if "groups = 8 does not divide over data = 3" in e.message]
+    assert "set a smaller Moe.group_tokens or a larger Run.batch_sequences" in groups.fix
 
 
 def test_what_length_yields_in_decoding_must_divide_as_well() -> None:
