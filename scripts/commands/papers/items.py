@@ -7,11 +7,10 @@ obtained: `by` names a function of `figures.py`, which the words of a row's `of`
 import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from pydantic import ConfigDict
+from pydantic import BaseModel, ConfigDict
 
 from configs.errors import UserError, did_you_mean
 from configs.json_reader import checked
@@ -21,13 +20,12 @@ Words = tuple[str, ...]
 T = TypeVar("T")
 
 
-class Strict:
-    """Refuses names in a TOML file that a dataclass lacks."""
+class Strict(BaseModel):
+    """Refuses names in a TOML file that a class lacks."""
 
-    __pydantic_config__ = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-@dataclass(frozen=True, kw_only=True)
 class PublishedRun(Strict):
     """Holds the settings of a published run."""
 
@@ -38,11 +36,10 @@ class PublishedRun(Strict):
     files: Words = ()
     settings: Words = ()
     topology: str = ""
-    decoding: Mapping[str, Any] = field(default_factory=dict)
+    decoding: Mapping[str, Any] = {}
     """Flags of `plan --decode`; none for a training step."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class Column(Strict):
     """Describes a quantity: a figure, and how its values are written."""
 
@@ -60,7 +57,6 @@ class Column(Strict):
     """Of records: page, heading, row and column, where ROW stands for the row's `of`."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class Row(Strict):
     """Holds a row of an item."""
 
@@ -68,15 +64,14 @@ class Row(Strict):
     of: Words = ()
     over: Words = ()
     """Ours is how many times that of these words it is."""
-    published: Mapping[str, float | str] = field(default_factory=dict)
+    published: Mapping[str, float | str] = {}
     """By column."""
-    records: Mapping[str, Words] = field(default_factory=dict)
+    records: Mapping[str, Words] = {}
     """By column, where ours stands on another page: page, heading, row and column."""
     line: str = ""
     """The line of a plot that the row is a point of."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class Drawing(Strict):
     """Describes the picture of an item."""
 
@@ -89,7 +84,6 @@ class Drawing(Strict):
     logarithmic: bool = False
 
 
-@dataclass(frozen=True, kw_only=True)
 class Item(Strict):
     """Holds a table, figure, algorithm, section or appendix of a paper."""
 
@@ -115,7 +109,6 @@ class Item(Strict):
     """Whether tests compare only its inputs."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class Paper(Strict):
     """Holds a paper and its items, in the order of the paper."""
 
@@ -134,17 +127,17 @@ def with_bases(runs: Mapping[str, PublishedRun]) -> dict[str, PublishedRun]:
     whole: dict[str, PublishedRun] = {}
     for name, run in runs.items():
         base = whole.get(run.base, PublishedRun())
-        whole[name] = replace(
-            run,
-            files=base.files + run.files,
-            settings=base.settings + run.settings,
-            topology=run.topology or base.topology,
-            decoding={**base.decoding, **run.decoding},
-        )
-    return {
-        name: replace(run, files=tuple(f.replace("MODEL", run.model or name) for f in run.files))
-        for name, run in whole.items()
-    }
+        taken = {
+            "files": base.files + run.files,
+            "settings": base.settings + run.settings,
+            "topology": run.topology or base.topology,
+            "decoding": {**base.decoding, **run.decoding},
+        }
+        whole[name] = run.model_copy(update=taken)
+    for name, run in whole.items():
+        files = tuple(file.replace("MODEL", run.model or name) for file in run.files)
+        whole[name] = run.model_copy(update={"files": files})
+    return whole
 
 
 RUNS = with_bases(read("runs", dict[str, PublishedRun]))
