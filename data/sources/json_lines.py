@@ -1,7 +1,8 @@
 """Reads text and pairs from lines of JSON."""
 
+import itertools
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from configs.errors import UserError, brief
 from configs.json_reader import read_json
@@ -22,7 +23,7 @@ class JsonlText(FileText):
     has_newlines = True
 
     def read_files(self, paths: Sequence[str], setting: str, errors: str) -> Iterator[str]:
-        texts = (record.text(self.field, setting) for record in records(paths, setting, errors))
+        texts = (text for [text] in records(paths, [self.field], setting, errors))
         return text_files.with_text(texts, setting, "record")
 
 
@@ -37,59 +38,53 @@ class Jsonl(FilePairs):
     """Name of the field that holds the translation."""
 
     def read_files(self, paths: Sequence[str], setting: str, errors: str) -> Iterator[Pair]:
-        for record in records(paths, setting, errors):
-            yield Pair(*(record.text(f, setting) for f in (self.source_field, self.target_field)))
+        fields = [self.source_field, self.target_field]
+        return itertools.starmap(Pair, records(paths, fields, setting, errors))
 
 
-class JsonLine(NamedTuple):
-    """Holds the value of a line of JSON, and the place of the line."""
+def records(
+    paths: Sequence[str], fields: Sequence[str], setting: str, errors: str
+) -> Iterator[list[str]]:
+    """Yields the texts of some fields, line by line; blank lines have none."""
 
-    value: Any
-    place: str
-    is_strict: bool
-    """Whether text must be whole Unicode."""
-
-    def text(self, name: str, setting: str) -> str:
-        """Returns the text of a field; a dot leads into a field that has fields of its own, unless
-        it is part of a field's name.
-        """
-        value, parent, is_missing = self.value, self.value, False
-        is_whole_name = isinstance(value, dict) and name in value
-        for part in [name] if is_whole_name else name.split("."):
-            parent = value
-            is_missing = not isinstance(value, dict) or part not in value
-            value = None if is_missing else value[part]
-        if not isinstance(value, str):
-            legal = "none: it is not an object"
-            if isinstance(parent, dict):
-                legal = brief(", ".join(parent))
-            kind = "null" if value is None else type(value).__name__
-            problem = "no such field" if is_missing else f"found {kind}, legal: text"
-            raise UserError(
-                f"{self.place}: {setting} needs field {name!r}: {problem}.  Its fields: {legal}."
-            )
-        if self.is_strict and text_files.LONE_SURROGATE.search(value):
-            raise UserError(
-                f"{self.place}: half a surrogate pair, such as \\ud800, is not text (field "
-                f"{name!r}).  Write the whole character."
-            )
-        return value
-
-
-def records(paths: Sequence[str], setting: str, errors: str) -> Iterator[JsonLine]:
-    """Yields the values of the lines of some files; blank lines have none."""
-
-    def of_file(path: str) -> Iterator[JsonLine | None]:
+    def of_file(path: str) -> Iterator[list[str] | None]:
         for number, line in enumerate(text_files.read_lines(path, errors), 1):
             if not line.strip():
                 yield None
-            else:
-                place = f"{path}, line {number}"
-                try:
-                    value = read_json(line, object, place)
-                except UserError as error:
-                    legal = f"one JSON object per line (found {brief(repr(line), 60)})"
-                    raise UserError(f"{error}  Legal: {legal}.") from None
-                yield JsonLine(value, place, errors == "strict")
+                continue
+            place = f"{path}, line {number}"
+            try:
+                value = read_json(line, object, place)
+            except UserError as error:
+                legal = f"one JSON object per line (found {brief(repr(line), 60)})"
+                raise UserError(f"{error}  Legal: {legal}.") from None
+            texts = [text_of(value, field, f"{place}: {setting}") for field in fields]
+            for name, text in zip(fields, texts, strict=True):
+                if errors == "strict" and text_files.LONE_SURROGATE.search(text):
+                    raise UserError(
+                        f"{place}: half a surrogate pair, such as \\ud800, is not text (field "
+                        f"{name!r}).  Write the whole character."
+                    )
+            yield texts
 
     return text_files.of_files(paths, map(of_file, paths), setting, "line of JSON")
+
+
+def text_of(value: Any, name: str, place: str) -> str:
+    """Returns the text of a field; a dot leads into a field that has fields of its own, unless it
+    is part of a field's name.
+    """
+    parent, is_missing = value, False
+    is_whole_name = isinstance(value, dict) and name in value
+    for part in [name] if is_whole_name else name.split("."):
+        parent = value
+        is_missing = not isinstance(value, dict) or part not in value
+        value = None if is_missing else value[part]
+    if not isinstance(value, str):
+        legal = (
+            brief(", ".join(parent)) if isinstance(parent, dict) else "none: it is not an object"
+        )
+        kind = "null" if value is None else type(value).__name__
+        problem = "no such field" if is_missing else f"found {kind}, legal: text"
+        raise UserError(f"{place} needs field {name!r}: {problem}.  Its fields: {legal}.")
+    return value
