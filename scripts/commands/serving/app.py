@@ -50,7 +50,6 @@ async def translate(request: Request) -> Response:
     if not served.translates:
         raise ApiError(404, f"{served.name} continues prompts.  Legal: POST /v1/completions.")
     body = await read_body(request, TranslationBody, served)
-    served.check_name(body.model)
     if body.n > served.width:
         raise bad_field("n", body.n, f"an integer from 1 to {served.width}, the beam size")
     jobs = await tokenize(body.texts, 1, lambda: jobs_of(body, served))
@@ -114,7 +113,6 @@ async def chat(request: Request) -> Response:
     if template is None:
         raise ApiError(404, f"{served.name} has no chat template.  Legal: POST /v1/completions.")
     body = await read_body(request, ChatBody, served)
-    served.check_name(body.model)
     completions.check_count(1, "messages", body.messages, body, served)
     messages = [message.for_template() for message in body.messages]
     try:
@@ -141,7 +139,6 @@ async def tokens_of(request: Request) -> Response:
     """Answers `POST /tokenize`: returns the tokens of a text, as a completion reads it."""
     served: ServedModel = request.app.state.served
     body = await read_body(request, TokenizeBody, served)
-    served.check_name(body.model)
     vocab = served.vocabs.of_source if served.translates else served.vocabs.target
     [ids] = await tokenize([body.prompt], 1, lambda: vocab.encode([body.prompt]))
     answer = {"count": len(ids), "max_model_len": served.max_length, "tokens": [*map(int, ids)]}
@@ -152,7 +149,6 @@ async def text_of(request: Request) -> Response:
     """Answers `POST /detokenize`: returns the text of tokens."""
     served: ServedModel = request.app.state.served
     body = await read_body(request, DetokenizeBody, served)
-    served.check_name(body.model)
     vocab = served.vocabs.target
     if unknown := [token for token in body.tokens if not 0 <= token < vocab.size]:
         raise bad_field("tokens", unknown[0], f"integers from 0 to {vocab.size - 1}")

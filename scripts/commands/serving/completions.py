@@ -141,7 +141,6 @@ async def complete(request: Request) -> Response:
     """Continues each prompt."""
     served = served_decoder(request)
     body = await read_body(request, CompletionBody, served)
-    served.check_name(body.model)
     if body.max_tokens == 0 and not body.echo:
         raise bad_field("max_tokens", 0, "at least 1, or 0 with echo, to score the prompt")
 

@@ -85,7 +85,7 @@ class ServedModel:
 
 
 async def read_body(request: Request, kind: type[B], served: ServedModel) -> B:
-    """Reads and checks the body of a request."""
+    """Reads and checks the body of a request; refuses one for another model."""
     content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if content_type != "application/json":  # else pages of other sites could post without asking
         raise ApiError(415, f"Content-Type = {content_type!r}.  Legal: application/json.")
@@ -103,9 +103,11 @@ async def read_body(request: Request, kind: type[B], served: ServedModel) -> B:
     except TimeoutError:
         raise ApiError(408, f"The body was not there after {served.time_limit_s:g} s.") from None
     try:
-        return kind.model_validate_json(bytes(body))
+        checked = kind.model_validate_json(bytes(body))
     except ValidationError as error:
         raise invalid(error, kind) from None
+    served.check_name(checked.model)
+    return checked
 
 
 async def tokenize(texts: Sequence[Text], n: int, call: Callable[[], T]) -> T:
