@@ -8,7 +8,6 @@ import importlib
 import inspect
 import re
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,6 +18,7 @@ from layouts.layout import Layout
 from scripts.commands import common
 from scripts.commands.inspect.flags import InspectConfigFlags, InspectSettingsFlags
 from scripts.flag import field_docstrings
+from scripts.templates import render
 from scripts.terminal import print_table
 from trainer.run import Run
 
@@ -30,7 +30,6 @@ TITLES = {
     "layouts": "Layouts",
     "data": "Tasks and their data",
 }
-INTRODUCTION = Path(__file__).with_suffix(".md").read_text()
 
 
 class Setting(NamedTuple):
@@ -93,26 +92,16 @@ def settings_of(spec: type[Any]) -> list[Setting]:
 
 def page() -> str:
     """Returns docs/settings.md."""
-    return INTRODUCTION + "".join(_sections(specs()))
-
-
-def _sections(known: list[type[Any]]) -> Iterator[str]:
-    for folder, title in TITLES.items():
-        yield f"\n## {title}\n"
-        for spec in (spec for spec in known if _folder(spec) == folder):
-            docstring = inspect.cleandoc(spec.__doc__ or "")
-            yield f"\n### {spec.__name__}\n" + (f"\n{docstring}\n" if docstring else "")
-            settings = settings_of(spec)
-            if settings:
-                yield "\n| setting | legal | default | meaning |\n| --- | --- | --- | --- |\n"
-            for name, words, default, meaning in settings:
-                default = default if default == "required" else f"`{default}`"
-                yield _row(f"`{name}`", words, default, meaning)
-
-
-def _row(*cells: str) -> str:
-    escaped = (cell.replace("|", r"\|").replace("<", r"\<") for cell in cells)
-    return "| " + " | ".join(escaped) + " |\n"
+    known = specs()
+    sections = {
+        title: [
+            (spec.__name__, inspect.cleandoc(spec.__doc__ or ""), settings_of(spec))
+            for spec in known
+            if _folder(spec) == folder
+        ]
+        for folder, title in TITLES.items()
+    }
+    return render("commands/inspect/settings.md", sections=sections)
 
 
 def _folder(spec: type[Any]) -> str:
