@@ -1,7 +1,9 @@
 """Writes a plan, of training or of decoding, as tables, and as one HTML page."""
 
+import tomllib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import click
@@ -28,6 +30,7 @@ TIMES = {
     "time of the suffix": ("suffix_parts_s", "suffix_latency_s"),
 }
 TIMED = ("products_s", "other_s", "traffic_s")  # what adds to a step
+TABLES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
 SHORTEST = 1e-4  # of a step: less is left out of a table
 MAX_COLLECTIVES = 12  # in a table
 COMPARED = ("fits", "batch_sequences", "bytes_per_device", "cache_bytes", "step_time_s",
@@ -56,15 +59,11 @@ def part_rows(figures: Mapping[str, Any]) -> list[dict[str, str]]:
     ]
 
 
-def other_rows(figures: Mapping[str, Any]) -> list[dict[str, str]]:
-    """Writes the lines of the longest other compute."""
+def rows_of(figures: Mapping[str, Any], name: str) -> list[dict[str, str]]:
+    """Writes the rows of a figure in the columns of `TABLES`."""
     return [
-        {
-            "longest other compute": with_unit(row["seconds"], "s"),
-            "part of the model": row["part"],
-            "for": row["source"],
-        }
-        for row in figures.get("longest_other") or ()
+        {head: with_unit(row[key], unit) for head, (key, unit) in TABLES[name].items()}
+        for row in figures.get(name) or ()
     ]
 
 
@@ -90,19 +89,6 @@ def memory_rows(figures: Mapping[str, Any]) -> list[dict[str, str]]:
     if figures["memory_bytes"] is not None:
         sizes["available"] = figures["memory_bytes"]
     return [{"memory per device": name, "bytes": size_text(size)} for name, size in sizes.items()]
-
-
-def weight_rows(figures: Mapping[str, Any]) -> list[dict[str, str]]:
-    """Writes the largest weights."""
-    return [
-        {
-            "bytes": size_text(weight["bytes"]),
-            "per device": size_text(weight["bytes_per_device"]),
-            "axes": weight["axes"],
-            "weight": weight["path"],
-        }
-        for weight in figures.get("weights") or ()
-    ]
 
 
 def collective_rows(collectives: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -145,8 +131,9 @@ def print_plan(title: str, figures: Mapping[str, Any]) -> None:
     """Prints a plan, of training or of decoding, from its figures."""
     lines = [row for row in by_line(figures["collectives"]) if row.get("part", "token") == "token"]
     tables = [
-        memory_rows(figures), weight_rows(figures), collective_rows(lines[:MAX_COLLECTIVES]),
-        *time_rows(figures), part_rows(figures), other_rows(figures),
+        memory_rows(figures), rows_of(figures, "weights"),
+        collective_rows(lines[:MAX_COLLECTIVES]), *time_rows(figures), part_rows(figures),
+        rows_of(figures, "longest_other"),
     ]  # fmt: skip
     values = {"title": title, "figures": figures, "spent": run_cost_rows(figures)}
     print(render("commands/planning/plan.txt", tables=tables, **values), end="")
@@ -166,10 +153,10 @@ def write_page(file: str, title: str, figures: Mapping[str, Any]) -> None:
         times=[(h, figures.get(parts), figures.get(whole)) for h, (parts, whole) in TIMES.items()],
         seconds_by_part={row["part"]: sum(row[kind] for kind in TIMED) for row in parts},
         by_part=part_rows(figures),
-        other=other_rows(figures),
+        other=rows_of(figures, "longest_other"),
         spent=run_cost_rows(figures),
         collectives={part: (rows, collective_rows(rows)) for part, rows in lines.items()},
-        weights=weight_rows(figures),
+        weights=rows_of(figures, "weights"),
     )
     with open_output(file) as output:
         output.write(text)
