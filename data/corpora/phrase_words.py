@@ -36,11 +36,6 @@ _PLAIN = str.maketrans({"\u00a0": " ", "\u202f": " ", "\u2009": " ", "\u00ad": N
 _cached = functools.lru_cache(maxsize=1 << 16)
 
 
-@functools.cache
-def _locale(language: str) -> Locale:
-    return Locale.parse(language)
-
-
 def _plain(text: str) -> str:
     return text.translate(_PLAIN)
 
@@ -51,7 +46,7 @@ def _plain(text: str) -> str:
 @functools.cache
 def names(kind: str, language: str) -> dict[str, str]:
     """Returns the names of a kind by code, the most used first."""
-    names_by_code = _NAMES[kind](_locale(language))
+    names_by_code = _NAMES[kind](Locale.parse(language))
     return {code: _plain(name) for code, name in names_by_code.items()}
 
 
@@ -134,8 +129,7 @@ _NAMES: dict[str, Callable[[Locale], dict[str, str]]] = {
 
 def listed(parts: tuple[str, ...], style: str, language: str) -> str:
     """Joins parts by the language's comma and its word for "and" (standard) or "or"."""
-    joined = lists.format_list(parts, "or" if style == "or" else "standard", _locale(language))
-    return _plain(joined)
+    return _plain(lists.format_list(parts, "or" if style == "or" else "standard", language))
 
 
 # Dates and times
@@ -144,20 +138,19 @@ def listed(parts: tuple[str, ...], style: str, language: str) -> str:
 @_cached
 def date(day: datetime, width: str, language: str) -> str:
     """Says a date, by a width (full, long, medium) or by a skeleton of CLDR's (yMMMM)."""
-    locale = _locale(language)
-    if width in locale.date_formats:
-        return _plain(dates.format_date(day, width, locale=locale))
-    return _plain(dates.format_skeleton(width, day, fuzzy=False, locale=locale))
+    if width in Locale.parse(language).date_formats:
+        return _plain(dates.format_date(day, width, language))
+    return _plain(dates.format_skeleton(width, day, fuzzy=False, locale=language))
 
 
 @_cached
 def time(moment: datetime, language: str) -> str:
-    return _plain(dates.format_time(moment, "short", locale=_locale(language)))
+    return _plain(dates.format_time(moment, "short", locale=language))
 
 
 @_cached
 def date_and_time(moment: datetime, width: Width, language: str) -> str:
-    pattern = dates.get_datetime_format(width, _locale(language))
+    pattern = dates.get_datetime_format(width, language)
     words = str(pattern).replace("{0}", time(moment, language))
     return _plain(words.replace("{1}", date(moment, width, language)))
 
@@ -165,10 +158,9 @@ def date_and_time(moment: datetime, width: Width, language: str) -> str:
 @_cached
 def interval(first: datetime, last: datetime, skeleton: str, language: str) -> str:
     """Says from when to when.  The skeleton "hm" becomes "Hm" where a day has 24 hours."""
-    locale = _locale(language)
-    if skeleton == "hm" and "H" in str(locale.time_formats["short"].pattern):
-        skeleton = "Hm"
-    return _plain(dates.format_interval(first, last, skeleton, fuzzy=False, locale=locale))
+    pattern = Locale.parse(language).time_formats["short"].pattern
+    skeleton = "Hm" if skeleton == "hm" and "H" in str(pattern) else skeleton
+    return _plain(dates.format_interval(first, last, skeleton, fuzzy=False, locale=language))
 
 
 @_cached
@@ -177,7 +169,7 @@ def span(count: int, unit: Unit, language: str) -> str:
     # Babel's own names of days and hours lack plurals in some languages (see _units); these do not.
     delta = timedelta(seconds=count * _SECONDS[unit])
     # The threshold keeps it from the next larger unit.
-    return _plain(dates.format_timedelta(delta, unit, 1_000_000, locale=_locale(language)))
+    return _plain(dates.format_timedelta(delta, unit, 1_000_000, locale=language))
 
 
 # Amounts
@@ -185,20 +177,18 @@ def span(count: int, unit: Unit, language: str) -> str:
 
 @_cached
 def number(value: float, language: str) -> str:
-    return _plain(numbers.format_decimal(value, locale=_locale(language)))
+    return _plain(numbers.format_decimal(value, locale=language))
 
 
 @_cached
 def percent(value: float, language: str) -> str:
     """Says a percentage; the value is of 100."""
-    locale = _locale(language)
-    text = numbers.format_percent(value / 100, locale=locale, decimal_quantization=False)
-    return _plain(text)
+    return _plain(numbers.format_percent(value / 100, None, language, decimal_quantization=False))
 
 
 @_cached
 def amount(value: float, unit: str, language: str) -> str:
-    return _plain(units.format_unit(value, unit, locale=_locale(language)))
+    return _plain(units.format_unit(value, unit, locale=language))
 
 
 @_cached
@@ -207,7 +197,7 @@ def money(value: float, currency: str, style: str, language: str) -> str:
     text = numbers.format_currency(
         value,
         currency,
-        locale=_locale(language),
+        locale=language,
         format_type="name" if style == "name" else "standard",
         currency_digits=style != "name",
     )
