@@ -88,9 +88,8 @@ class Clean:
             keys: set[bytes] = set()
 
             def is_repeat(pair: Pair) -> bool:
-                text = (
-                    f"{len(pair.source)} {pair.source}{pair.target}"  # a prompt may hold any sign
-                )
+                # The length, as a prompt may hold any sign.
+                text = f"{len(pair.source)} {pair.source}{pair.target}"
                 key = hashlib.blake2b(text.encode(), digest_size=8).digest()
                 is_known = key in keys
                 keys.add(key)

@@ -13,7 +13,6 @@ import numpy as np
 from configs.errors import UserError, brief, extra_required
 from configs.spec import Count, spec
 from data.sources.pairs import Pair, Pairs
-from data.sources.text import SPLITS
 
 if TYPE_CHECKING:
     from matplotlib.ft2font import FT2Font
@@ -78,9 +77,6 @@ class Glyphs(Pairs):
     """Pixels along each side of an image."""
     count: Count = 24
     """Training images of each character in each face; the other splits have half as many."""
-
-    def splits(self) -> tuple[str, ...]:
-        return SPLITS
 
     def read(self, split: str, errors: str = "strict") -> Iterator[Pair]:
         """Yields images with their characters, always in the same order."""

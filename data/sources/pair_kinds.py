@@ -155,9 +155,6 @@ class Phrases(Pairs):
     seed: Seed = 0
     """Seed of the random choices."""
 
-    def splits(self) -> tuple[str, ...]:
-        return SPLITS
-
     def read(self, split: str, errors: str = "strict") -> Iterator[Pair]:
         corpus = _import_phrases().corpus
         sizes = self.train, self.held_out

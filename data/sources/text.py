@@ -8,11 +8,12 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from configs.errors import UserError
+from configs.paths import path_of
 from configs.spec import Described, abstract_spec, spec
 from data.corpora import docstrings
 from data.mixture import MixtureOrder
 from data.sources import text_files
-from data.storage import remote
+from data.storage import lookup, remote
 
 SPLITS = ("train", "validation", "test")
 Files = str | tuple[str, ...]
@@ -30,7 +31,7 @@ class Source:
 
     def splits(self) -> tuple[str, ...]:
         """Names the splits that this source has."""
-        raise NotImplementedError
+        return SPLITS
 
     def lines(self, split: str) -> Iterator[str]:
         """Yields the raw examples of a split, always in the same order."""
@@ -75,9 +76,6 @@ class Source:
 @spec
 class Docstrings(Source):
     """Reads English prose from the docstrings of the installed Python library, numpy and jax."""
-
-    def splits(self) -> tuple[str, ...]:
-        return SPLITS
 
     def lines(self, split: str) -> Iterator[str]:
         return iter(docstrings.corpus()[split])
@@ -143,7 +141,8 @@ class FileSource(Source):
         raise NotImplementedError
 
     def bytes_to_read(self, split: str) -> int | None:
-        return text_files.total_bytes(self.expanded(split if self.files(split) else "train"))
+        paths = self.expanded(split if self.files(split) else "train")
+        return sum(lookup.size_of(path_of(path).expanduser()) for path in paths)
 
     def remedies(self, split: str) -> Sequence[str]:
         """Describes which settings would give more examples to a split that has none.

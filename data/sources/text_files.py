@@ -189,11 +189,6 @@ def stamps(paths: Sequence[str]) -> dict[str, list[int]]:
     return {str(absolute(file)): lookup.version(file) for file in files}
 
 
-def total_bytes(paths: Sequence[str]) -> int:
-    """Returns the size of some files, as they are stored."""
-    return sum(lookup.size_of(path_of(path).expanduser()) for path in paths)
-
-
 def is_arrow(raw: bytes) -> bool:
     """Returns whether these are the first bytes of an Arrow file or of a stream of Arrow."""
     return raw.startswith(_ARROW_MARKS)
