@@ -6,6 +6,7 @@ number of processes, and again after a kill, and are always the same.
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import itertools
 import json
@@ -42,6 +43,9 @@ _LINES_PER_RECORD = 500_000
 OnProgress = Callable[[str, Counts, float | None], None]
 """Takes a split, the counts of its rows so far, and the share of its files read, if known."""
 PackedChunk = tuple[dict[str, np.ndarray], Counts]
+Pack = Callable[..., PackedChunk]
+InOrder = Callable[[Iterator[Job], Callable[[], Pack]], Iterator[PackedChunk]]
+"""Yields the rows of chunks in the order of the chunks, given what starts a worker."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,7 +102,7 @@ class BuildLog:
         self, split: str, text_hash: str, counts: Counts, arrays: Mapping[str, np.ndarray]
     ) -> None:
         sums, pieces = checksums(arrays), len(arrays["pieces"])
-        chunk = WrittenChunk(split, text_hash, counts.written(), sums, pieces)
+        chunk = WrittenChunk(split, text_hash, dataclasses.asdict(counts), sums, pieces)
         self._append({"chunk": dataclasses.asdict(chunk)})
 
     def add_split(self, split: str, entry: Mapping[str, Any]) -> None:
@@ -118,25 +122,15 @@ def checksums(arrays: Mapping[str, np.ndarray]) -> dict[str, int]:
     return {name: zlib.crc32(np.ascontiguousarray(a).data) for name, a in arrays.items()}
 
 
-@dataclasses.dataclass(frozen=True)
-class Packing:
-    """Describes how chunks become rows; each worker calls it once, and packs with the result."""
+def packing(task: Task, vocabs: Vocabs) -> Pack:
+    """Returns what makes rows of a chunk; each worker calls this once."""
+    pack = task.chunk_packer(vocabs)
 
-    task: Task
-    vocabs: Vocabs
+    def pack_arrays(*job: Any) -> PackedChunk:
+        packed, counts = pack(*job)
+        return {**packed.arrays, "pieces": pieces_of_rows(packed)}, counts
 
-    def __call__(self) -> Callable[..., PackedChunk]:
-        pack = self.task.chunk_packer(self.vocabs)
-
-        def pack_arrays(*job: Any) -> PackedChunk:
-            packed, counts = pack(*job)
-            return {**packed.arrays, "pieces": pieces_of_rows(packed)}, counts
-
-        return pack_arrays
-
-
-InOrder = Callable[[Iterator[Job], Packing], Iterator[PackedChunk]]
-"""Yields the rows of chunks in the order of the chunks."""
+    return pack_arrays
 
 
 @dataclasses.dataclass(frozen=True)
@@ -167,8 +161,7 @@ def build(
     key = manifest.CacheKey.of(task, given)
     log = BuildLog(folder, key.digest(stamps))
     vocabs = _make_vocabs(folder, task, given, log)
-    packing = Packing(task, vocabs)
-    builder = SplitBuilder(folder, packing, log, in_order, on_progress)
+    builder = SplitBuilder(folder, task, vocabs, log, in_order, on_progress)
     names = task.source.splits()
     built = {name: log.splits.get(name) or builder.build(name) for name in names}
     splits = {name: entry for name, entry in built.items() if entry}
@@ -218,15 +211,15 @@ class SplitBuilder:
     """Encodes and packs the splits of a task into a folder."""
 
     folder: Path
-    packing: Packing
+    task: Task
+    vocabs: Vocabs
     log: BuildLog
     in_order: InOrder
     on_progress: OnProgress | None
 
     def build(self, split: str) -> dict[str, Any]:
         """Writes the rows of a split; returns its entry in the manifest, empty without lines."""
-        columns = self.packing.task.columns(self.packing.vocabs)
-        columns |= documents.COLUMNS
+        columns = self.task.columns(self.vocabs) | documents.COLUMNS
         digest = hashlib.sha256()
         parts: list[PartOfText] = []
         counts_of_chunks: list[list[Counts]] = []
@@ -237,11 +230,11 @@ class SplitBuilder:
                 for name, kind in columns.items()
             }
             places = arrays.pop("numbers")  # as they are read: no chunk has to be packed for them
-            total, split_bytes = Counts(), self.packing.task.source.bytes_to_read(split)
+            total, split_bytes = Counts(), self.task.source.bytes_to_read(split)
             counter = stack.enter_context(counted_bytes())
 
             def chunks() -> Iterator[Chunk]:
-                for number, part in enumerate(self.packing.task.parts_of_text(split, digest)):
+                for number, part in enumerate(self.task.parts_of_text(split, digest)):
                     parts.append(part)
                     for examples in _grouped(noted(part.name, part.examples, files, numbers)):
                         text_hash, size = digest.hexdigest(), len(examples)
@@ -295,7 +288,9 @@ class SplitBuilder:
                 sent.append(dataclasses.replace(chunk, examples=[]))  # which can be many
                 yield chunk.examples, chunk.tag, split == "train"
 
-        for packed, counts in self.in_order(jobs(), self.packing):
+        for packed, counts in self.in_order(
+            jobs(), functools.partial(packing, self.task, self.vocabs)
+        ):
             chunk = sent.pop(0)
             for name, array in arrays.items():
                 array.append(packed[name])
@@ -315,7 +310,7 @@ class SplitBuilder:
         self, split: str, parts: list[PartOfText], chunks: list[list[Counts]], content_hash: str
     ) -> dict[str, Any]:
         """Returns what the manifest keeps of a split, given the counts of each part's chunks."""
-        task, counts, dropped, entries = self.packing.task, Counts(), Counter[str](), []
+        task, counts, dropped, entries = self.task, Counts(), Counter[str](), []
         for part, of_chunks in zip(parts, chunks, strict=True):
             part_counts = sum(of_chunks, Counts())
             if not part_counts.lines and split == "train":
@@ -324,7 +319,7 @@ class SplitBuilder:
             counts += part_counts
             dropped.update(part.dropped)  # + would remove the reasons that drop no pair
             entries.append(
-                {"name": part.name, "dropped": dict(part.dropped)} | part_counts.written()
+                {"name": part.name, "dropped": dict(part.dropped)} | dataclasses.asdict(part_counts)
             )
         if not counts.lines:
             problem = _no_lines(task, split, repr(split), counts, dropped)
@@ -332,7 +327,7 @@ class SplitBuilder:
                 raise UserError(problem)
             return {}  # so few examples that a hash holds out none
         logger.info("%s: %s%s", split, task.summary(counts), _losses(counts, dropped))
-        entry = {**counts.written(), **task.fills(counts), "content_hash": content_hash,
+        entry = {**dataclasses.asdict(counts), **task.fills(counts), "content_hash": content_hash,
                  "chunks": max(map(len, chunks))}  # fmt: skip
         return entry | task.part_entries(dropped, entries)
 

@@ -83,7 +83,9 @@ class CacheKey:
         hashes = {name: vocab.hash[:16] for name, vocab in given.items() if vocab is not None}
         vocabs = {name: digest for name, digest in hashes.items() if named_now.get(name) != digest}
         defaults = frozenset(name for name, value, default in _parameters(task) if value == default)
-        return cls(settings(task), defaults, tokenizer_versions(task), vocabs, named_now)
+        packages = {tokenizer.package for tokenizer in task.vocab_settings.values()}
+        versions = {p: importlib.metadata.version(p) for p in sorted(filter(None, packages))}
+        return cls(settings(task), defaults, versions, vocabs, named_now)
 
     @classmethod
     def read(cls, stored: dict[str, Any]) -> "CacheKey":
@@ -125,12 +127,6 @@ class CacheKey:
                 yield f"{name} was a run's ({before!r}) and is trained, without Run.start_from"
             elif now != before:
                 yield difference(name, before, now)
-
-
-def tokenizer_versions(task: Task) -> dict[str, str]:
-    """Returns the versions of the packages that train vocabularies and tokenize."""
-    packages = {settings.package for settings in task.vocab_settings.values()}
-    return {name: importlib.metadata.version(name) for name in sorted(filter(None, packages))}
 
 
 def difference(name: str, old: object, new: object) -> str:

@@ -61,10 +61,6 @@ class Counts:
             tokens=tokens,
         )
 
-    def written(self) -> dict[str, int]:
-        """Returns the numbers as a manifest keeps them."""
-        return dataclasses.asdict(self)
-
     @classmethod
     def read(cls, entry: Mapping[str, Any]) -> "Counts":
         """Takes the counts out of a manifest; older ones lack some."""

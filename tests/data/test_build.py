@@ -185,13 +185,13 @@ def test_a_killed_build_goes_on(
     (tmp_path / "data/.mine.building-old-x").mkdir()
 
     packed = []
-    start = build.Packing.__call__
+    start = build.packing
 
-    def counting(packing):  # type: ignore[no-untyped-def]
-        pack = start(packing)
+    def counting(*settings):  # type: ignore[no-untyped-def]
+        pack = start(*settings)
         return lambda *job: packed.append(len(job[0])) or pack(*job)
 
-    monkeypatch.setattr(build.Packing, "__call__", counting)
+    monkeypatch.setattr(build, "packing", counting)
     folder = prepare(task_of(text), tmp_path / "data").folder
     assert contents(folder) == expected
     assert {path.name for path in folder.parent.iterdir()} == {"mine", ".mine.lock"}
