@@ -16,11 +16,7 @@ from configs.paths import absolute, local_path
 from configs.write import dump
 from data.storage.files import atomic_write
 from data.tokenizers.marian import PIECES
-from data.tokenizers.tokenizer_json import (
-    GENERATION,
-    TOKENIZER,
-    TokenizerJson,
-)
+from data.tokenizers.tokenizer_json import GENERATION, TOKENIZER, TokenizerJson
 from data.vocab import make
 from data.vocabs import SOURCE_FILE, TARGET_FILE, Vocabs
 from models.transformer import Transformer
@@ -51,11 +47,7 @@ from trainer.checkpoints.huggingface.folder import (
     stored_tensors,
     tensors_of_file,
 )
-from trainer.checkpoints.huggingface.tokenizer import (
-    SENTENCE_PIECES,
-    source_files,
-    tokenizer_files,
-)
+from trainer.checkpoints.huggingface.tokenizer import SENTENCE_PIECES, source_files, tokenizer_files
 from trainer.checkpoints.huggingface.weights import (
     ConvertedWeight,
     check_tensors,

@@ -134,8 +134,9 @@ def save_start(
     data_dir = absolute(data_dir_of(flags.data_dir, flags.model_dir).expanduser())
     rows = len(prepared.splits["train"])
     print_changes(changes, run.with_steps(rows), step)
+    is_layout_given = any(binding.name.startswith("Layout.") for binding in config.bindings())
     if is_first_process():
-        if is_layout_given(config):
+        if is_layout_given:
             directory.save_layout(layout)
         directory.save(
             config, run, prepared.vocabs, step, data_dir=str(data_dir),
@@ -146,15 +147,11 @@ def save_start(
         )  # fmt: skip
         if run.start_from is not None and step == 0:
             directory.keep_imported(run.start_from)
-    if not is_layout_given(config) and directory.layout not in (None, layout):
+    if not is_layout_given and directory.layout not in (None, layout):
         print_note(
             f"The last layout of this run is in {directory.layout_file}.  To use it again, "
             f"add --gin_file={shlex.quote(str(directory.layout_file))}."
         )
-
-
-def is_layout_given(config: Config) -> bool:
-    return any(binding.name.startswith("Layout.") for binding in config.bindings())
 
 
 def continue_command(flags: TrainFlags, layout: Layout) -> str:
