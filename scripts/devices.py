@@ -1,15 +1,13 @@
 """Defines the flags of devices and processes, and starts them."""
 
 import os
-from dataclasses import dataclass
 from typing import Annotated
 
-from scripts.flag import Flag
+from scripts.flag import Flag, FlagGroup
 from trainer.processes.join import Distributed, find_process_id, join
 
 
-@dataclass(frozen=True, kw_only=True)
-class DeviceFlags:
+class DeviceFlags(FlagGroup):
     """Selects the devices of this process."""
 
     HEADING = "Devices and processes"
@@ -17,7 +15,6 @@ class DeviceFlags:
     """Runs on N virtual CPU devices."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class ProcessFlags(DeviceFlags):
     """Describes the processes of a run, for a command that several may execute together."""
 

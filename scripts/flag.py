@@ -7,7 +7,7 @@ import itertools
 import textwrap
 import typing
 from collections.abc import Iterator
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,6 +33,16 @@ class Flag:
     """Whether the value names a file to write; it is checked before the work begins."""
     variable: str | None = None
     """Environment variable that gives the value where the command line does not."""
+
+
+@typing.dataclass_transform(kw_only_default=True, frozen_default=True)
+class FlagGroup:
+    """Makes a frozen dataclass of each class of flags that is derived from it."""
+
+    __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
+
+    def __init_subclass__(cls) -> None:
+        dataclasses.dataclass(frozen=True, kw_only=True)(cls)
 
 
 class FlagField(NamedTuple):

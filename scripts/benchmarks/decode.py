@@ -18,7 +18,6 @@ import itertools
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
@@ -178,7 +177,6 @@ SYSTEMS: dict[str, Callable[[], tuple[Translate, dict[str, object]]]] = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
 class Flags(BaselineFlags):
     """Compares translation speed with Hugging Face and CTranslate2, or with another checkout."""
 

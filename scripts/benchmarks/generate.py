@@ -8,7 +8,6 @@ Weights are random, in the type of products; a text is as long as the shape's ro
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 from scripts.benchmarks.language_model import SHAPES, Shape, transformer
@@ -95,7 +94,6 @@ def measure(
     }
 
 
-@dataclass(frozen=True, kw_only=True)
 class Flags(JsonFlags):
     """Compares greedy decoding with the bandwidth of the memory."""
 

@@ -12,7 +12,6 @@ dense layer of the same library in the same round.
 
 import statistics
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Annotated, cast
 
 from scripts.benchmarks import rounds
@@ -115,7 +114,6 @@ def torch(kind: str) -> tuple[Pass, dict[str, object]]:
     return once, {"torch": torch.__version__, "threads": torch.get_num_threads()}
 
 
-@dataclass(frozen=True, kw_only=True)
 class Flags(BaselineFlags):
     """Compares layers of experts with dense ones, and with those of another checkout."""
 

@@ -10,7 +10,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,7 +18,7 @@ import click
 from configs.errors import UserError
 from data.vocab import cores as cores
 from scripts.commands.shared_flags import JsonFile
-from scripts.flag import Flag
+from scripts.flag import Flag, FlagGroup
 
 Count = Annotated[int, Flag(min=1)]
 Answers = dict[str, float]  # of each system in one round
@@ -36,14 +35,12 @@ MESHLOOM = (sys.executable, "-m", "scripts.meshloom")
 """Runs the command of this checkout, or of another one in its folder."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class JsonFlags:
+class JsonFlags(FlagGroup):
     """Names the file of the result."""
 
     json_file: JsonFile = None
 
 
-@dataclass(frozen=True, kw_only=True)
 class BaselineFlags(JsonFlags):
     """Selects what a benchmark compares in alternating rounds, each in a process of its own."""
 

@@ -185,7 +185,6 @@ def summary(
     }
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Flags(JsonFlags):
     """Compares a server under load with decoding the same requests from a file."""
 

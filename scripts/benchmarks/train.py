@@ -138,7 +138,6 @@ def torch(shape: Shape, compiled: bool) -> tuple[Run, dict[str, object]]:
     return run, {**about, "matrix_flops_per_s": 2 * size**3 / product_s}
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Flags(BaselineFlags):
     """Compares training speed with PyTorch, or with another checkout."""
 

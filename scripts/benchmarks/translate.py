@@ -12,7 +12,6 @@ pairs once, and counts the target tokens without padding.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Annotated
 
 import numpy as np
@@ -122,7 +121,6 @@ def sorted_batches(pairs: Pairs) -> Iterator[Pairs]:
     yield batch
 
 
-@dataclass(frozen=True, kw_only=True)
 class Flags(BaselineFlags):
     """Compares training speed with Hugging Face's Marian, or with another checkout."""
 

@@ -1,10 +1,9 @@
 """Defines groups of flags that several commands share."""
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from scripts.flag import Flag
+from scripts.flag import Flag, FlagGroup
 
 Strings = tuple[str, ...]
 
@@ -54,8 +53,7 @@ Weights = Annotated[
 ]
 
 
-@dataclass(frozen=True, kw_only=True)
-class SettingsFlags:
+class SettingsFlags(FlagGroup):
     """Selects the settings."""
 
     HEADING = "Settings"
@@ -64,7 +62,6 @@ class SettingsFlags:
     gin_import_path: GinImportPath = ()
 
 
-@dataclass(frozen=True, kw_only=True)
 class SavedSettingsFlags(SettingsFlags):
     """Selects settings that override those of a saved run."""
 
@@ -72,8 +69,7 @@ class SavedSettingsFlags(SettingsFlags):
     """Starts from the settings that a run saved."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class StoredModelFlags:
+class StoredModelFlags(FlagGroup):
     """Selects weights of a run, and settings that change for this command."""
 
     HEADING = "Model"
@@ -87,15 +83,13 @@ class StoredModelFlags:
     gin_import_path: GinImportPath = ()
 
 
-@dataclass(frozen=True, kw_only=True)
 class CheckpointFlags(StoredModelFlags):
     """Selects weights of a run, what they are rounded to, and settings of this command."""
 
     weights: Weights = "stored"
 
 
-@dataclass(frozen=True, kw_only=True)
-class BeamFlags:
+class BeamFlags(FlagGroup):
     """Describes a beam search and the longest output."""
 
     HEADING = "Search"
@@ -109,8 +103,7 @@ class BeamFlags:
     1.5 x source tokens + 10 (--length_factor and --length_extra of `decode`)."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class SampleFlags:
+class SampleFlags(FlagGroup):
     """Describes how the texts of a line are sampled, and where their KV caches are."""
 
     flat: Annotated[bool, Flag(off="apart")] = True
@@ -128,7 +121,6 @@ class SampleFlags:
     """Samples N texts per line."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class SearchFlags(SampleFlags, BeamFlags):
     """Describes how to decode, and the limits of the output."""
 
@@ -150,8 +142,7 @@ class SearchFlags(SampleFlags, BeamFlags):
     tag: Tag = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class MetricFlags:
+class MetricFlags(FlagGroup):
     """Selects the metrics of translations."""
 
     HEADING = "Metrics"

@@ -1,15 +1,13 @@
 """Defines the flags of `meshloom import` and `meshloom export`."""
 
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
 from scripts.commands.shared_flags import ModelDir, SettingsFlags, StoredModelFlags
-from scripts.flag import Flag
+from scripts.flag import Flag, FlagGroup
 
 
-@dataclass(frozen=True, kw_only=True)
-class ImportHfFlags:
+class ImportHfFlags(FlagGroup):
     """Makes a model directory of a model from Hugging Face, such as a Llama, Qwen, Gemma or T5.
 
     docs/importing.md lists the families.  The settings choose the task and what training reads.
@@ -21,10 +19,9 @@ class ImportHfFlags:
     (tokenizer.json, of a T5 spiece.model), as Hugging Face writes them; of adapters,
     adapter_config.json and adapter_model.safetensors."""
     model_dir: ModelDir
-    settings: SettingsFlags = field(default_factory=SettingsFlags)
+    settings: SettingsFlags = SettingsFlags()
 
 
-@dataclass(frozen=True, kw_only=True)
 class ImportPeftFlags(ImportHfFlags):
     """Makes a model directory of adapters that PEFT has trained (LoRA)."""
 
@@ -33,8 +30,7 @@ class ImportPeftFlags(ImportHfFlags):
     """Model directory of the model that the adapters are of."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ExportHfFlags:
+class ExportHfFlags(FlagGroup):
     """Writes a model as Hugging Face reads it."""
 
     EXAMPLES = ("meshloom export hf --model_dir=runs/llama --output=exported",)
@@ -43,7 +39,6 @@ class ExportHfFlags:
     model: StoredModelFlags
 
 
-@dataclass(frozen=True, kw_only=True)
 class ExportPeftFlags(ExportHfFlags):
     """Writes the adapters of a run as PEFT reads them."""
 

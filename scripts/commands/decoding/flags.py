@@ -1,11 +1,10 @@
 """Defines the flags of `meshloom decode`, `score` and `rescore`."""
 
-from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from scripts.commands import shared_flags as shared
 from scripts.devices import ProcessFlags
-from scripts.flag import Flag
+from scripts.flag import Flag, FlagGroup
 
 Format = Literal["text", "tsv", "jsonl"]
 Input = Annotated[str, Flag("File to read; - is the standard input.", metavar="FILE")]
@@ -14,8 +13,7 @@ Output = Annotated[
 ]
 
 
-@dataclass(frozen=True, kw_only=True)
-class DecodeFlags:
+class DecodeFlags(FlagGroup):
     """Translates sources or continues prompts, one per line.
 
     Translations use beam search of size 4 and continuations greedy search, unless --beam,
@@ -41,8 +39,8 @@ class DecodeFlags:
     """Number of lines in a batch. Default: 64."""
     json_file: shared.JsonFile = None
     model: shared.CheckpointFlags
-    search: shared.SearchFlags = field(default_factory=shared.SearchFlags)
-    devices: ProcessFlags = field(default_factory=ProcessFlags)
+    search: shared.SearchFlags = shared.SearchFlags()
+    devices: ProcessFlags = ProcessFlags()
 
     @property
     def written_format(self) -> Format:
@@ -50,8 +48,7 @@ class DecodeFlags:
         return self.format or ("text" if self.nbest is None else "tsv")
 
 
-@dataclass(frozen=True, kw_only=True)
-class ScoreFlags:
+class ScoreFlags(FlagGroup):
     """Computes log-likelihood, words and tokens of each line, separated by tabs.
 
     For a translation model a line is a source, a tab and the target to score.  Words are separated
@@ -64,10 +61,9 @@ class ScoreFlags:
     batch_sequences: shared.BatchSequences = None
     tag: shared.Tag = None
     model: shared.CheckpointFlags
-    devices: ProcessFlags = field(default_factory=ProcessFlags)
+    devices: ProcessFlags = ProcessFlags()
 
 
-@dataclass(frozen=True, kw_only=True)
 class RescoreFlags(ScoreFlags):
     """Reranks an n-best list (decode --format=jsonl) with the scores of another model."""
 

@@ -1,15 +1,13 @@
 """Defines the flags of `meshloom doctor`."""
 
-from dataclasses import dataclass, field
 from typing import Annotated
 
 from scripts.commands.shared_flags import DataDir, JsonFile, SavedSettingsFlags
 from scripts.devices import ProcessFlags
-from scripts.flag import Flag
+from scripts.flag import Flag, FlagGroup
 
 
-@dataclass(frozen=True, kw_only=True)
-class DoctorFlags:
+class DoctorFlags(FlagGroup):
     """Checks the machine, the cached data and the checkpoints of a run.
 
     Prints a line for each check: ok, warning or error, with the command that fixes it.  Exits
@@ -28,6 +26,6 @@ class DoctorFlags:
     compares them with those of a CPU, which takes minutes."""
     data_dir: DataDir = None
     json_file: JsonFile = None
-    settings: SavedSettingsFlags = field(default_factory=SavedSettingsFlags)
+    settings: SavedSettingsFlags = SavedSettingsFlags()
     # Not "devices": `doctor` starts them itself, so that what fails is one of its lines.
-    processes: ProcessFlags = field(default_factory=ProcessFlags)
+    processes: ProcessFlags = ProcessFlags()

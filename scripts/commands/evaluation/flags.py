@@ -1,15 +1,13 @@
 """Defines the flags of `meshloom evaluate` and `meshloom gains`."""
 
-from dataclasses import dataclass, field
 from typing import Annotated
 
 from scripts.commands import shared_flags as shared
 from scripts.devices import ProcessFlags
-from scripts.flag import Flag
+from scripts.flag import Flag, FlagGroup
 
 
-@dataclass(frozen=True, kw_only=True)
-class TextFlags:
+class TextFlags(FlagGroup):
     """Selects the text to evaluate: a split of the task, files, or a test set by its name."""
 
     HEADING = "Text"
@@ -26,8 +24,7 @@ class TextFlags:
     tag: shared.Tag = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class HarnessFlags:
+class HarnessFlags(FlagGroup):
     """Selects tasks of lm-evaluation-harness."""
 
     HEADING = "Harness"
@@ -41,8 +38,7 @@ class HarnessFlags:
     """Writes prompts as chats, by the template of the model's tokenizer."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class EvaluateFlags:
+class EvaluateFlags(FlagGroup):
     """Computes loss and perplexities per token, word and byte, and BLEU of translations.
 
     BLEU, chrF and TER come from sacrebleu, on raw text, with signatures and confidence intervals
@@ -69,15 +65,14 @@ class EvaluateFlags:
     FILE.lines with the number of each sentence in its part."""
     json_file: shared.JsonFile = None
     model: shared.CheckpointFlags
-    text: TextFlags = field(default_factory=TextFlags)
-    harness: HarnessFlags = field(default_factory=HarnessFlags)
-    search: shared.BeamFlags = field(default_factory=shared.BeamFlags)
-    metrics: shared.MetricFlags = field(default_factory=shared.MetricFlags)
-    devices: ProcessFlags = field(default_factory=ProcessFlags)
+    text: TextFlags = TextFlags()
+    harness: HarnessFlags = HarnessFlags()
+    search: shared.BeamFlags = shared.BeamFlags()
+    metrics: shared.MetricFlags = shared.MetricFlags()
+    devices: ProcessFlags = ProcessFlags()
 
 
-@dataclass(frozen=True, kw_only=True)
-class GainsFlags:
+class GainsFlags(FlagGroup):
     """Plots the BLEU gains of models over a baseline, per language, by data size."""
 
     EXAMPLES = ("meshloom gains --baseline=dense.json --evaluation=moe.json --output=gains.png",)

@@ -1,25 +1,22 @@
 """Defines the flags of `meshloom inspect`."""
 
-from dataclasses import dataclass, field
 from typing import Annotated
 
 from scripts.commands.shared_flags import DataDir, JsonFile, ModelDir, SavedSettingsFlags
 from scripts.devices import DeviceFlags
-from scripts.flag import Flag
+from scripts.flag import Flag, FlagGroup
 
 
-@dataclass(frozen=True, kw_only=True)
-class InspectConfigFlags:
+class InspectConfigFlags(FlagGroup):
     """Shows the value of each setting and the file that set it."""
 
     EXAMPLES = ("meshloom inspect config --gin_file=configs/runs/quickstart.gin",)
     data_dir: DataDir = None
     json_file: JsonFile = None
-    settings: SavedSettingsFlags = field(default_factory=SavedSettingsFlags)
+    settings: SavedSettingsFlags = SavedSettingsFlags()
 
 
-@dataclass(frozen=True, kw_only=True)
-class InspectDataFlags:
+class InspectDataFlags(FlagGroup):
     """Shows packed rows as a model sees them, decoded, with the documents that they hold.
 
     Or says which steps of a run read a document, how often they read each part of a mixture, or
@@ -54,11 +51,10 @@ class InspectDataFlags:
     """Shows which lines of FILE have n-grams that occur in the text, and the steps that read these.
     Reads all the text."""
     json_file: JsonFile = None
-    settings: SavedSettingsFlags = field(default_factory=SavedSettingsFlags)
+    settings: SavedSettingsFlags = SavedSettingsFlags()
 
 
-@dataclass(frozen=True, kw_only=True)
-class InspectParamsFlags:
+class InspectParamsFlags(FlagGroup):
     """Shows path, axes, shape, placement and bytes per device of every weight.
 
     It allocates no weight.
@@ -66,12 +62,11 @@ class InspectParamsFlags:
 
     EXAMPLES = ("meshloom inspect params --gin_file=configs/runs/quickstart.gin",)
     json_file: JsonFile = None
-    settings: SavedSettingsFlags = field(default_factory=SavedSettingsFlags)
-    devices: DeviceFlags = field(default_factory=DeviceFlags)
+    settings: SavedSettingsFlags = SavedSettingsFlags()
+    devices: DeviceFlags = DeviceFlags()
 
 
-@dataclass(frozen=True, kw_only=True)
-class InspectCheckpointFlags:
+class InspectCheckpointFlags(FlagGroup):
     """Shows the arrays of a checkpoint without loading it."""
 
     EXAMPLES = ("meshloom inspect checkpoint --model_dir=runs/mine --checkpoint=best",)
@@ -81,8 +76,7 @@ class InspectCheckpointFlags:
     json_file: JsonFile = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class InspectLayoutFlags:
+class InspectLayoutFlags(FlagGroup):
     """Shows the problems of a layout with a model, and the placement of each kind of tensor."""
 
     EXAMPLES = (
@@ -90,12 +84,11 @@ class InspectLayoutFlags:
         "--gin_file=layouts/fsdp.gin --simulate_devices=8",
     )
     json_file: JsonFile = None
-    settings: SavedSettingsFlags = field(default_factory=SavedSettingsFlags)
-    devices: DeviceFlags = field(default_factory=DeviceFlags)
+    settings: SavedSettingsFlags = SavedSettingsFlags()
+    devices: DeviceFlags = DeviceFlags()
 
 
-@dataclass(frozen=True, kw_only=True)
-class InspectSettingsFlags:
+class InspectSettingsFlags(FlagGroup):
     """Shows every setting that gin files can bind, or those of NAME, such as Run or Run.steps."""
 
     EXAMPLES = ("meshloom inspect settings Run", "meshloom inspect settings Run.steps")

@@ -1,15 +1,13 @@
 """Defines the flags of `meshloom papers`."""
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 from scripts.commands.shared_flags import JsonFile
-from scripts.flag import Flag
+from scripts.flag import Flag, FlagGroup
 
 
-@dataclass(frozen=True, kw_only=True)
-class PapersFlags:
+class PapersFlags(FlagGroup):
     """Lists what the papers publish, and what Meshloom counts, plans, measures or implements of it.
 
     The list is that of docs/papers.md.  With --table, it computes the rows of one table, figure or

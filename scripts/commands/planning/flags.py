@@ -1,15 +1,13 @@
 """Defines the flags of `meshloom plan` and `meshloom tune`."""
 
-from dataclasses import dataclass, field
 from typing import Annotated
 
 from scripts.commands import shared_flags as shared
 from scripts.devices import DeviceFlags
-from scripts.flag import Flag
+from scripts.flag import Flag, FlagGroup
 from trainer.planning.run_cost import ASSUMED
 
 
-@dataclass(frozen=True, kw_only=True)
 class DecodePlanFlags(shared.SampleFlags):
     """Describes the decoding to plan, by the names of the flags of `meshloom decode`."""
 
@@ -28,8 +26,7 @@ class DecodePlanFlags(shared.SampleFlags):
     weights: shared.Weights = "stored"
 
 
-@dataclass(frozen=True, kw_only=True)
-class RunCostFlags:
+class RunCostFlags(FlagGroup):
     """Describes what the cost of a whole run assumes."""
 
     HEADING = "Cost of the whole run, with --topology"
@@ -46,8 +43,7 @@ class RunCostFlags:
     """Gigabytes a second between each host and the storage of checkpoints."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class PlanFlags:
+class PlanFlags(FlagGroup):
     """Predicts memory, FLOPs, traffic and time of the training step of a run.
 
     With --topology it compiles the step for TPUs or GPUs that this machine does not have (needs
@@ -78,14 +74,13 @@ class PlanFlags:
     decode: bool = False
     """Plans decoding instead of training."""
     data_dir: shared.DataDir = None
-    settings: shared.SavedSettingsFlags = field(default_factory=shared.SavedSettingsFlags)
-    run_cost: RunCostFlags = field(default_factory=RunCostFlags)
-    decoding: DecodePlanFlags = field(default_factory=DecodePlanFlags)
-    devices: DeviceFlags = field(default_factory=DeviceFlags)
+    settings: shared.SavedSettingsFlags = shared.SavedSettingsFlags()
+    run_cost: RunCostFlags = RunCostFlags()
+    decoding: DecodePlanFlags = DecodePlanFlags()
+    devices: DeviceFlags = DeviceFlags()
 
 
-@dataclass(frozen=True, kw_only=True)
-class TuneFlags:
+class TuneFlags(FlagGroup):
     """Searches the settings under which a run's step is the fastest, and writes them to a file.
 
     Varies what does not change what the step computes: the layout, microbatches, what is
@@ -109,5 +104,5 @@ class TuneFlags:
     output: Annotated[str, Flag(metavar="FILE", names_output=True)] = "tuned.gin"
     """Writes the best settings to FILE, and all trials to a log of the same name in .jsonl."""
     json_file: shared.JsonFile = None
-    settings: shared.SavedSettingsFlags = field(default_factory=shared.SavedSettingsFlags)
-    devices: DeviceFlags = field(default_factory=DeviceFlags)
+    settings: shared.SavedSettingsFlags = shared.SavedSettingsFlags()
+    devices: DeviceFlags = DeviceFlags()

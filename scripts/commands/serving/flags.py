@@ -1,15 +1,13 @@
 """Defines the flags of `meshloom serve`."""
 
-from dataclasses import dataclass, field
 from typing import Annotated
 
 from scripts.commands.shared_flags import BeamFlags, CheckpointFlags
 from scripts.devices import DeviceFlags
-from scripts.flag import Flag
+from scripts.flag import Flag, FlagGroup
 
 
-@dataclass(frozen=True, kw_only=True)
-class ServeFlags:
+class ServeFlags(FlagGroup):
     """Serves a model over HTTP: OpenAI's completions and chats, or translations.
 
     A language model continues prompts at POST /v1/completions, and an imported one with a chat
@@ -47,5 +45,5 @@ class ServeFlags:
     """Seconds between looks for a newer checkpoint; 0 keeps the first. Only with
     --checkpoint=latest."""
     model: CheckpointFlags
-    search: BeamFlags = field(default_factory=BeamFlags)
-    devices: DeviceFlags = field(default_factory=DeviceFlags)
+    search: BeamFlags = BeamFlags()
+    devices: DeviceFlags = DeviceFlags()

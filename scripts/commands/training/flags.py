@@ -1,16 +1,14 @@
 """Defines the flags of `meshloom train`, `prepare`, `report` and `supervise`."""
 
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
 from scripts.commands.shared_flags import DataDir, ModelDir, SettingsFlags, Strings
 from scripts.devices import ProcessFlags
-from scripts.flag import Flag
+from scripts.flag import Flag, FlagGroup
 
 
-@dataclass(frozen=True, kw_only=True)
-class TrainFlags:
+class TrainFlags(FlagGroup):
     """Trains a model, or resumes from its latest complete checkpoint."""
 
     EXAMPLES = (
@@ -25,12 +23,11 @@ class TrainFlags:
     records each change; `inspect checkpoint` shows them."""
     profile_steps: Annotated[str | None, Flag(metavar="FIRST:LAST")] = None
     """Profiles these steps into the run's directory, as in 10:13."""
-    settings: SettingsFlags = field(default_factory=SettingsFlags)
-    devices: ProcessFlags = field(default_factory=ProcessFlags)
+    settings: SettingsFlags = SettingsFlags()
+    devices: ProcessFlags = ProcessFlags()
 
 
-@dataclass(frozen=True, kw_only=True)
-class PrepareFlags:
+class PrepareFlags(FlagGroup):
     """Trains the tokenizer, tokenizes and packs a task, without training a model."""
 
     EXAMPLES = ("meshloom prepare --gin_file=configs/runs/quickstart.gin",)
@@ -40,12 +37,11 @@ class PrepareFlags:
     workers: Annotated[int | None, Flag(min=1)] = None
     """Number of processes that tokenize and pack. They do not change the result. Default: the
     number of cores."""
-    settings: SettingsFlags = field(default_factory=SettingsFlags)
-    devices: ProcessFlags = field(default_factory=ProcessFlags)
+    settings: SettingsFlags = SettingsFlags()
+    devices: ProcessFlags = ProcessFlags()
 
 
-@dataclass(frozen=True, kw_only=True)
-class ReportFlags:
+class ReportFlags(FlagGroup):
     """Plots the curves of a run and the load of its experts, as pictures and one page.
 
     Of several runs, the page has their curves in the same axes, their last numbers, and the
@@ -63,8 +59,7 @@ class ReportFlags:
     """Page of several runs. Default: report.html in the current folder."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class SuperviseFlags:
+class SuperviseFlags(FlagGroup):
     """Runs COMMAND, and restarts it when it fails (exit code 1), stalls (75) or is killed.
 
     It waits longer after each failure, and gives up after the third one from the same checkpoint of
