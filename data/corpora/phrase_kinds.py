@@ -1,7 +1,7 @@
 """Draws what to say: names, dates, amounts, and sentences made of them."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from functools import partial
 from typing import TypeVar
@@ -10,6 +10,7 @@ from data.corpora import phrase_words as say
 from data.corpora.phrase_words import Meaning
 
 _T = TypeVar("_T")
+Kind = Callable[["Draw"], Meaning]
 
 
 class Draw:
@@ -198,34 +199,6 @@ def _value(draw: Draw) -> Meaning:
 # Sentences
 
 
-def _labelled(draw: Draw) -> Meaning:
-    """Draws who, and what is said of it: "Germany: 12 hours", "Germany: Sorbian and Frisian"."""
-    label = draw.one((_name, _city, _names))(draw)
-    what = draw.one((_value, _value, _spans, _values, _names))
-    return _joined("{}: {}", label, what(draw))
-
-
-def _report(draw: Draw) -> Meaning:
-    """Draws where and when, and what was measured."""
-    place = draw.one((_city, _city, _name))(draw)
-    when = draw.one((_date, _date_and_time))(draw)
-    return _joined("{}, {}: {}", place, when, draw.one((*_MEASURES, _spans))(draw))
-
-
-def _route(draw: Draw) -> Meaning:
-    """Draws from where to where, and when, how long or for how much."""
-    ends = _city(draw), _city(draw)
-    return _joined(
-        "{} \u2013 {}: {}", *ends, draw.one((_date_and_time, _spans, _money, _interval))(draw)
-    )
-
-
-def _agenda(draw: Draw) -> Meaning:
-    """Draws a time, and who or what is due."""
-    when = draw.one((_date, _date_and_time, _interval))(draw)
-    return _joined("{}: {}", when, draw.one((_names, _mixed, _values))(draw))
-
-
 def _values(draw: Draw) -> Meaning:
     """Draws values of one kind."""
     kind = draw.one(_VALUES)
@@ -237,15 +210,33 @@ def _mixed(draw: Draw) -> Meaning:
     return _listed([draw.one(kinds)(draw) for _ in range(draw.between(2, 4))], _style(draw))
 
 
-def _clauses(draw: Draw) -> Meaning:
-    kinds = (_labelled, _mixed, _values, _names)
-    return _joined("{}; {}", draw.one(kinds)(draw), draw.one(kinds)(draw))
+def _route(draw: Draw) -> Meaning:
+    """Draws from where to where, and when, how long or for how much."""
+    ends = _city(draw), _city(draw)
+    return _joined(
+        "{} \u2013 {}: {}", *ends, draw.one((_date_and_time, _spans, _money, _interval))(draw)
+    )
 
+
+def _filled(pattern: str, *places: Sequence[Kind]) -> Kind:
+    """Returns what draws a sentence: a pattern, and the kinds for each of its places."""
+    return lambda draw: _joined(pattern, *[draw.one(kinds)(draw) for kinds in places])
+
+
+_labelled = _filled("{}: {}", (_name, _city, _names), (_value, _value, _spans, _values, _names))
+"""Who, and what is said of it: "Germany: 12 hours", "Germany: Sorbian and Frisian"."""
+_report = _filled(
+    "{}, {}: {}", (_city, _city, _name), (_date, _date_and_time), (*_MEASURES, _spans)
+)
+"""Where and when, and what was measured."""
+_agenda = _filled("{}: {}", (_date, _date_and_time, _interval), (_names, _mixed, _values))
+"""A time, and who or what is due."""
+_CLAUSES = (_labelled, _mixed, _values, _names)
 
 _SENTENCES = (
     *(_labelled,) * 5,
     *(_names, _report, _mixed) * 3,
-    *(_route, _agenda, _values, _clauses) * 2,
+    *(_route, _agenda, _values, _filled("{}; {}", _CLAUSES, _CLAUSES)) * 2,
 )
 
 
