@@ -228,7 +228,5 @@ def _spoken(part: Pairs, language: str) -> Pairs:
             return tuple(map(filled, value))
         return value.replace(LANGUAGE, language) if isinstance(value, str) else value
 
-    fields = {field.name: getattr(part, field.name) for field in dataclasses.fields(part)}
-    name = language if part.name is None else part.name
-    return dataclasses.replace(part, **{**{k: filled(v) for k, v in fields.items()},
-                                        "name": filled(name)})  # fmt: skip
+    fields = {field.name: filled(getattr(part, field.name)) for field in dataclasses.fields(part)}
+    return dataclasses.replace(part, **{**fields, "name": fields["name"] or language})
