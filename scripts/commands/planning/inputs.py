@@ -27,12 +27,6 @@ from trainer.planning.child import CompilerAborted, in_child
 from trainer.run import Run
 from trainer.traces import trace_train_step
 
-NO_COMPILER = (
-    "The compiler for {platform}s is not installed, so memory and time are estimated from the "
-    "layout alone; memory and collectives of the compiled program are missing.  "
-    'Install it: pip install -e ".[{extra}]"'
-)
-
 
 class PlanInputs(NamedTuple):
     """Holds what to plan: a run under a layout, on a slice or on this machine's devices."""
@@ -157,4 +151,8 @@ def can_compile(topology: Topology | None) -> bool:
 
 def no_compiler(platform: str) -> str:
     """Says what is missing without the compiler of a platform, and how to install it."""
-    return NO_COMPILER.format(platform=platform.upper(), extra=COMPILERS[platform][1])
+    return (
+        f"The compiler for {platform.upper()}s is not installed, so memory and time are estimated "
+        "from the layout alone; memory and collectives of the compiled program are missing.  "
+        f'Install it: pip install -e ".[{COMPILERS[platform][1]}]"'
+    )

@@ -191,19 +191,14 @@ def columns(candidate: Candidate, option_names: Mapping[Options, str]) -> list[s
         name: ", ".join(value) if isinstance(value, tuple) else value
         for name, value in candidate.settings.items()
     }
+    kept = {"saves": "Transformer.remat_saves", "on the host": "Transformer.remat_offloads"}
+    saved = [f"{what} {settings[name]}" for what, name in kept.items() if settings.get(name)]
     return [
         one_line(candidate.layout),
         f"{candidate.run.microbatches}",
-        remat_text(settings),
+        ", ".join([settings.get("Transformer.remat", ""), *saved]),
         option_names[candidate.run.compiler_options],
     ]
-
-
-def remat_text(row: dict[str, Any]) -> str:
-    """Writes what a combination recomputes, and what it saves nevertheless."""
-    kept = {"saves": "Transformer.remat_saves", "on the host": "Transformer.remat_offloads"}
-    texts = [f"{what} {row[name]}" for what, name in kept.items() if row.get(name)]
-    return ", ".join([row.get("Transformer.remat", ""), *texts])
 
 
 def figures_of(trial: Trial) -> list[str]:
