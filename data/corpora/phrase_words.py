@@ -21,16 +21,7 @@ Unit = Literal["second", "minute", "hour", "day", "week", "month", "year"]
 
 _UNITS = Path(__file__).with_name("units.txt").read_text().split()
 """Units of CLDR."""
-_SECONDS: dict[Unit, int] = {
-    "second": 1,
-    "minute": 60,
-    "hour": 3600,
-    "day": 24 * 3600,
-    "week": 7 * 24 * 3600,
-    # What Babel takes for a month and a year where it counts them.
-    "month": 30 * 24 * 3600,
-    "year": 365 * 24 * 3600,
-}
+_SECONDS = dict(dates.TIMEDELTA_UNITS)
 # Spaces of typography become plain ones; a soft hyphen is none.
 _PLAIN = str.maketrans({"\u00a0": " ", "\u202f": " ", "\u2009": " ", "\u00ad": None})
 _cached = functools.lru_cache(maxsize=1 << 16)
