@@ -1,11 +1,11 @@
 """Defines vocabs, which map text to ids and back, and the settings that make them."""
 
 import abc
+import dataclasses
 import functools
 import hashlib
 import itertools
 import os
-import types
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -42,43 +42,35 @@ def thread_count() -> int:
     return min(cores(), _thread_limit)
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class Vocab(abc.ABC):
     """Maps text to ids and back, and knows the ids that begin and end a text.
 
     Rows of a batch are padded with zeros, not pad_id: segments mark the text.
     """
 
-    def __init__(
-        self,
-        model: bytes,
-        size: int,
-        *,
-        begin_id: int,
-        end_id: int,
-        pad_id: int | None,
-        reads_begin: bool = True,
-        stop_ids: Iterable[int] = (),
-        banned_ids: tuple[int, ...] = (),
-    ):
-        self.model = model
-        """What `save` writes."""
-        self.size = size
-        """One more than the largest id."""
-        self.begin_id = begin_id
-        """What a decoder reads before the first token of a text."""
-        self.end_id = end_id
-        """What follows the last token of a text."""
-        self.stop_ids = tuple(dict.fromkeys([end_id, *stop_ids]))
-        """Where decoding stops: at the end of a text, and perhaps at that of a turn in a chat."""
-        self.pad_id = pad_id
-        """What has no text; None where the vocab has no such id."""
-        self.reads_begin = reads_begin
-        """Whether a decoder reads begin_id before a prompt, too."""
-        self.banned_ids = banned_ids
-        """What decoding never generates."""
-
-    files: Mapping[str, str] = types.MappingProxyType({})
+    model: bytes
+    """What `save` writes."""
+    size: int
+    """One more than the largest id."""
+    _: dataclasses.KW_ONLY
+    begin_id: int
+    """What a decoder reads before the first token of a text."""
+    end_id: int
+    """What follows the last token of a text."""
+    pad_id: int | None
+    """What has no text; None where the vocab has no such id."""
+    reads_begin: bool = True
+    """Whether a decoder reads begin_id before a prompt, too."""
+    stop_ids: tuple[int, ...] = ()
+    """Where decoding stops: at the end of a text, and perhaps at that of a turn in a chat."""
+    banned_ids: tuple[int, ...] = ()
+    """What decoding never generates."""
+    files: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """The files of Hugging Face that the vocab was made of, unchanged."""
+
+    def __post_init__(self) -> None:
+        self.stop_ids = tuple(dict.fromkeys([self.end_id, *self.stop_ids]))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.model,)

@@ -75,7 +75,6 @@ class TokenizerJsonVocab(Vocab):
     def __init__(self, model: bytes, name: str = TOKENIZER):
         content = _object(_utf8(model, name), name)
         files, special = _parts(content, name)
-        self.files = files
         try:
             self._tokenizer = tokenizers.Tokenizer.from_str(files[TOKENIZER])
         except Exception as error:  # the library raises no narrower one
@@ -105,6 +104,7 @@ class TokenizerJsonVocab(Vocab):
         encoding = self._tokenizer.encode("a")
         before = list(encoding.ids[: [*encoding.special_tokens_mask, 0].index(0)])
         begins = [i for i in (ids["begin"], *before, end) if i is not None]
+        generation = _object(files.get(GENERATION, "{}"), f"vocab {name}: {GENERATION}")
         is_chosen = special.get("begin") != _special_tokens(files).get("begin")
         super().__init__(
             model,
@@ -113,9 +113,8 @@ class TokenizerJsonVocab(Vocab):
             end_id=end,
             pad_id=ids["pad"],
             reads_begin=is_chosen or content.get(_KEPT_BEGIN, False) or begins[0] in before,
-            stop_ids=eos_token_ids(
-                _object(files.get(GENERATION, "{}"), f"vocab {name}: {GENERATION}")
-            ),
+            stop_ids=tuple(eos_token_ids(generation)),
+            files=files,
         )
 
     def encode(self, lines: Sequence[str]) -> list[np.ndarray]:
