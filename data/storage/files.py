@@ -184,22 +184,21 @@ class WorkingFolder:
     """
 
     def __init__(self, target: Path):
-        self._target = target
-        self._uploaded: dict[str, tuple[int, int]] = {}
-        self._temporary = (
-            tempfile.TemporaryDirectory(prefix="meshloom-") if is_remote(target) else None
-        )
-        self.path = target if self._temporary is None else Path(self._temporary.name)
+        self.path = self._target = target
+        self._uploaded, self._temporary = dict[str, tuple[int, int]](), contextlib.ExitStack()
+        if is_remote(target):
+            folder = tempfile.TemporaryDirectory(prefix="meshloom-")
+            self.path = Path(self._temporary.enter_context(folder))
 
     def fetch(self, *names: str) -> None:
         """Brings those of these files that are there."""
-        for name in names if self._temporary is not None else ():
+        for name in names if is_remote(self._target) else ():
             if (self._target / name).exists():
                 remote.download(self._target / name, self.path / name)
 
     def upload(self) -> None:
         """Uploads the files that changed since the last time; of a local folder does nothing."""
-        for file in sorted(self.path.rglob("*")) if self._temporary is not None else ():
+        for file in sorted(self.path.rglob("*")) if is_remote(self._target) else ():
             name = str(file.relative_to(self.path))
             try:
                 state = file.stat()
@@ -213,11 +212,8 @@ class WorkingFolder:
 
     def close(self) -> None:
         """Uploads what changed, and removes the temporary folder."""
-        try:
+        with self._temporary:
             self.upload()
-        finally:
-            if self._temporary is not None:
-                self._temporary.cleanup()
 
     def __enter__(self) -> Self:
         return self
@@ -225,5 +221,5 @@ class WorkingFolder:
     def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
         if error is None:
             self.close()
-        elif self._temporary is not None:
-            self._temporary.cleanup()
+        else:
+            self._temporary.close()
