@@ -27,16 +27,10 @@ from scripts.commands.conversion.flags import ExportHfFlags
 from scripts.commands.shared_flags import SettingsFlags
 from scripts.commands.trained import single_checkpoint
 from scripts.terminal import print_note
+from trainer.checkpoints import restore
 from trainer.checkpoints.huggingface.folder import SETTINGS, TENSORS, tensor_writer
 from trainer.checkpoints.huggingface.weights import ConvertedWeight, TensorInfo, places_of
 from trainer.checkpoints.manager import Checkpoints
-from trainer.checkpoints.restore import (
-    EMA,
-    ModelRestorer,
-    StatePadding,
-    averaged_steps,
-    weights_path,
-)
 from trainer.model_dir import HUGGINGFACE, ModelDir
 from trainer.resume.history import CHECKPOINTS, FILE
 from trainer.run import Run
@@ -122,7 +116,7 @@ def export_weights(
     weights have adapters.
     """
     average, run = flags.model.average, ModelDir(flags.model.model_dir).recorded_run()
-    root = weights_path(run, average) if merged is None else "params"
+    root = restore.weights_path(run, average) if merged is None else "params"
     by_path = {f"{root}/{weight.path}": weight for weight in weights}
     shapes = {path: weight.shape for path, weight in by_path.items()}
     places = places_of(weights)
@@ -135,7 +129,7 @@ def export_weights(
                 by_step = [checkpoints.arrays(step, shapes) for step in steps]
                 if merged is not None:
                     layout = Layout(mesh="data:1", rules="")
-                    with ModelRestorer(flags.model.model_dir, merged, layout) as models:
+                    with restore.ModelRestorer(flags.model.model_dir, merged, layout) as models:
                         params = models.restore(steps[-1], average).params
                     flat = traverse_util.flatten_dict({"params": params}, sep="/")
                     by_step = [((path, np.asarray(flat[path])) for path in shapes)]
@@ -159,8 +153,8 @@ def export_weights(
 def exported_steps(checkpoints: Checkpoints, which: str, average: str | None) -> list[int]:
     """Returns the steps whose mean is exported."""
     step = single_checkpoint(checkpoints, which)
-    if average is not None and average != EMA:
-        return averaged_steps(checkpoints, step, average)
+    if average is not None and average != restore.EMA:
+        return restore.averaged_steps(checkpoints, step, average)
     newest_first = checkpoints.steps()[::-1]
     whole = (step for step in newest_first if checkpoints.damage(step) is None)
     step = next(whole, None) if step is None else step
@@ -187,5 +181,5 @@ def save_weights(model_dir: Path, run: Run, params: Mapping[str, np.ndarray]) ->
         state = jax.tree.map(lambda like: put(np.zeros((), like.dtype), like), others)
         state |= {"params": weights, "opt_state": opt_state}
         if "base" in state:
-            StatePadding(step_spec, mesh).add_base(state, run)
+            restore.StatePadding(step_spec, mesh).add_base(state, run)
         checkpoints.save(0, step_spec.saved(state))

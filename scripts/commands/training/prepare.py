@@ -7,14 +7,7 @@ from data.sources.clean import Clean
 from data.sources.text import Source
 from data.task import Task
 from data.vocab import Tokenizer
-from scripts.commands.common import (
-    check_same_settings,
-    data_dir_of,
-    epochs_text,
-    settings,
-    task_of,
-    warn_unused,
-)
+from scripts.commands import common
 from scripts.commands.training.flags import PrepareFlags
 from scripts.commands.training.progress import build_bar
 from scripts.terminal import print_note, print_table
@@ -27,12 +20,12 @@ KINDS = (Task, Source, Tokenizer, Clean)  # a gin file may have other settings, 
 
 def prepare_task(flags: PrepareFlags) -> None:
     """Prepares a task and prints what its splits hold."""
-    data_dir = data_dir_of(flags.data_dir)
-    config = settings(None, flags.settings.gin_file, flags.settings.gin_param)
-    check_same_settings(config)
-    task = task_of(config)
+    data_dir = common.data_dir_of(flags.data_dir)
+    config = common.settings(None, flags.settings.gin_file, flags.settings.gin_param)
+    common.check_same_settings(config)
+    task = common.task_of(config)
     used = "Run.task" if "Run.task" in config.bound else type(task)
-    warn_unused(config, used, kinds=KINDS)
+    common.warn_unused(config, used, kinds=KINDS)
     named = {name: config.value(name) for name in ("Run.start_from", "Teacher.model_dir")}
     folders = {name: folder for name, folder in named.items() if isinstance(folder, str)}
     vocabs = starting_vocabs(folders, task)
@@ -45,7 +38,7 @@ def prepare_task(flags: PrepareFlags) -> None:
     print_table(["split", *numbers["train"]], [(s, *n.values()) for s, n in numbers.items()])
     print_parts(prepared.splits)
     if config.value("Run.epochs") is not None and "Run.model" in config.bound:
-        print_note(epochs_text(config.make(Run), len(prepared.splits["train"])))
+        print_note(common.epochs_text(config.make(Run), len(prepared.splits["train"])))
     steps, batch = config.value("Run.steps"), config.value("Run.batch_sequences")
     seed = config.value("Run.seed") or 0
     length = (seed, steps, batch) if isinstance(steps, int) and isinstance(batch, int) else None
