@@ -32,6 +32,7 @@ from scripts.commands.papers.items import (
     keyed_items,
 )
 from scripts.devices import start_devices
+from scripts.templates import render
 from scripts.terminal import print_note, print_table
 from trainer.metrics.plots import png_of
 
@@ -274,17 +275,9 @@ def digest(item: Item, table: str) -> str:
 
 def section(key: str, title: str, item: Item) -> str:
     """Returns the section of an item that has rows or a picture."""
-    picture = f"papers/{key}.png" if item.draw else item.picture
     table = markdown(*table_of(item))
-    parts = [
-        f"### {title}, {item.name}",
-        f"{item.shows}. {item.note}".strip(),
-        table,
-        f"![{item.shows}]({picture})" if picture else "",
-        "\n".join(["```", f"meshloom papers --table={key}", *commands_of(item)[:1], "```"]),
-        f"<!-- {digest(item, table)} -->\n",
-    ]
-    return "\n\n".join(filter(None, parts))
+    made = {"table": table, "commands": commands_of(item)[:1], "digest": digest(item, table)}
+    return render("commands/papers/section.md", key=key, title=title, item=item, **made)
 
 
 def markdown(head: list[str], rows: list[list[str]]) -> str:
