@@ -20,19 +20,12 @@ from data.tokenizers.tokenizer_json import GENERATION, TOKENIZER, TokenizerJson
 from data.vocab import make
 from data.vocabs import SOURCE_FILE, TARGET_FILE, Vocabs
 from models.transformer import Transformer
-from scripts.commands.conversion import folders
+from scripts.commands.conversion import folders, vocabularies
 from scripts.commands.conversion.flags import (
     ExportHfFlags,
     ExportPeftFlags,
     ImportHfFlags,
     ImportPeftFlags,
-)
-from scripts.commands.conversion.folders import config_of, note_import
-from scripts.commands.conversion.vocabularies import (
-    run_of,
-    source_tokenizer_of,
-    tokenizer_of,
-    warn_of_other_ends,
 )
 from scripts.devices import start_devices
 from trainer.checkpoints.huggingface import convert, peft
@@ -103,9 +96,10 @@ def import_hf(flags: ImportHfFlags) -> None:
     }
 
     ids = {**family.tokens, **settings} if family.has_encoder else None
-    tokenizer, source_tokenizer = tokenizer_of(folder, ids), source_tokenizer_of(folder)
-    first = run_of(spec, tokenizer, model_dir)
-    config = config_of(first, flags.settings)
+    tokenizer = vocabularies.tokenizer_of(folder, ids)
+    source_tokenizer = vocabularies.source_tokenizer_of(folder)
+    first = vocabularies.run_of(spec, tokenizer, model_dir)
+    config = folders.config_of(first, flags.settings)
     run = config.make(Run)
     convert.check_same(spec, run.model)
     assert isinstance(run.model, Transformer)
@@ -129,7 +123,7 @@ def import_hf(flags: ImportHfFlags) -> None:
         source = make(source_tokenizer, iter(()))
     vocabs = Vocabs(vocab, source)
     check_vocabs(run, vocabs)
-    warn_of_other_ends(folder, settings, vocab)
+    vocabularies.warn_of_other_ends(folder, settings, vocab)
     dtype = np.dtype(run.model.precision.store)
     flat = {weight.path: streamed_array(weight, parts, dtype) for weight in weights}
     with Checkpoints(model_dir) as checkpoints:  # of step 0, with nothing but the weights
@@ -146,7 +140,7 @@ def import_hf(flags: ImportHfFlags) -> None:
     if images:
         left_out.append(f"{len(images)} tensors of images: Meshloom has the text part alone")
     count = sum(int(np.prod(info.shape)) for info in infos.values())
-    note_import(model_dir, left_out, types, count)
+    folders.note_import(model_dir, left_out, types, count)
 
 
 def given_vocabs(run: Run) -> dict[str, tuple[str | None, str | None]]:
@@ -251,7 +245,7 @@ def import_peft(flags: ImportPeftFlags) -> None:
     check_tensors(weights, infos, file, f"LoRA of {flags.start_from}")
     model = dataclasses.replace(model, adapter=adapter)
     base = dataclasses.replace(base, model=model, start_from=start_from)
-    config = config_of(base, flags.settings)
+    config = folders.config_of(base, flags.settings)
     run, flat = config.make(Run), {}
     convert.check_same(model, run.model)
     for weight in weights:
@@ -262,7 +256,7 @@ def import_peft(flags: ImportPeftFlags) -> None:
     (model_dir / HUGGINGFACE).mkdir(exist_ok=True)
     atomic_write(model_dir / HUGGINGFACE / peft.SETTINGS, (folder / peft.SETTINGS).read_bytes())
     ModelDir(model_dir).save(config, run, ModelDir(flags.start_from).vocabs(base.task))
-    note_import(model_dir, (), (), sum(array.size for array in flat.values()))
+    folders.note_import(model_dir, (), (), sum(array.size for array in flat.values()))
 
 
 def export_peft(flags: ExportPeftFlags) -> None:
