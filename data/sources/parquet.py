@@ -88,7 +88,7 @@ def _rows_of_file(
         with contextlib.suppress(OSError), file.open("rb") as raw_file:
             head = raw_file.read(8)
         remedy = "  Copy it again."
-        if text_files.is_arrow(head):
+        if head.startswith(text_files.ARROW_MARKS):
             remedy = f"  It is an Arrow file.{text_files.TO_PARQUET}"
         elif head and not head.startswith(text_files.PARQUET_MARK):
             remedy = "  It is not Parquet: another source reads it."

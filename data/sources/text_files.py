@@ -27,7 +27,7 @@ TO_PARQUET = (
 )
 """What makes Parquet of Arrow files, which Hugging Face's data sets are kept in."""
 PARQUET_MARK = b"PAR1"
-_ARROW_MARKS = (b"ARROW1", b"\xff\xff\xff\xff")
+ARROW_MARKS = (b"ARROW1", b"\xff\xff\xff\xff")  # of a file, and of a stream
 PLACE = contextvars.ContextVar[tuple[str, int] | None]("place", default=None)
 """File, and number of line, record or row, of the example that a source yielded last; None where it
 does not know.  Examples are strings and pairs, so the place goes beside them; whatever passes them
@@ -189,15 +189,10 @@ def stamps(paths: Sequence[str]) -> dict[str, list[int]]:
     return {str(absolute(file)): lookup.version(file) for file in files}
 
 
-def is_arrow(raw: bytes) -> bool:
-    """Returns whether these are the first bytes of an Arrow file or of a stream of Arrow."""
-    return raw.startswith(_ARROW_MARKS)
-
-
 def _not_utf8(path: str, number: int, raw: bytes, error: UnicodeDecodeError) -> str:
     if number == 1 and raw.startswith(PARQUET_MARK):
         return f"{path}: is a Parquet file.  @ParquetText() and @Parquet() read such files."
-    if number == 1 and is_arrow(raw):
+    if number == 1 and raw.startswith(ARROW_MARKS):
         return f"{path}: is an Arrow file.{TO_PARQUET}"
     for magic, ending in ENDINGS.items():
         if number == 1 and raw.startswith(magic):

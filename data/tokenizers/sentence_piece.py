@@ -155,11 +155,6 @@ class SentencePieceVocab(Vocab):
         return [self._processor.id_to_piece(int(i)) if i < self.size else f"<{i}>" for i in ids]
 
 
-def is_sentence_piece(model: bytes) -> bool:
-    """Returns whether a file is a model of SentencePiece."""
-    return processor_of(model) is not None
-
-
 def processor_of(model: bytes) -> sentencepiece.SentencePieceProcessor | None:
     """Returns a model of SentencePiece; None where the bytes are none."""
     try:

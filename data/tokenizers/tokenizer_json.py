@@ -15,7 +15,7 @@ from configs.errors import UserError, brief, did_you_mean
 from configs.json_reader import read_json
 from configs.paths import path_of
 from configs.spec import spec
-from data.tokenizers.sentence_piece import is_sentence_piece
+from data.tokenizers.sentence_piece import processor_of
 from data.vocab import Tokenizer, Vocab, read_model
 
 TOKENIZER = "tokenizer.json"
@@ -180,7 +180,7 @@ def read_bundle(path: str, chosen: Mapping[str, str]) -> bytes:
     # A folder may have a model of SentencePiece in place of the file.
     for other in [file] if file.exists() else sorted(file.parent.glob("*.model")):
         model = read_model(other)
-        if not is_bundle(model.lstrip()) and is_sentence_piece(model):
+        if not is_bundle(model.lstrip()) and processor_of(model) is not None:
             raise UserError(
                 f"TokenizerJson.path: {other} is a SentencePiece model, not a {TOKENIZER}.  "
                 f"@SentencePiece() reads it: SentencePiece.model_file = {str(other)!r}."

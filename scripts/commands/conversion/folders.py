@@ -2,7 +2,6 @@
 
 import fnmatch
 import json
-import re
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -14,7 +13,6 @@ from flax import traverse_util
 
 from configs.errors import UserError, brief
 from configs.load import Config, load
-from configs.paths import absolute
 from configs.write import dump
 from data.storage.files import atomic_write
 from data.vocabs import SOURCE_FILE, TARGET_FILE
@@ -68,11 +66,6 @@ def check_new_folder(folder: Path, names: Iterable[str]) -> None:
     taken = [name for name in names if (folder / name).exists()]
     if taken:
         raise UserError(f"--output={folder}: holds {', '.join(taken)} already.  Choose another.")
-
-
-def task_name(library: str, model_dir: Path) -> str:
-    """Names the first task of an imported run, as a folder of data_dir may be called."""
-    return f"{library}_" + re.sub(r"[^A-Za-z0-9_.-]", "_", absolute(model_dir).name)
 
 
 def config_of(run: Run, settings: SettingsFlags) -> Config:

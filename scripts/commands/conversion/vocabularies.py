@@ -1,5 +1,6 @@
 """Finds the tokenizer of a folder of Hugging Face, and the run that an import begins with."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from data.sources.text import Docstrings
 from data.task import Task
 from data.tasks.translation import Translation
 from data.tokenizers.marian import PIECES, Marian
-from data.tokenizers.sentence_piece import SentencePiece, is_sentence_piece
+from data.tokenizers.sentence_piece import SentencePiece, processor_of
 from data.tokenizers.tokenizer_json import (
     GENERATION,
     TOKENIZER,
@@ -21,7 +22,6 @@ from data.tokenizers.tokenizer_json import (
 from data.vocab import Tokenizer, Vocab, make, read_model
 from data.vocabs import SOURCE_FILE, TARGET_FILE
 from models.transformer import Transformer
-from scripts.commands.conversion.folders import task_name
 from scripts.terminal import print_note
 from trainer.checkpoints.huggingface.convert import IDS
 from trainer.checkpoints.huggingface.families import Settings
@@ -42,7 +42,7 @@ def tokenizer_of(folder: Path, ids: Settings | None = None) -> Tokenizer:
     others leaves them to tokenizer.json, where any token can begin.
     """
     models = [folder / name for name in SENTENCE_PIECES if (folder / name).is_file()]
-    pieces = [file for file in models if is_sentence_piece(read_model(file))]
+    pieces = [file for file in models if processor_of(read_model(file)) is not None]
     has_json, other = (folder / TOKENIZER).is_file(), ""
     model: Tokenizer | None = None
     if source_tokenizer_of(folder) is not None:
@@ -95,7 +95,8 @@ def warn_of_other_ends(folder: Path, settings: Settings, vocab: Vocab) -> None:
 def run_of(spec: Transformer, tokenizer: Tokenizer, model_dir: Path) -> Run:
     """Returns a run on the docstrings or the phrases, until the user names another task."""
     path = str(absolute(model_dir) / TARGET_FILE)
-    fields: dict[str, Any] = {"name": task_name("hf", model_dir)}
+    name = re.sub(r"[^A-Za-z0-9_.-]", "_", absolute(model_dir).name)  # as of a folder of data_dir
+    fields: dict[str, Any] = {"name": f"hf_{name}"}
     fields["vocab"] = SentencePiece(model_file=path)
     if isinstance(tokenizer, TokenizerJson):
         fields["vocab"] = TokenizerJson(path=path)
