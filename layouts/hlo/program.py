@@ -40,17 +40,6 @@ class ExecutedInstruction(NamedTuple):
     fused_in: Instruction | None = None
 
 
-class KernelCall(NamedTuple):
-    """Describes a kernel, which the compiler neither reads nor estimates."""
-
-    name: str
-    bytes: int
-    """Of operands and results."""
-    times: int
-    source: str
-    scopes: str
-
-
 @dataclasses.dataclass(frozen=True)
 class CompiledText:
     """Holds a program's computations by name, and where its lines come from."""
@@ -162,21 +151,18 @@ class CompiledText:
         return total_flops(self.executed)
 
     @functools.cached_property
-    def kernels(self) -> list[KernelCall]:
-        """Lists the kernels that a step runs: Pallas calls."""
-        return [
-            KernelCall(
+    def kernels(self) -> list[tuple[str, OpCost]]:
+        """Lists the kernels that a step runs, Pallas calls, by name; they do not tell FLOPs."""
+        kernels = []
+        for instruction, times, computation, _ in self.executed:
+            if KERNEL.search(instruction.rest):
                 # Of scopes and operation, the last scope is the name that the kernel has in JAX.
-                instruction.op_name.rpartition("/")[0].rpartition("/")[2] or instruction.name,
-                instruction.bytes
-                + sum(executed.computation[o].bytes for o in instruction.operands),
-                executed.times,
-                self.source(instruction),
-                instruction.op_name,
-            )
-            for executed in self.executed
-            if KERNEL.search((instruction := executed.instruction).rest)
-        ]
+                scope = instruction.op_name.rpartition("/")[0].rpartition("/")[2]
+                size = instruction.bytes + sum(computation[o].bytes for o in instruction.operands)
+                source, scopes = self.source(instruction), instruction.op_name
+                op = OpCost(0, size, 0, times, source=source, scopes=scopes)
+                kernels.append((scope or instruction.name, op))
+        return kernels
 
     @functools.cached_property
     def ops(self) -> list[OpCost]:

@@ -212,13 +212,7 @@ def compile_for(
 def count_compiled(step: TracedFunction, text: CompiledText, read_bytes: int = 0) -> WorkCounts:
     """Counts the work in a compiled text."""
     flops = flops_by_kernel(step.traced.jaxpr.jaxpr)
-    kernels = tuple(
-        OpCost(
-            round(flops.get(kernel.name, 0)), kernel.bytes, 0, kernel.times,
-            source=kernel.source, scopes=kernel.scopes,
-        )
-        for kernel in text.kernels
-    )  # fmt: skip
+    kernels = [op._replace(flops=round(flops.get(name, 0))) for name, op in text.kernels]
     return WorkCounts(
         flops=text.flops + sum(kernel.times * kernel.flops for kernel in kernels),
         collectives=tuple(text.collectives(step.sizes)),
