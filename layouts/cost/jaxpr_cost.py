@@ -5,10 +5,10 @@ from the trace, so nothing needs to be compiled: the costs of Table 1 of Shazeer
 (Mesh-TensorFlow), for any layout and model.
 """
 
-import dataclasses
+import collections
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from jax.extend.core import Jaxpr
 
@@ -28,45 +28,28 @@ from layouts.cost.dataflow import (
 )
 from layouts.shards import Entry, mesh_axes
 
+Item = TypeVar("Item", Collective, "OpCost")
+Letters = tuple[int, ...]
 
-@dataclasses.dataclass(frozen=True)
-class Letters:
+
+def product_letters(numbers: Any, left_rank: int, right_rank: int) -> tuple[Letters, ...]:
     """Numbers the axes of a product's operands and result; equal axes have equal numbers.
 
-    >>> Letters.of((((2,), (0,)), ((), ())), 3, 2)  # BLD,DF->BLF
-    Letters(left=(1, 2, 0), right=(0, 5), out=(1, 2, 5))
-    >>> Letters.of((((2,), (1,)), ((0,), (0,))), 3, 3)  # BLK,BKM->BLM
-    Letters(left=(0, 3, 1), right=(0, 1, 7), out=(0, 3, 7))
+    Reads pairs of summed axes, then pairs of batch axes, which come first in the result.
+
+    >>> product_letters((((2,), (0,)), ((), ())), 3, 2)  # BLD,DF->BLF
+    ((1, 2, 0), (0, 5), (1, 2, 5))
+    >>> product_letters((((2,), (1,)), ((0,), (0,))), 3, 3)  # BLK,BKM->BLM
+    ((0, 3, 1), (0, 1, 7), (0, 3, 7))
     """
-
-    left: tuple[int, ...]
-    right: tuple[int, ...]
-    out: tuple[int, ...]
-
-    @classmethod
-    def of(cls, numbers: Any, left_rank: int, right_rank: int) -> "Letters":
-        """Reads pairs of summed axes, then pairs of batch axes, which come first in the result."""
-        (left_sum, right_sum), (left_batch, right_batch) = numbers
-        left, right = dict[int, int](), dict[int, int]()
-        pairs = zip((*left_batch, *left_sum), (*right_batch, *right_sum), strict=True)
-        for letter, (a, b) in enumerate(pairs):
-            left[a] = right[b] = letter
-        shared = len(left)
-        for axis in range(left_rank):
-            left.setdefault(axis, shared + axis)
-        for axis in range(right_rank):
-            right.setdefault(axis, shared + left_rank + axis)
-        kept = sorted(n for n in (*left.values(), *right.values()) if n >= shared)
-        return cls(ordered(left), ordered(right), (*range(len(left_batch)), *kept))
-
-    def at(self, left: int | None, right: int | None, out: int | None) -> tuple[int | None, ...]:
-        """Returns the letters at these axes of both operands and the result."""
-        axes = ((self.left, left), (self.right, right), (self.out, out))
-        return tuple(None if axis is None else letters[axis] for letters, axis in axes)
-
-
-def ordered(letters: dict[int, int]) -> tuple[int, ...]:
-    return tuple(letters[axis] for axis in sorted(letters))
+    (left_sum, right_sum), (left_batch, right_batch) = numbers
+    pairs = list(zip((*left_batch, *left_sum), (*right_batch, *right_sum), strict=True))
+    left = [len(pairs) + axis for axis in range(left_rank)]
+    right = [len(pairs) + left_rank + axis for axis in range(right_rank)]
+    for letter, (a, b) in enumerate(pairs):
+        left[a] = right[b] = letter
+    kept = [letter for letter in (*left, *right) if letter >= len(pairs)]
+    return tuple(left), tuple(right), (*range(len(left_batch)), *kept)
 
 
 REDUCTIONS = ("reduce_sum", "reduce_max", "reduce_min", "reduce_and", "reduce_or", "argmax")
@@ -100,15 +83,38 @@ class OpCost(NamedTuple):
     """As the TPU compiler estimates them; None where there is no estimate."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Cost:
-    """Holds the cost of a step on one device."""
+class WorkCounts(NamedTuple):
+    """Counts the work of one device in an executable or a trace, or in a part of one."""
 
     flops: int
     """Of matrix products."""
-    ops: tuple[OpCost, ...]
-    """Products and other operations; the last entry is arguments and results."""
     collectives: tuple[Collective, ...]
+    ops: tuple[OpCost, ...] = ()
+    """Operations of the trace, the last one its arguments and results, or as compiled; Pallas calls
+    have FLOPs from the trace."""
+    read_bytes: int = 0
+    """Bytes that are read at least: weights, and for a token the cache."""
+    host_bytes: int = 0
+    """Bytes that offloading keeps in the host's memory: each is written and read once."""
+
+    def without(self, part: "WorkCounts") -> "WorkCounts":
+        """Subtracts a part, except from the bytes that are read."""
+        return self._replace(
+            flops=self.flops - part.flops,
+            collectives=subtract(self.collectives, part.collectives),
+            ops=subtract(self.ops, part.ops),
+        )
+
+
+def subtract(items: Iterable[Item], removed: Iterable[Item]) -> tuple[Item, ...]:
+    """Removes items once for each equal one, whatever their scopes: a part has only inner ones."""
+    left, rest = collections.Counter(item._replace(scopes="") for item in removed), []
+    for item in items:
+        if left[item._replace(scopes="")]:
+            left[item._replace(scopes="")] -= 1
+        else:
+            rest.append(item)
+    return tuple(rest)
 
 
 class LocalTensor(NamedTuple):
@@ -157,7 +163,7 @@ TPU = CompilerTraits(joins=True, scatters=True)
 CPU = CompilerTraits(joins=False, scatters=False)
 
 
-def cost_of(jaxpr: Jaxpr, mesh: Mapping[str, int], traits: CompilerTraits = TPU) -> Cost:
+def cost_of(jaxpr: Jaxpr, mesh: Mapping[str, int], traits: CompilerTraits = TPU) -> WorkCounts:
     """Counts the cost of a traced function on a mesh.
 
     Of a loop without a known trip count, one iteration is counted.
@@ -167,7 +173,7 @@ def cost_of(jaxpr: Jaxpr, mesh: Mapping[str, int], traits: CompilerTraits = TPU)
     argument_bytes = sum(local_bytes(v.aval, mesh) for v in (*jaxpr.invars, *jaxpr.outvars))
     ops = (*counter.ops, OpCost(0, argument_bytes, 0, 1))
     flops = sum(op.flops * op.times for op in ops)
-    return Cost(flops, ops, tuple(counter.collectives))
+    return WorkCounts(flops, tuple(counter.collectives), ops)
 
 
 class Counter:
@@ -267,14 +273,17 @@ class Counter:
 
     def product(self, eqn: Any, flow: Flow) -> Iterator[Transfer]:
         """Splits a product along one letter per mesh axis: the one that sends the least."""
-        left, right, out = (self.local(v) for v in (*eqn.invars, *eqn.outvars))
-        numbers = eqn.params["dimension_numbers"]
-        letters = Letters.of(numbers, len(left.places), len(right.places))
+        tensors = [self.local(v) for v in (*eqn.invars, *eqn.outvars)]
+        ranks = (len(operand.places) for operand in tensors[:2])
+        letters = product_letters(eqn.params["dimension_numbers"], *ranks)
         for mesh_axis, size in self.mesh.items():
-            axes = (left.splits(mesh_axis), right.splits(mesh_axis), out.splits(mesh_axis))
-            split = letters.at(*axes)
+            axes = [tensor.splits(mesh_axis) for tensor in tensors]
+            split = [
+                None if axis is None else numbers[axis]
+                for numbers, axis in zip(letters, axes, strict=True)
+            ]
             choices = [
-                list(exchange(letter, mesh_axis, (left, right, out), letters, split))
+                list(exchange(letter, mesh_axis, zip(tensors, letters, split, strict=True)))
                 for letter in dict.fromkeys(split)
                 if letter is not None
             ]
@@ -351,24 +360,22 @@ class Counter:
 
 
 def exchange(
-    letter: int,
-    mesh_axis: str,
-    tensors: tuple[LocalTensor, LocalTensor, LocalTensor],
-    letters: Letters,
-    split: tuple[int | None, ...],
+    letter: int, mesh_axis: str, tensors: Iterable[tuple[LocalTensor, Letters, int | None]]
 ) -> Iterator[Transfer]:
-    """Yields what is sent if a mesh axis splits a product along one letter."""
-    left, right, out = tensors
-    operands = ((left, letters.left, split[0]), (right, letters.right, split[1]))
+    """Yields what is sent if a mesh axis splits a product along one letter.
+
+    `tensors` are the operands and the result, their letters, and the one that it splits now.
+    """
+    *operands, (out, out_letters, out_letter) = tensors
     for operand, operand_letters, split_letter in operands:
         if split_letter is not None and split_letter != letter:
             kind = "all-to-all" if letter in operand_letters else "all-gather"
             yield Transfer(kind, mesh_axis, operand)
-    if letter not in letters.out:
+    if letter not in out_letters:
         if mesh_axis not in out.unreduced:
             yield sum_over(mesh_axis, out)
-    elif split[2] != letter:
-        yield Transfer("all-gather" if split[2] is None else "all-to-all", mesh_axis, out)
+    elif out_letter != letter:
+        yield Transfer("all-gather" if out_letter is None else "all-to-all", mesh_axis, out)
 
 
 def sum_over(mesh_axis: str, out: LocalTensor) -> Transfer:

@@ -6,7 +6,6 @@ import math
 import re
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -16,10 +15,9 @@ import numpy as np
 from jax.sharding import AbstractMesh, Mesh
 
 from configs.errors import RunError
-from layouts.cost.collectives import Collective
 from layouts.cost.dataflow import flops_by_kernel
 from layouts.cost.interconnect import Topology
-from layouts.cost.jaxpr_cost import CPU, TPU, CompilerTraits, OpCost
+from layouts.cost.jaxpr_cost import CPU, TPU, CompilerTraits, WorkCounts
 from layouts.cost.step_time import Timing, add_up, compute_s, coordinates
 from layouts.hlo.compilation import compile_program, platform_of, text_of
 from layouts.hlo.program import CompiledText
@@ -30,40 +28,7 @@ from trainer.run import Run
 GIB = 2**30
 TEMPORARIES = "activations and temporaries"
 MAX_EXCESS_FLOPS = 0.05  # of those of the trace
-Item = TypeVar("Item", Collective, OpCost)
 T = TypeVar("T")
-
-
-class WorkCounts(NamedTuple):
-    """Counts the work of one device in an executable or a trace, or in a part of one."""
-
-    flops: int
-    collectives: tuple[Collective, ...]
-    ops: tuple[OpCost, ...] = ()
-    """Operations of the trace, or as compiled; Pallas calls have FLOPs from the trace."""
-    read_bytes: int = 0
-    """Bytes that are read at least: weights, and for a token the cache."""
-    host_bytes: int = 0
-    """Bytes that offloading keeps in the host's memory: each is written and read once."""
-
-    def without(self, part: "WorkCounts") -> "WorkCounts":
-        """Subtracts a part, except from the bytes that are read."""
-        return self._replace(
-            flops=self.flops - part.flops,
-            collectives=subtract(self.collectives, part.collectives),
-            ops=subtract(self.ops, part.ops),
-        )
-
-
-def subtract(items: Iterable[Item], removed: Iterable[Item]) -> tuple[Item, ...]:
-    """Removes items once for each equal one, whatever their scopes: a part has only inner ones."""
-    left, rest = Counter(item._replace(scopes="") for item in removed), []
-    for item in items:
-        if left[item._replace(scopes="")]:
-            left[item._replace(scopes="")] -= 1
-        else:
-            rest.append(item)
-    return tuple(rest)
 
 
 class MemoryUse(NamedTuple):

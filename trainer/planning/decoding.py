@@ -14,7 +14,7 @@ from layouts.absent_devices import topology_mesh
 from layouts.cost.collectives import UnexpectedTraffic, unexpected_traffic
 from layouts.cost.dataflow import bytes_read, local_bytes
 from layouts.cost.interconnect import Topology
-from layouts.cost.jaxpr_cost import cost_of
+from layouts.cost.jaxpr_cost import WorkCounts, cost_of
 from layouts.cost.peak_memory import peak_bytes
 from layouts.cost.step_time import Timing
 from layouts.hlo.program import CompiledText
@@ -30,7 +30,6 @@ from trainer.planning.counts import (
     MemoryUse,
     ProgramPlan,
     TracedFunction,
-    WorkCounts,
     compile_for,
     count_compiled,
     slice_mesh,
@@ -113,14 +112,14 @@ class TracedDecode(TracedFunction):
             collectives=condition.collectives + body.collectives,
             read_bytes=loop_bytes,
         )
-        both = WorkCounts(whole.flops, whole.collectives, read_bytes=weight_bytes)
+        both = whole._replace(ops=(), read_bytes=weight_bytes)
         suffix = None
         if self.shape.suffix_tokens:  # reads weights and cache once
             scopes = [str(eqn.source_info.name_stack).split("/") for eqn in self.jaxpr.eqns]
             of_suffix = zip(self.jaxpr.eqns, scopes, strict=True)
             eqns = [eqn for eqn, scope in of_suffix if SUFFIX in scope]
             cost = cost_of(self.jaxpr.replace(eqns=eqns), sizes, self.traits)
-            suffix = WorkCounts(cost.flops, cost.collectives, read_bytes=loop_bytes)
+            suffix = cost._replace(ops=(), read_bytes=loop_bytes)
         return work_of_parts(both, token, suffix)
 
     def output_flops(self, work: DecodeWork) -> int:

@@ -15,7 +15,7 @@ from layouts.absent_devices import topology_mesh
 from layouts.cost.calibration import HostRates, estimate_host_timing
 from layouts.cost.collectives import UnexpectedTraffic, unexpected_traffic
 from layouts.cost.interconnect import Topology
-from layouts.cost.jaxpr_cost import Cost, cost_of
+from layouts.cost.jaxpr_cost import WorkCounts, cost_of
 from layouts.cost.peak_memory import peak_bytes
 from layouts.cost.step_time import Timing, add_up, coordinates
 from layouts.hlo.program import CompiledText
@@ -39,7 +39,6 @@ from trainer.planning.counts import (
     MemoryUse,
     ProgramPlan,
     TracedFunction,
-    WorkCounts,
     compile_for,
     count_compiled,
     slice_mesh,
@@ -58,7 +57,7 @@ class TracedStep(TracedFunction):
     batch: dict[str, jax.ShapeDtypeStruct]
 
     @functools.cached_property
-    def cost(self) -> Cost:
+    def cost(self) -> WorkCounts:
         """Counts the work in the trace."""
         return cost_of(self.traced.jaxpr.jaxpr, self.sizes, self.traits)
 
@@ -195,7 +194,7 @@ def estimate_step(step: TracedStep) -> StepCounts:
     causes = {**step.argument_bytes, "gradients": gradients, TEMPORARIES: temporaries}
     *ops, arguments = step.cost.ops  # weights and moments, which the optimizer reads and writes
     arguments = arguments._replace(source="weights and optimizer state", scopes="optimizer")
-    work = WorkCounts(step.cost.flops, step.cost.collectives, (*ops, arguments))
+    work = step.cost._replace(ops=(*ops, arguments))
     return StepCounts(work, MemoryUse(causes, sum(causes.values())))
 
 

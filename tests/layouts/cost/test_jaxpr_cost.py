@@ -7,7 +7,7 @@ from jax.experimental import pallas
 from jax.sharding import NamedSharding
 
 from layouts.cost.dataflow import flops_by_kernel, total_flops
-from layouts.cost.jaxpr_cost import CPU, TPU, CompilerTraits, Cost, cost_of
+from layouts.cost.jaxpr_cost import CPU, TPU, CompilerTraits, WorkCounts, cost_of
 from layouts.cost.peak_memory import peak_bytes
 from layouts.mesh import abstract_mesh
 
@@ -16,7 +16,9 @@ B, D, F = 64, 40, 24
 ONE = 2 * B * D * F  # FLOPs of a product of all three
 
 
-def cost(function, *places: tuple[tuple[int, ...], jax.P], traits: CompilerTraits = TPU) -> Cost:
+def cost(
+    function, *places: tuple[tuple[int, ...], jax.P], traits: CompilerTraits = TPU
+) -> WorkCounts:
     mesh = abstract_mesh(SIZES)
     with jax.sharding.use_abstract_mesh(mesh):
         arguments = [
@@ -30,7 +32,7 @@ def layer(out: jax.P):
     return lambda x, w: jnp.einsum("bd,df->bf", x, w, out_sharding=out)
 
 
-def transfers(cost: Cost) -> list[tuple[str, tuple[str, ...], int]]:
+def transfers(cost: WorkCounts) -> list[tuple[str, tuple[str, ...], int]]:
     return [
         (collective.kind, collective.mesh_axes, collective.bytes) for collective in cost.collectives
     ]
@@ -127,7 +129,7 @@ def test_a_tpu_adds_gradients_before_it_reduces_them() -> None:
     def of_split(x, v, w):
         return jax.grad(split)(x, v, w)
 
-    def products(cost: Cost) -> list[tuple[str, tuple[str, ...], int]]:
+    def products(cost: WorkCounts) -> list[tuple[str, tuple[str, ...], int]]:
         return [transfer for transfer in transfers(cost) if transfer[2] == reduced[0][2]]
 
     assert products(cost(of_split, *places)) == reduced

@@ -6,8 +6,8 @@ import pytest
 from layouts.cost.collectives import Collective
 from layouts.cost.hardware import PRODUCT_UTILISATION
 from layouts.cost.interconnect import Topology
-from layouts.cost.jaxpr_cost import OpCost
-from trainer.planning.counts import WorkCounts, excess_flops, time_on_slice
+from layouts.cost.jaxpr_cost import OpCost, WorkCounts
+from trainer.planning.counts import excess_flops, time_on_slice
 
 SLICE = Topology.named("v3:1x1")
 COORDS = np.zeros((2, 2), int)  # both cores of one chip
