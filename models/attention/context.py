@@ -57,29 +57,23 @@ def packed_context(
 
     With a window w it sees itself and the w - 1 tokens before.
     """
-    if kernel is not None:
-        return AttentionContext(
-            None,
-            causal,
-            positions_BL,
-            segments_BL=segments_BL,
-            drop_tokens=drop_tokens,
-            kernel=kernel,
-        )
-    length = segments_BL.shape[1]
-    query_LM = layout.iota("LM", (length, length), "L")
-    relative_LM = query_LM - layout.iota("LM", (length, length), "M")
-    mask_BLM = same_segment(layout, segments_BL, segments_BL)
-    if causal:
-        mask_BLM &= layout.broadcast_like(relative_LM >= 0, "LM", "BLM")
-    if window is not None:
-        mask_BLM &= layout.broadcast_like(relative_LM < window, "LM", "BLM")
+    mask_BLM = relative_LM = None
+    if kernel is None:
+        length = segments_BL.shape[1]
+        query_LM = layout.iota("LM", (length, length), "L")
+        relative_LM = query_LM - layout.iota("LM", (length, length), "M")
+        mask_BLM = same_segment(layout, segments_BL, segments_BL)
+        if causal:
+            mask_BLM &= layout.broadcast_like(relative_LM >= 0, "LM", "BLM")
+        if window is not None:
+            mask_BLM &= layout.broadcast_like(relative_LM < window, "LM", "BLM")
     return AttentionContext(
         mask_BLM,
         causal,
         positions_BL,
         relative_positions=relative_LM,
         segments_BL=segments_BL,
+        kernel=kernel,
         drop_tokens=drop_tokens,
     )
 
