@@ -23,6 +23,7 @@ from models.parts import BlockParts
 from models.sizes import Sizes
 
 Array = jax.Array
+Pair = tuple[Array, Array]  # plain columns and rotated ones, or the latent vector and these
 LATENT = Axis("R", "latent", "compressed keys and values")
 ROTATED = Axis("P", "rotated", "columns of a head that positions rotate")
 QUERY_LATENT = Axis("O", "query_latent", "compressed queries")
@@ -113,19 +114,13 @@ class LatentAttention(nnx.Module):
         key: Array | None = None,
     ) -> tuple[Array, Cache | None]:
         """Attends within a row, or to the cache after the row is written to it."""
-        q_BJQLK, q_rotated_BJQLP = self.queries(x_BLD, context)
-        latent_BMr, rotated_BMp = self.compress(x_BLD, context)
+        queries, compressed = self.queries(x_BLD, context), self.compress(x_BLD, context)
         if cache is None:
-            y_BJQLK = self.attend(q_BJQLK, q_rotated_BJQLP, latent_BMr, rotated_BMp, context, key)
+            y_BJQLK = self.attend(queries, compressed, context, key)
         else:
-            latent_BMr, rotated_BMp = (
-                write(cache[name], new, context.cache_index, axis=1)
-                for name, new in (("latent_BMR", latent_BMr), ("rotated_BMP", rotated_BMp))
-            )
-            cache = {**cache, "latent_BMR": latent_BMr, "rotated_BMP": rotated_BMp}
-            y_BJQLK = self.attend_to_cache(
-                q_BJQLK, q_rotated_BJQLP, latent_BMr, rotated_BMp, context
-            )
+            for name, new in zip(("latent_BMR", "rotated_BMP"), compressed, strict=True):
+                cache = {**cache, name: write(cache[name], new, context.cache_index, axis=1)}
+            y_BJQLK = self.attend_to_cache(queries, cache, context)
         y_BLJQK = self.layout.einsum("BJQLK->BLJQK", y_BJQLK)
         wo_JQKD = self.placed("wo_JQKD")
         return self.layout.einsum("BLJQK,JQKD->BLD", y_BLJQK, wo_JQKD), cache
@@ -140,7 +135,7 @@ class LatentAttention(nnx.Module):
         """Returns a weight whose head columns are whole on every device."""
         return self.layout.reshard(getattr(self, name)[...], name.rpartition("_")[2])
 
-    def queries(self, x_BLD: Array, context: AttentionContext) -> tuple[Array, Array]:
+    def queries(self, x_BLD: Array, context: AttentionContext) -> Pair:
         """Returns the scaled queries: their plain columns, and the rotated ones."""
         einsum, spec, source, x = self.layout.einsum, self.spec, "D", x_BLD
         if spec.query_latent is not None:
@@ -154,7 +149,7 @@ class LatentAttention(nnx.Module):
         q_rotated_BJQLP = einsum("BLJQP->BJQLP", q_rotated_BLJQP) * scale
         return q_BJQLK, self.rotate(q_rotated_BJQLP, "BJQLP", context)
 
-    def compress(self, x_BLD: Array, context: AttentionContext) -> tuple[Array, Array]:
+    def compress(self, x_BLD: Array, context: AttentionContext) -> Pair:
         """Returns what the cache keeps of each token: all but the last axis may be split."""
         einsum, reshard = self.layout.einsum, self.layout.reshard
         latent_BMR = einsum("BMD,DR->BMR", x_BLD, self.wkv_latent_DR[...])
@@ -166,16 +161,11 @@ class LatentAttention(nnx.Module):
         return self.positions.rotate(self.layout, x, axes, context.prepared)
 
     def attend(
-        self,
-        q_BJQLK: Array,
-        q_rotated_BJQLP: Array,
-        latent_BMr: Array,
-        rotated_BMp: Array,
-        context: AttentionContext,
-        key: Array | None,
+        self, queries: Pair, compressed: Pair, context: AttentionContext, key: Array | None
     ) -> Array:
         """Expands keys and values to heads, as training needs them."""
         layout = self.layout
+        (q_BJQLK, q_rotated_BJQLP), (latent_BMr, rotated_BMp) = queries, compressed
         k_BJMK = layout.einsum("BMr,rJK->BJMK", latent_BMr, self.weight_of_latent("wk_RJK"))
         v_BJMK = layout.einsum("BMr,rJK->BJMK", latent_BMr, self.weight_of_latent("wv_RJK"))
         shape = (*k_BJMK.shape[:3], self.spec.rotated)
@@ -185,16 +175,11 @@ class LatentAttention(nnx.Module):
         k_BJMK = jnp.concatenate([k_BJMK, shared_BJMk], axis=-1)
         return attend(self.spec, layout, q_BJQLK, k_BJMK, v_BJMK, None, context, key)
 
-    def attend_to_cache(
-        self,
-        q_BJQLK: Array,
-        q_rotated_BJQLP: Array,
-        latent_BMr: Array,
-        rotated_BMp: Array,
-        context: AttentionContext,
-    ) -> Array:
+    def attend_to_cache(self, queries: Pair, cache: Cache, context: AttentionContext) -> Array:
         """Moves the products of keys and values to queries and outputs: none is ever expanded."""
         layout, einsum = self.layout, self.layout.einsum
+        q_BJQLK, q_rotated_BJQLP = queries
+        latent_BMr, rotated_BMp = cache["latent_BMR"], cache["rotated_BMP"]
         assert context.mask_BLM is not None
         wk_rJK, wv_rJK = (self.weight_of_latent(name) for name in ("wk_RJK", "wv_RJK"))
         q_BJQLr = einsum("BJQLK,rJK->BJQLr", q_BJQLK, wk_rJK)
