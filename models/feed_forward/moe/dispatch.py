@@ -66,19 +66,12 @@ class Experts(NamedTuple):
         draw = None
         if id_EGc is not None:
             draw = functools.partial(random_bytes_of_rows, self.layout, self.seed, id_EGc, "EGcF")
-        return self._run(x_EGcD, self.weights, into, out, draw)
+        return self._run(x_EGcD, into, out, draw)
 
-    def run_blocks(
-        self,
-        x_lcd: Array,
-        gate_lc: Array,
-        expert_l: Array,
-        draw: Draw,
-        weights: Mapping[str, Weight],
-    ) -> Array:
+    def run_blocks(self, x_lcd: Array, gate_lc: Array, expert_l: Array, draw: Draw) -> Array:
         """Returns the output for a device's blocks of tokens, each block for one expert.
 
-        The device has its shards of the weights, and draws random bytes for its shard of F.
+        The weights are the device's shards; it draws random bytes for its shard of F.
         """
 
         def product(multiply: Product, x: Array, weight: Weight, *gates: Array) -> Array:
@@ -93,21 +86,14 @@ class Experts(NamedTuple):
         def out(h: Array, weight: Weight) -> Array:
             return product(gated_product, h, weight, gate_lc)
 
-        return self._run(x_lcd, weights, into, out, draw if self.has_dropout else None)
+        return self._run(x_lcd, into, out, draw if self.has_dropout else None)
 
-    def _run(
-        self,
-        x: Array,
-        weights: Mapping[str, Weight],
-        into: Product,
-        out: Product,
-        draw: Draw | None,
-    ) -> Array:
-        gate = into(x, weights["wg_EDF"]) if self.expert.gated else None
-        h = self.expert.activate(into(x, weights["wi_EDF"]), gate)
+    def _run(self, x: Array, into: Product, out: Product, draw: Draw | None) -> Array:
+        gate = into(x, self.weights["wg_EDF"]) if self.expert.gated else None
+        h = self.expert.activate(into(x, self.weights["wi_EDF"]), gate)
         if draw is not None:
             h = drop(h, draw(width=h.shape[-1]), self.rate)
-        return out(h, weights["wo_EFD"])
+        return out(h, self.weights["wo_EFD"])
 
 
 def by_einsum(experts: Experts, x_GsD: Array, routing: Routing, capacity: int) -> Array:
@@ -225,12 +211,15 @@ def in_blocks(
         routed = RoutedTokens(*(jax.lax.pcast(x, weight_axes, to="varying") for x in operands[:4]))
         parts = zip(operands[4:], stored, gathered, strict=True)
         shards = tuple(gather_shard(*part, group_axes) for part in parts)
-        count, here = len(shards[0]), jax.tree.unflatten(structure, shards)
+        count, here = (
+            len(shards[0]),
+            experts._replace(weights=jax.tree.unflatten(structure, shards)),
+        )
         draw = functools.partial(random_bytes_of_shard, seed, over=hidden_axes)
         expert_Gsi = routed.expert_Gsi
         if places == most_places and not exchanged:
             expert_Gsi -= shard_index(split_axes) * count
-            y_Gsd = run_shard(experts, routed._replace(expert_Gsi=expert_Gsi), draw, here)
+            y_Gsd = run_shard(here, routed._replace(expert_Gsi=expert_Gsi), draw)
         else:
             to_c = destinations(expert_Gsi.ravel() // count, split_axes, exchanged)
             routed = routed._replace(expert_Gsi=expert_Gsi % count)
@@ -238,7 +227,7 @@ def in_blocks(
             rows = (
                 None if places == most_places else exchange.most_rows((*group_axes, *weight_axes))
             )
-            y_Gsd = run_exchanged(experts, routed, draw, here, exchange, to_c, rows)
+            y_Gsd = run_exchanged(here, routed, draw, exchange, to_c, rows)
         return jax.lax.psum(y_Gsd, weight_axes)
 
     tokens = [f"G(F){axes}" for axes in ("sd", "si", "si", "si")]
@@ -285,12 +274,10 @@ class RoutedTokens(NamedTuple):
     id_Gsi: Array
 
 
-def run_shard(
-    experts: Experts, routed: RoutedTokens, draw: Draw, weights: Mapping[str, Weight]
-) -> Array:
+def run_shard(experts: Experts, routed: RoutedTokens, draw: Draw) -> Array:
     """Runs a device's tokens through the experts that it has."""
     x_Gsd, expert_Gsi, gate_Gsi, id_Gsi = routed
-    count, choices = len(jax.tree.leaves(weights)[0]), expert_Gsi.size
+    count, choices = len(jax.tree.leaves(experts.weights)[0]), expert_Gsi.size
     x_1sd = x_Gsd.reshape(1, -1, x_Gsd.shape[-1])
     gate_1si = gate_Gsi.reshape(1, -1, gate_Gsi.shape[-1])
 
@@ -304,13 +291,8 @@ def run_shard(
 
     x_1cd = to_slots(x_1sd, slot_1si, here_1c)
     gate_lc = to_slots(gate_1si.reshape(1, -1, 1), slot_1si.reshape(1, -1, 1), here_1c)
-    y_lcd = experts.run_blocks(
-        x_1cd.reshape(*shape, -1),
-        gate_lc.reshape(shape),
-        expert_l,
-        functools.partial(draw, id_lc),
-        weights,
-    )
+    x_lcd, gate_lc = x_1cd.reshape(*shape, -1), gate_lc.reshape(shape)
+    y_lcd = experts.run_blocks(x_lcd, gate_lc, expert_l, functools.partial(draw, id_lc))
     return from_slots(y_lcd.reshape(x_1cd.shape), slot_1si, here_1c).reshape(x_Gsd.shape)
 
 
@@ -334,7 +316,6 @@ def run_exchanged(
     experts: Experts,
     routed: RoutedTokens,
     draw: Draw,
-    weights: Mapping[str, Weight],
     exchange: Exchange,
     destination_c: Array,
     most_rows: Array | None,
@@ -357,7 +338,7 @@ def run_exchanged(
         expert_1r1, id_1r1 = (choice_r2[None, :, i, None] for i in (0, 1))
         gate_1r1 = part.send(gate_1c1[0], 0)[None]
         received = RoutedTokens(x_rd[None], expert_1r1, gate_1r1, id_1r1)
-        return part.send_back(run_shard(experts, received, draw, weights)[0], y_cd)
+        return part.send_back(run_shard(experts, received, draw)[0], y_cd)
 
     def add_round(carry: tuple[Array, Array]) -> tuple[Array, Array]:
         first, y_cd = carry
