@@ -150,19 +150,28 @@ class Sampling:
         """Chooses the next tokens; returns also their logits."""
         if self.temperature < LOWEST_TEMPERATURE:
             return likeliest(layout, logits_BWV)
-        noise, min_p = (seeds_B, step), self.min_p or None
+        draw = Draw(seeds_B, step, self.temperature, self.top_p, self.min_p or None)
         if self.top_k is None:
-            return sampled(layout, logits_BWV, self.temperature, self.top_p, min_p, noise)
+            return sampled(layout, logits_BWV, draw)
         vocab = layout.unpadded_shape("BWV", logits_BWV.shape)[-1]
-        candidates = min(self.top_k, vocab)
-        return sampled_of_best(
-            layout, logits_BWV, candidates, self.temperature, None, self.top_p, min_p, noise
-        )
+        return sampled_of_best(layout, logits_BWV, min(self.top_k, vocab), draw)
 
 
 Chosen = tuple[Array, Array]  # token_BW, logit_BW
 Setting = float | Array  # for all sentences, or with axes "B11"
-Noise = tuple[Array, Array]  # seeds_B, and the step of all sentences or of each
+
+
+class Draw(NamedTuple):
+    """Holds how the next tokens are sampled."""
+
+    seeds_B: Array
+    step: Array
+    """That of all sentences, or of each."""
+    temperature: Setting
+    top_p: Setting | None
+    min_p: Setting | None
+    top_k: Array | None = None
+    """Keeps fewer than all candidates."""
 
 
 def likeliest(layout: Layout, logits_BWV: Array) -> Chosen:
@@ -180,35 +189,19 @@ def likely(weight: Array, min_p: Setting) -> Array:
     return jnp.where(weight < top + jnp.log(min_p), -jnp.inf, weight)
 
 
-def sampled(
-    layout: Layout,
-    logits_BWV: Array,
-    temperature: Setting,
-    top_p: Setting | None,
-    min_p: Setting | None,
-    noise: Noise,
-) -> Chosen:
+def sampled(layout: Layout, logits_BWV: Array, draw: Draw) -> Chosen:
     """Samples from the vocabulary, which may be split, or from its nucleus."""
-    weight_BWV = logits_BWV / temperature
-    if top_p is not None:
-        weight_BWV = nucleus(layout, weight_BWV, top_p)
-    if min_p is not None:
-        weight_BWV = likely(weight_BWV, min_p)
-    weight_BWV += gumbel(layout, *noise, "BWV", weight_BWV.shape)
+    weight_BWV = logits_BWV / draw.temperature
+    if draw.top_p is not None:
+        weight_BWV = nucleus(layout, weight_BWV, draw.top_p)
+    if draw.min_p is not None:
+        weight_BWV = likely(weight_BWV, draw.min_p)
+    weight_BWV += gumbel(layout, draw.seeds_B, draw.step, "BWV", weight_BWV.shape)
     _, token_BW1 = layout.top_k(weight_BWV, 1, "BWV")
     return squeezed(layout, token_BW1, layout.take_last(logits_BWV, token_BW1, "BWV"))
 
 
-def sampled_of_best(
-    layout: Layout,
-    logits_BWV: Array,
-    candidates: int,
-    temperature: Setting,
-    top_k: Array | None,
-    top_p: Setting | None,
-    min_p: Setting | None,
-    noise: Noise,
-) -> Chosen:
+def sampled_of_best(layout: Layout, logits_BWV: Array, candidates: int, draw: Draw) -> Chosen:
     """Samples from the `candidates` likeliest tokens, of which `top_k` may keep fewer.
 
     The vocabulary may be split; only the candidates are gathered.
@@ -216,15 +209,15 @@ def sampled_of_best(
     best_BWU, id_BWU = (
         layout.reshard(x, "BWU") for x in layout.top_k(logits_BWV, candidates, "BWV")
     )
-    weight_BWU = best_BWU / temperature
-    if top_k is not None:
+    weight_BWU = best_BWU / draw.temperature
+    if draw.top_k is not None:
         rank_BWU = layout.iota("BWU", weight_BWU.shape, "U")
-        weight_BWU = jnp.where(rank_BWU < top_k, weight_BWU, -jnp.inf)
-    if top_p is not None:
-        weight_BWU = nucleus_of_sorted(layout, weight_BWU, top_p)
-    if min_p is not None:
-        weight_BWU = likely(weight_BWU, min_p)
-    weight_BWU += gumbel(layout, *noise, "BWU", weight_BWU.shape)
+        weight_BWU = jnp.where(rank_BWU < draw.top_k, weight_BWU, -jnp.inf)
+    if draw.top_p is not None:
+        weight_BWU = nucleus_of_sorted(layout, weight_BWU, draw.top_p)
+    if draw.min_p is not None:
+        weight_BWU = likely(weight_BWU, draw.min_p)
+    weight_BWU += gumbel(layout, draw.seeds_B, draw.step, "BWU", weight_BWU.shape)
     at_BW1 = jax.lax.argmax(weight_BWU, 2, jnp.int32)[:, :, None]
     return squeezed(layout, *(layout.take_last(x, at_BW1, "BWU") for x in (id_BWU, best_BWU)))
 

@@ -22,6 +22,7 @@ from models.decoding.generate import begun_prompts, feed_prompt, is_end, log_pro
 from models.decoding.sampling import (
     LOWEST_TEMPERATURE,
     Chosen,
+    Draw,
     likeliest,
     sampled,
     sampled_of_best,
@@ -271,13 +272,13 @@ class SlotDecoder:
         of_all_B = samples_B & (settings.top_k_B == 0)
         of_best_B = samples_B & (settings.top_k_B > 0)
         is_limited_B = (settings.top_p_B < 1) | (settings.min_p_B > 0)
-        noise = (settings.seeds_B, steps_B)
         # Texts that are not sampled have some legal temperature.
         temperature_B11 = jnp.where(samples_B, settings.temperature_B, 1)[:, None, None]
         top_k_B11, top_p_B11 = settings.top_k_B[:, None, None], settings.top_p_B[:, None, None]
         min_p_B11 = settings.min_p_B[:, None, None]
         # Without a nucleus, round-off of the cumulative sum must not drop the last tokens.
         top_p_B11 = jnp.where(top_p_B11 < 1, top_p_B11, 2)
+        draw = Draw(settings.seeds_B, steps_B, temperature_B11, top_p_B11, min_p_B11, top_k_B11)
 
         def replace(chosen_B: Array, new: Chosen, old: Chosen) -> Chosen:
             token_BW, logit_BW = (
@@ -288,17 +289,13 @@ class SlotDecoder:
         def of_all(chosen: Chosen) -> Chosen:
             new = jax.lax.cond(
                 jnp.any(of_all_B & is_limited_B),
-                lambda: sampled(layout, logits_BWV, temperature_B11, top_p_B11, min_p_B11, noise),
-                lambda: sampled(layout, logits_BWV, temperature_B11, None, None, noise),
+                lambda: sampled(layout, logits_BWV, draw),
+                lambda: sampled(layout, logits_BWV, draw._replace(top_p=None, min_p=None)),
             )
             return replace(of_all_B, new, chosen)
 
         def of_best(candidates: int, chosen: Chosen) -> Chosen:
-            new = sampled_of_best(
-                layout, logits_BWV, candidates, temperature_B11, top_k_B11, top_p_B11, min_p_B11,
-                noise,
-            )  # fmt: skip
-            return replace(of_best_B, new, chosen)
+            return replace(of_best_B, sampled_of_best(layout, logits_BWV, candidates, draw), chosen)
 
         def unchanged(chosen: Chosen) -> Chosen:
             return chosen
