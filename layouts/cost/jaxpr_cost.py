@@ -149,26 +149,15 @@ class Transfer(NamedTuple):
         return Collective(self.kind, (), group, whole, 1, "").received_bytes
 
 
-class CompilerTraits(NamedTuple):
-    """Describes how a compiler changes the collectives of a trace."""
-
-    joins: bool
-    """Whether equal gathers are merged, even of reshaped views, and sums are added before one
-    reduction."""
-    scatters: bool
-    """Whether a sum of which each device needs a shard is a reduce-scatter, not an all-reduce."""
-
-
-TPU = CompilerTraits(joins=True, scatters=True)
-CPU = CompilerTraits(joins=False, scatters=False)
-
-
-def cost_of(jaxpr: Jaxpr, mesh: Mapping[str, int], traits: CompilerTraits = TPU) -> WorkCounts:
+def cost_of(jaxpr: Jaxpr, mesh: Mapping[str, int], *, merges: bool = True) -> WorkCounts:
     """Counts the cost of a traced function on a mesh.
 
-    Of a loop without a known trip count, one iteration is counted.
+    Of a loop without a known trip count, one iteration is counted.  `merges` says whether the
+    compiler changes collectives, as that of CPUs does not: equal gathers are merged, even of
+    reshaped views, sums are added before one reduction, and a sum of which each device needs a
+    shard is a reduce-scatter, not an all-reduce.
     """
-    counter = Counter(mesh, traits)
+    counter = Counter(mesh, merges=merges)
     counter.walk(jaxpr, 1, backward=False)
     argument_bytes = sum(local_bytes(v.aval, mesh) for v in (*jaxpr.invars, *jaxpr.outvars))
     ops = (*counter.ops, OpCost(0, argument_bytes, 0, 1))
@@ -179,8 +168,8 @@ def cost_of(jaxpr: Jaxpr, mesh: Mapping[str, int], traits: CompilerTraits = TPU)
 class Counter:
     """Adds up FLOPs and traffic of equations."""
 
-    def __init__(self, mesh: Mapping[str, int], traits: CompilerTraits = TPU) -> None:
-        self.sizes, self.traits = mesh, traits
+    def __init__(self, mesh: Mapping[str, int], *, merges: bool = True) -> None:
+        self.sizes, self.merges = mesh, merges
         self.mesh = {name: size for name, size in mesh.items() if size > 1}
         self.ops: list[OpCost] = []
         self.collectives: list[Collective] = []
@@ -242,7 +231,7 @@ class Counter:
             names = [transfer.mesh_axis for transfer in same]
             group = math.prod(self.mesh[name] for name in names)
             whole = same[0].tensor.bytes * (group if kind in GROWING else 1)
-            if kind == "reduce-scatter" and not self.traits.scatters:
+            if kind == "reduce-scatter" and not self.merges:
                 kind = "all-reduce"
             self.collectives.append(
                 Collective(kind, tuple(names), group, whole, times, source, scopes=scopes)
@@ -254,11 +243,11 @@ class Counter:
         """Returns whether a transfer is not merged with one before or after."""
         if transfer.kind == "all-gather":
             value = transfer.tensor.value
-            key = (flow.root(value) if self.traits.joins else value, transfer.mesh_axis)
+            key = (flow.root(value) if self.merges else value, transfer.mesh_axis)
             is_first = key not in gathered
             gathered.add(key)
             return is_first
-        if self.traits.joins and transfer.kind in ("all-reduce", "reduce-scatter"):
+        if self.merges and transfer.kind in ("all-reduce", "reduce-scatter"):
             return flow.last_summand(eqn) in (None, eqn)
         return True
 

@@ -17,7 +17,7 @@ from jax.sharding import AbstractMesh, Mesh
 from configs.errors import RunError
 from layouts.cost.dataflow import flops_by_kernel
 from layouts.cost.interconnect import Topology
-from layouts.cost.jaxpr_cost import CPU, TPU, CompilerTraits, WorkCounts
+from layouts.cost.jaxpr_cost import WorkCounts
 from layouts.cost.step_time import Timing, add_up, compute_s, coordinates
 from layouts.hlo.compilation import compile_program, platform_of, text_of
 from layouts.hlo.program import CompiledText
@@ -77,8 +77,9 @@ class TracedFunction:
         return platform_of(self.mesh)
 
     @property
-    def traits(self) -> CompilerTraits:
-        return CPU if self.platform == "CPU" else TPU
+    def merges(self) -> bool:
+        """Returns whether the compiler merges collectives of the trace."""
+        return self.platform != "CPU"
 
     def device_coords(self, topology: Topology | None) -> np.ndarray | None:
         """Returns the coordinates of each device of the mesh on the torus of a slice."""

@@ -98,7 +98,7 @@ class TracedDecode(TracedFunction):
         """Counts the work in the trace."""
         loop, sizes = self.loop.params, self.sizes
         jaxprs = (self.jaxpr, loop["cond_jaxpr"].jaxpr, loop["body_jaxpr"].jaxpr)
-        whole, condition, body = (cost_of(jaxpr, sizes, self.traits) for jaxpr in jaxprs)
+        whole, condition, body = (cost_of(jaxpr, sizes, merges=self.merges) for jaxpr in jaxprs)
         weight_bytes = sum(local_bytes(variable.aval, sizes) for variable in self.jaxpr.invars)
         constants = loop["body_nconsts"]
         loop_bytes = sum(
@@ -118,7 +118,7 @@ class TracedDecode(TracedFunction):
             scopes = [str(eqn.source_info.name_stack).split("/") for eqn in self.jaxpr.eqns]
             of_suffix = zip(self.jaxpr.eqns, scopes, strict=True)
             eqns = [eqn for eqn, scope in of_suffix if SUFFIX in scope]
-            cost = cost_of(self.jaxpr.replace(eqns=eqns), sizes, self.traits)
+            cost = cost_of(self.jaxpr.replace(eqns=eqns), sizes, merges=self.merges)
             suffix = cost._replace(ops=(), read_bytes=loop_bytes)
         return work_of_parts(both, token, suffix)
 

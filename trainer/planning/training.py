@@ -59,7 +59,7 @@ class TracedStep(TracedFunction):
     @functools.cached_property
     def cost(self) -> WorkCounts:
         """Counts the work in the trace."""
-        return cost_of(self.traced.jaxpr.jaxpr, self.sizes, self.traits)
+        return cost_of(self.traced.jaxpr.jaxpr, self.sizes, merges=self.merges)
 
     @property
     def argument_bytes(self) -> dict[str, int]:

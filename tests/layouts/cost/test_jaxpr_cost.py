@@ -7,7 +7,7 @@ from jax.experimental import pallas
 from jax.sharding import NamedSharding
 
 from layouts.cost.dataflow import flops_by_kernel, total_flops
-from layouts.cost.jaxpr_cost import CPU, TPU, CompilerTraits, WorkCounts, cost_of
+from layouts.cost.jaxpr_cost import WorkCounts, cost_of
 from layouts.cost.peak_memory import peak_bytes
 from layouts.mesh import abstract_mesh
 
@@ -16,16 +16,14 @@ B, D, F = 64, 40, 24
 ONE = 2 * B * D * F  # FLOPs of a product of all three
 
 
-def cost(
-    function, *places: tuple[tuple[int, ...], jax.P], traits: CompilerTraits = TPU
-) -> WorkCounts:
+def cost(function, *places: tuple[tuple[int, ...], jax.P], merges: bool = True) -> WorkCounts:
     mesh = abstract_mesh(SIZES)
     with jax.sharding.use_abstract_mesh(mesh):
         arguments = [
             jax.ShapeDtypeStruct(shape, jnp.float32, sharding=NamedSharding(mesh, place))
             for shape, place in places
         ]
-        return cost_of(jax.jit(function).trace(*arguments).jaxpr.jaxpr, SIZES, traits)
+        return cost_of(jax.jit(function).trace(*arguments).jaxpr.jaxpr, SIZES, merges=merges)
 
 
 def layer(out: jax.P):
@@ -114,7 +112,7 @@ def test_a_tpu_gathers_once_what_two_products_read() -> None:
 
     gathered = [("all-gather", ("y",), B // 4 * D * 4)]
     assert transfers(cost(both, *places)) == gathered
-    assert transfers(cost(both, *places, traits=CPU)) == 2 * gathered
+    assert transfers(cost(both, *places, merges=False)) == 2 * gathered
 
 
 def test_a_tpu_adds_gradients_before_it_reduces_them() -> None:
@@ -133,7 +131,7 @@ def test_a_tpu_adds_gradients_before_it_reduces_them() -> None:
         return [transfer for transfer in transfers(cost) if transfer[2] == reduced[0][2]]
 
     assert products(cost(of_split, *places)) == reduced
-    assert products(cost(of_split, *places, traits=CPU)) == 2 * reduced
+    assert products(cost(of_split, *places, merges=False)) == 2 * reduced
 
 
 def test_a_loop_counts_its_iterations() -> None:
