@@ -62,6 +62,10 @@ class Equation(NamedTuple):
     def features(self) -> str:
         return "".join(x for x in self.kernel if x in self.result)
 
+    def kernel_sizes(self, kernel: Sequence[int]) -> list[int]:
+        """Returns the sizes of a kernel of this shape along the axes that it slides along."""
+        return [kernel[self.kernel.index(KERNEL_AXES[axis])] for axis in self.spatial]
+
     def dimension_numbers(self) -> tuple[str, str, str]:
         """Returns the letters as JAX spells them: "NHWC", "HWIO" and "NHWC"."""
         slides = dict(zip(self.spatial, "HW", strict=False))
@@ -141,19 +145,6 @@ class Shards:
     def offset(self, device: int) -> int:
         """Returns where the windows of a device begin, counted from its first row with the halo."""
         return self.first(device) - device * self.image_rows + self.halo[0]
-
-
-def windows(
-    equation: Equation,
-    kernel: Sequence[int],
-    strides: Sequence[int],
-    dilation: Sequence[int],
-    padding: Padding,
-) -> list[Window]:
-    """Returns the window along each axis that the kernel slides along."""
-    sizes = [kernel[equation.kernel.index(KERNEL_AXES[axis])] for axis in equation.spatial]
-    settings = zip(sizes, strides, dilation, strict=True)
-    return [Window(size, stride, dilate, padding) for size, stride, dilate in settings]
 
 
 def shape_of_result(

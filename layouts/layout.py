@@ -201,7 +201,8 @@ class Layout:
         """
         axes = convolution.Equation.parse(equation)
         sizes = self.unpadded_shape(axes.image, x.shape)
-        windows = convolution.windows(axes, kernel.shape, strides, dilation, padding)
+        slides = zip(axes.kernel_sizes(kernel.shape), strides, dilation, strict=True)
+        windows = [convolution.Window(*each, padding) for each in slides]
         by_letter = alphabet(self.declared_axes).by_letter
         shape = convolution.shape_of_result(axes, windows, sizes, kernel.shape, by_letter)
         shape = self.padded_shape(axes.result, shape)
