@@ -4,7 +4,7 @@ import json
 import logging
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 
@@ -179,33 +179,29 @@ class CostPrediction(Observer):
         self._step_s: float | None = None
 
     def on_compiled(self, compiled: CompiledStep) -> None:
-        prediction = predict(compiled)
-        self._step_s = prediction.plan.step_s
-        logger.info(prediction.summary)
+        plan, text = predict(compiled)
+        self._step_s = plan.step_s
+        logger.info(text)
         if jax.process_index() == 0:
-            text = json.dumps(as_json(prediction.plan, compiled.layout), indent=2)
-            atomic_write(self._file, text + "\n")
+            content = json.dumps(as_json(plan, compiled.layout), indent=2)
+            atomic_write(self._file, content + "\n")
 
     def on_end(self, outcome: Outcome) -> None:
         if outcome.step_s is not None:
             logger.info(compare(outcome.step_s, self._step_s))
 
 
-class Prediction(NamedTuple):
-    """Holds the predicted cost of a step, in numbers and in one or two lines."""
+def predict(compiled: CompiledStep) -> tuple[StepPlan, str]:
+    """Reads the compiled program for its memory, FLOPs and traffic; on TPUs, predicts its time.
 
-    plan: training.StepPlan
-    summary: str
-
-
-def predict(compiled: CompiledStep) -> Prediction:
-    """Reads the compiled program for its memory, FLOPs and traffic; on TPUs, predicts its time."""
+    Returns the predicted cost of a step in numbers, and in one or two lines.
+    """
     c, mesh = compiled, compiled.mesh
     step = training.TracedStep(c.run, c.layout, mesh, c.traced, c.state, c.batch)
     counted, how_counted = count(step, c.executable, c.compile_s)
     topology = Topology.of(mesh.devices) if step.platform == "TPU" else None
     plan = training.plan_step(step, topology, counted)
-    return Prediction(plan, summary(plan, how_counted))
+    return plan, summary(plan, how_counted)
 
 
 def count(

@@ -15,15 +15,15 @@ from models.transformer import Transformer
 from tests.trainer.planning.runs import layout_named, toy_run
 from trainer.loop import TrainJob, compile_train_step
 from trainer.observers import CompiledStep
-from trainer.planning.report import Prediction, compare, count, predict, summary
-from trainer.planning.training import StepCounts, TracedStep, plan_step, trace_step
+from trainer.planning.report import compare, count, predict, summary
+from trainer.planning.training import StepCounts, StepPlan, TracedStep, plan_step, trace_step
 from trainer.step import State, init_state, train_step_spec
 
 SMALL = Transformer(vocab=64, layers=2, d_model=16, d_ff=40, heads=8, d_kv=6, length=24)
 
 
 @functools.cache
-def ready() -> tuple[Prediction, CompiledStep, TracedStep, State]:
+def ready() -> tuple[tuple[StepPlan, str], CompiledStep, TracedStep, State]:
     run, layout = toy_run(SMALL), layout_named("data_and_model_parallel")
     mesh = make_mesh(layout)
     state = init_state(train_step_spec(run, layout), mesh)
@@ -44,22 +44,20 @@ def test_the_program_that_was_read_is_the_one_that_runs() -> None:
 
 
 def test_memory_products_and_traffic_are_predicted() -> None:
-    prediction, _, step, _ = ready()
-    cost = prediction.plan
+    (cost, text), _, step, _ = ready()
     assert cost.memory.compiled_for == "CPU"
     assert cost.executed_flops == pytest.approx(8 * step.cost.flops, rel=0.02)
     sent = by_mesh_axis(cost.work.collectives, step.sizes)
     assert sent == pytest.approx(by_mesh_axis(step.cost.collectives, step.sizes), rel=0.2)
-    text = prediction.summary
     assert text.startswith("Step: ") and "optimizer state" in text
     assert f"{cost.executed_flops / 1e6:.3g} MFLOPs" in text and "from its trace" not in text
 
 
 def test_a_time_is_predicted_on_tpus_only() -> None:
     """A CPU has no published rates; measured ones were off by a factor of two."""
-    prediction, _, step, _ = ready()
-    assert prediction.plan.step_s is None and "\n" not in prediction.summary
-    counts = StepCounts(prediction.plan.work, prediction.plan.memory)
+    (plan, text), _, step, _ = ready()
+    assert plan.step_s is None and "\n" not in text
+    counts = StepCounts(plan.work, plan.memory)
     on_tpus = plan_step(step, Topology.named("v3:2x2"), counts)
     assert f"Predicted step time: {on_tpus.step_s:.3g} s" in summary(on_tpus)
 
