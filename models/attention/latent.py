@@ -16,8 +16,8 @@ from layouts.layout import Layout
 from layouts.padding import with_axes
 from models.api import Cache
 from models.attention.context import AttentionContext
-from models.attention.multi_head import SoftmaxAttention, attend, write
-from models.attention.plain import capped, masked_probs
+from models.attention.multi_head import SoftmaxAttention, write
+from models.attention.plain import Operands, capped, masked_probs
 from models.initializers import Weights
 from models.parts import BlockParts
 from models.sizes import Sizes
@@ -173,7 +173,7 @@ class LatentAttention(nnx.Module):
         q_rotated_BJQLk = layout.reshard(q_rotated_BJQLP, "BJQLk")
         q_BJQLK = jnp.concatenate([q_BJQLK, q_rotated_BJQLk], axis=-1)
         k_BJMK = jnp.concatenate([k_BJMK, shared_BJMk], axis=-1)
-        return attend(self.spec, layout, q_BJQLK, k_BJMK, v_BJMK, None, context, key)
+        return self.spec.attend(layout, Operands(q_BJQLK, k_BJMK, v_BJMK), context, key)
 
     def attend_to_cache(self, queries: Pair, cache: Cache, context: AttentionContext) -> Array:
         """Moves the products of keys and values to queries and outputs: none is ever expanded."""

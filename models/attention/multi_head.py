@@ -13,7 +13,6 @@ from layouts.einsum import platform
 from layouts.layout import Layout
 from layouts.low_rank import merged
 from models.api import Cache
-from models.attention.bias import Bias
 from models.attention.context import AttentionContext
 from models.attention.flash import Call, Choice, Implementation, choose, flash_attention
 from models.attention.plain import Operands, attend_in_chunks, attend_with_dropout
@@ -80,6 +79,34 @@ class SoftmaxAttention(Attention):
             has_narrow_values=self.has_narrow_values,
         )
         return choose(call)
+
+    def attend(
+        self, layout: Layout, operands: Operands, context: AttentionContext, key: Array | None
+    ) -> Array:
+        """Averages the values by the softmax of query-key products, by a kernel or by products."""
+        if context.kernel is not None:  # it needs segments in place of a mask
+            segments_BL, segments_BM = context.segments_BL, context.segments_BM
+            assert segments_BL is not None
+            return flash_attention(
+                layout,
+                context.kernel,
+                *operands[:3],
+                segments_BL,
+                segments_BL if segments_BM is None else segments_BM,
+                causal=context.causal,
+                window=self.window if context.causal else None,
+                logit_cap=self.logit_cap,
+            )
+        assert context.mask_BLM is not None
+        mask_B11LM = layout.broadcast_like(context.mask_BLM, "BLM", "BJQLM")
+        operands = operands._replace(mask_B11LM=mask_B11LM)
+        if key is not None and self.dropout:
+            return attend_with_dropout(layout, key, self.dropout, operands, self.logit_cap)
+        # A slice skips no keys in a cache, or where devices share the length: each has few queries,
+        # of which the last see all keys.
+        is_causal_row = context.causal and context.cache_index is None
+        chunks = self.chunks if is_causal_row and not any(layout.place("BJQLM")[-2:]) else 1
+        return attend_in_chunks(layout, chunks, operands, self.logit_cap)
 
     def check(self, sizes: Sizes, block: BlockParts, *, causal: bool) -> None:
         if self.window is not None and sizes.has_encoder:
@@ -162,14 +189,11 @@ class MultiHeadAttention(nnx.Module):
     ) -> tuple[Array, Cache | None]:
         """Attends within a row, or to the cache after the row is written to it."""
         q_BJQLK, k_BJMK, v_BJMK = self.project(x_BLD, context)
-        if cache is None:
-            y_BJQLK = self.attend(q_BJQLK, k_BJMK, v_BJMK, context, key)
-        else:
+        if cache is not None:
             k_BJMK = write(cache["keys_BJMK"], k_BJMK, context.cache_index)
             v_BJMK = write(cache["values_BJMK"], v_BJMK, context.cache_index)
-            cache = {**cache, "keys_BJMK": k_BJMK, "values_BJMK": v_BJMK}
-            y_BJQLK = self.attend(q_BJQLK, k_BJMK, v_BJMK, context, None)
-        return self.out(y_BJQLK), cache
+            cache, key = {**cache, "keys_BJMK": k_BJMK, "values_BJMK": v_BJMK}, None
+        return self.out(self.attend(Operands(q_BJQLK, k_BJMK, v_BJMK), context, key)), cache
 
     def init_cache(self, rows: int, length: int, memory_BMD: Array | None) -> Cache:
         sizes = self.sizes.sizes
@@ -232,20 +256,13 @@ class MultiHeadAttention(nnx.Module):
         k_BMJK, v_BMJK = (reshard(part[:, :, :, 0], "BMJK") for part in (k_BLJ1K, v_BLJ1K))
         return reshard(q_BLJqK, "BLJQK"), k_BMJK, v_BMJK
 
-    def attend(
-        self,
-        q_BJQLK: Array,
-        k_BJMK: Array,
-        v_BJMK: Array,
-        context: AttentionContext,
-        key: Array | None,
-    ) -> Array:
+    def attend(self, operands: Operands, context: AttentionContext, key: Array | None) -> Array:
         """Averages the values by the softmax of query-key products."""
         bias = context.bias if self.is_self_attention else None
         if self.bias is not None:
             assert context.relative_positions is not None
             bias = self.bias(context.relative_positions, context.causal)
-        return attend(self.spec, self.layout, q_BJQLK, k_BJMK, v_BJMK, bias, context, key)
+        return self.spec.attend(self.layout, operands._replace(bias=bias), context, key)
 
 
 class SourceAttention(MultiHeadAttention):
@@ -269,7 +286,7 @@ class SourceAttention(MultiHeadAttention):
             k_BJMK, v_BJMK = self.project_source(context.memory_BMD)
         else:
             k_BJMK, v_BJMK = cache["source_keys_BJMK"], cache["source_values_BJMK"]
-        return self.out(self.attend(q_BJQLK, k_BJMK, v_BJMK, context, key)), cache
+        return self.out(self.attend(Operands(q_BJQLK, k_BJMK, v_BJMK), context, key)), cache
 
     def init_cache(self, rows: int, length: int, memory_BMD: Array | None) -> Cache:
         """Makes a cache of the encoded source's keys and values."""
@@ -283,51 +300,6 @@ class SourceAttention(MultiHeadAttention):
         k_BMJK = einsum("BMD,DJK->BMJK", memory_BMD, self.wk_DJK[...])
         v_BMJK = einsum("BMD,DJK->BMJK", memory_BMD, self.wv_DJK[...])
         return self.to_keys_and_values(k_BMJK, v_BMJK)
-
-
-def attend(
-    spec: SoftmaxAttention,
-    layout: Layout,
-    q_BJQLK: Array,
-    k_BJMK: Array,
-    v_BJMK: Array,
-    bias: Bias | None,
-    context: AttentionContext,
-    key: Array | None,
-) -> Array:
-    """Averages the values by the softmax of query-key products, by a kernel or by products."""
-    if context.kernel is not None:  # it needs segments in place of a mask
-        segments_BL, segments_BM = context.segments_BL, context.segments_BM
-        assert segments_BL is not None
-        return flash_attention(
-            layout,
-            context.kernel,
-            q_BJQLK,
-            k_BJMK,
-            v_BJMK,
-            segments_BL,
-            segments_BL if segments_BM is None else segments_BM,
-            causal=context.causal,
-            window=spec.window if context.causal else None,
-            logit_cap=spec.logit_cap,
-        )
-    assert context.mask_BLM is not None
-    cap, rate = spec.logit_cap, spec.dropout
-    mask_B11LM = layout.broadcast_like(context.mask_BLM, "BLM", "BJQLM")
-    operands = Operands(q_BJQLK, k_BJMK, v_BJMK, bias, mask_B11LM)
-    if key is not None and rate:
-        return attend_with_dropout(layout, key, rate, operands, cap)
-    return attend_in_chunks(layout, chunks_of(spec, layout, context), operands, cap)
-
-
-def chunks_of(spec: SoftmaxAttention, layout: Layout, context: AttentionContext) -> int:
-    """Returns the number of slices of queries: one where a slice would skip no keys.
-
-    Each of the devices that share the length has few queries, of which the last see all keys.
-    """
-    is_split = any(layout.place("BJQLM")[-2:])
-    is_causal_row = context.causal and context.cache_index is None
-    return spec.chunks if is_causal_row and not is_split else 1
 
 
 def write(cache_BJMK: Array, new_BJMK: Array, cache_index: Array | None, axis: int = 2) -> Array:

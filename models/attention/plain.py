@@ -20,9 +20,9 @@ class Operands(NamedTuple):
     q_BJQLK: Array
     k_BJMK: Array
     v_BJMK: Array
-    bias: Bias | None
-    mask_B11LM: Array | None
-    """None in a gradient."""
+    bias: Bias | None = None
+    mask_B11LM: Array | None = None
+    """None in a gradient, and before it is known."""
 
 
 def attend_in_chunks(

@@ -29,6 +29,7 @@ from models.attention.flash import (
 from models.attention.latent import Latent
 from models.attention.mosaic import key_ranges
 from models.attention.multi_head import MultiHead, MultiHeadAttention, SoftmaxAttention
+from models.attention.plain import Operands
 from models.attention.splash import deal, positions_of_shards
 from models.initializers import Weights
 from models.loss import Criterion
@@ -383,7 +384,7 @@ def temporary_bytes(slice: str, kernel: Kernel | None) -> int:
         context = packed_context(layout, segments_BL, segments_BL, kernel=kernel)
         weights = Weights(layout, spec.sizes, nnx.Rngs(0), "bfloat16")
         layer = MultiHeadAttention(spec.attention, spec.blocks[0], spec, layout, weights)
-        y_BJQLK = layer.attend(q_BJQLK, k_BJMK, k_BJMK, context, None)
+        y_BJQLK = layer.attend(Operands(q_BJQLK, k_BJMK, k_BJMK), context, None)
         return jnp.sum(y_BJQLK.astype(jnp.float32) ** 2)
 
     gradient = jax.jit(jax.grad(objective, argnums=(0, 1)))
