@@ -38,7 +38,8 @@ class HypothesisCaches:
     width: int
     prompt: int
     new_tokens: int
-    suffix: int = 0
+    suffix: int
+    model_step: ModelStep
 
     @property
     def per_cache(self) -> int:
@@ -80,23 +81,21 @@ class HypothesisCaches:
         return self.suffix_index + self.per_cache * self.suffix
 
     def step(
-        self, model_step: ModelStep, cache: Cache, mask_BWM: Array, last_BW: Array,
-        position_BW: Array, step: Array,
-    ) -> tuple[Cache, Array, Array]:  # fmt: skip
+        self, cache: Cache, mask_BWM: Array, last_BW: Array, position_BW: Array, step: Array
+    ) -> tuple[Cache, Array, Array]:
         """Feeds one token of each hypothesis; returns cache, mask and logits."""
         cache_index = self.prompt + step * self.per_cache
         shape = (self.rows, self.width, self.cache_length)
         slot_BWM, hypothesis_BWM = (self.layout.iota("BWM", shape, letter) for letter in "MW")
         mask_BWM = mask_BWM | (slot_BWM == cache_index + hypothesis_BWM % self.per_cache)
         tokens_BWL, positions_BWL = last_BW[:, :, None], position_BW[:, :, None]
-        cache, logits_BWLV = self.feed(
-            model_step, cache, tokens_BWL, positions_BWL, mask_BWM[:, :, None], cache_index
-        )
+        mask_BWLM = mask_BWM[:, :, None]
+        cache, logits_BWLV = self.feed(cache, tokens_BWL, positions_BWL, mask_BWLM, cache_index)
         return cache, mask_BWM, logits_BWLV[:, :, 0]
 
     def feed_suffix(
-        self, model_step: ModelStep, cache: Cache, mask_BWM: Array, lengths_BW: Array,
-        tokens_BWL: Array, positions_BWL: Array,
+        self, cache: Cache, mask_BWM: Array, lengths_BW: Array, tokens_BWL: Array,
+        positions_BWL: Array,
     ) -> Array:  # fmt: skip
         """Feeds the suffix after each text in one pass; returns the logits after each token.
 
@@ -111,16 +110,16 @@ class HypothesisCaches:
         text_BWLM = mask_BWM[:, :, None, :] & (step_BWLM < lengths_BW[:, :, None, None])
         suffix_BWLM = (first_BWLM <= slot_BWLM) & (slot_BWLM <= first_BWLM + position_BWLM)
         mask_BWLM, index = text_BWLM | suffix_BWLM, jnp.int32(self.suffix_index)
-        return self.feed(model_step, cache, tokens_BWL, positions_BWL, mask_BWLM, index)[1]
+        return self.feed(cache, tokens_BWL, positions_BWL, mask_BWLM, index)[1]
 
     def feed(
-        self, model_step: ModelStep, cache: Cache, tokens_BWL: Array, positions_BWL: Array,
-        mask_BWLM: Array, cache_index: Array,
+        self, cache: Cache, tokens_BWL: Array, positions_BWL: Array, mask_BWLM: Array,
+        cache_index: Array,
     ) -> tuple[Cache, Array]:  # fmt: skip
         """Feeds tokens of each hypothesis; returns the cache and the logits after each token."""
         tokens_BL, positions_BL = self.merge(tokens_BWL, "BWL"), self.merge(positions_BWL, "BWL")
         mask_BLM = self.merge(mask_BWLM, "BWLM")
-        cache, logits_BLV = model_step(cache, tokens_BL, positions_BL, mask_BLM, cache_index)
+        cache, logits_BLV = self.model_step(cache, tokens_BL, positions_BL, mask_BLM, cache_index)
         shape = (*tokens_BWL.shape, logits_BLV.shape[-1])
         return cache, self.layout.reshape(logits_BLV, shape, "BWLV")
 

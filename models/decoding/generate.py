@@ -124,9 +124,8 @@ def generate_together(
 ) -> DecodeOutput:
     """Does what `generate` does with one loop for the whole mesh."""
     layout = step_layout(model.layout)
-    hypotheses, prepared, cache = start_model(model, search, new_tokens, params, inputs)
-    model_step = functools.partial(model.step, prepared)
-    last_B, cache, mask_BM = prefill(layout, model_step, cache, inputs, hypotheses.cache_length)
+    hypotheses, cache = start_model(model, search, new_tokens, params, inputs)
+    last_B, cache, mask_BM = prefill(hypotheses, cache, inputs)
     cache, mask_BWM = hypotheses.expand(cache), repeat(layout, mask_BM, search.width, "BWM")
     last_BW = repeat(layout, last_B, search.width, "BW")
     state = search.start(layout, inputs, new_tokens)
@@ -138,9 +137,7 @@ def generate_together(
     def extend(carry: tuple[Array, Any, Cache, Array, Array]) -> tuple:
         step, state, cache, mask_BWM, last_BW = carry
         position_BW = repeat(layout, inputs.prompt_lengths_B + step, search.width, "BW")
-        cache, mask_BWM, logits_BWV = hypotheses.step(
-            model_step, cache, mask_BWM, last_BW, position_BW, step
-        )
+        cache, mask_BWM, logits_BWV = hypotheses.step(cache, mask_BWM, last_BW, position_BW, step)
         state, last_BW, parents_BW = search.advance(layout, state, logits_BWV, inputs, step)
         if parents_BW is not None:
             cache, mask_BWM = hypotheses.reorder(cache, mask_BWM, parents_BW)
@@ -156,50 +153,48 @@ def generate_together(
     with jax.named_scope(SUFFIX):
         lengths_BW, last_BW = text_ends(layout, texts.tokens_BWT, inputs, last_B)
         tokens_BWL, positions_BWL, targets_BWL = suffix_tokens(layout, inputs, lengths_BW, last_BW)
-        logits_BWLV = hypotheses.feed_suffix(
-            model_step, cache, mask_BWM, lengths_BW, tokens_BWL, positions_BWL
-        )
+        logits_BWLV = hypotheses.feed_suffix(cache, mask_BWM, lengths_BW, tokens_BWL, positions_BWL)
         log_p_BWL = log_probabilities(layout, logits_BWLV, targets_BWL)
     return ranked(layout, texts, jnp.mean(log_p_BWL, axis=2))
 
 
 def initial_cache(*arguments: Any) -> Cache:
     """Returns the cache of `generate`, given its arguments, before the first new token."""
-    hypotheses, _, cache = start_model(*arguments)
+    hypotheses, cache = start_model(*arguments)
     return hypotheses.expand(cache)
 
 
 def start_model(
     model: Decodable, search: Search, new_tokens: int, params: Any, inputs: DecodeInputs
-) -> tuple[HypothesisCaches, Any, Cache]:
-    """Returns the kind of cache for the hypotheses, the prepared weights and the empty cache."""
-    rows, prompt = inputs.prompts_BL.shape
+) -> tuple[HypothesisCaches, Cache]:
+    """Returns the cache of the prepared model for the hypotheses: its kind, and an empty one."""
+    layout, (rows, prompt) = step_layout(model.layout), inputs.prompts_BL.shape
     suffix = 0 if inputs.suffix_L is None else inputs.suffix_L.shape[0]
-    hypotheses = HypothesisCaches(
-        step_layout(model.layout), search.flat, rows, search.width, prompt, new_tokens, suffix
-    )
     prepared = model.prepare(params, for_one_call=True)
-    cache = model.init_cache(prepared, inputs.source, rows, hypotheses.cache_length)
-    return hypotheses, prepared, cache
+    sizes = (rows, search.width, prompt, new_tokens, suffix)
+    model_step = functools.partial(model.step, prepared)
+    hypotheses = HypothesisCaches(layout, search.flat, *sizes, model_step)
+    return hypotheses, model.init_cache(prepared, inputs.source, rows, hypotheses.cache_length)
 
 
 def prefill(
-    layout: Layout, model_step: ModelStep, cache: Cache, inputs: DecodeInputs, cache_length: int
+    hypotheses: HypothesisCaches, cache: Cache, inputs: DecodeInputs
 ) -> tuple[Array, Cache, Array]:
     """Feeds the begin token and all tokens of the prompts except the last ones.
 
     Returns the last tokens, the cache, and which of its slots hold a token of the sentence.
     """
-    rows, prompt = inputs.prompts_BL.shape
+    layout, rows, prompt = hypotheses.layout, hypotheses.rows, hypotheses.prompt
     begins_B = inputs.begins_B
     if begins_B is None:
         begins_B = jnp.full((rows,), inputs.begin_id, jnp.int32)
     lengths_B = inputs.prompt_lengths_B
     tokens_Bl, last_B = begun_prompts(layout, inputs.prompts_BL, lengths_B, begins_B)
-    mask_Bm = layout.iota("Bm", (rows, cache_length), "m") < lengths_B[:, None]
+    mask_Bm = layout.iota("Bm", (rows, hypotheses.cache_length), "m") < lengths_B[:, None]
     if prompt:
         start = jnp.zeros((), jnp.int32)
-        cache, _ = feed_prompt(layout, model_step, cache, tokens_Bl[:, :prompt], mask_Bm, start)
+        fed_Bl = tokens_Bl[:, :prompt]
+        cache, _ = feed_prompt(layout, hypotheses.model_step, cache, fed_Bl, mask_Bm, start)
     return last_B, cache, mask_Bm
 
 

@@ -17,12 +17,6 @@ LENGTHS = np.array([[0, 4, 1], [2, 3, 0]])
 @pytest.mark.parametrize("flat", [True, False])
 def test_a_suffix_sees_its_prompt_its_text_and_itself(flat: bool) -> None:
     """A text of n tokens was fed in n steps: the last of the prompt, and all of its but one."""
-    caches = HypothesisCaches(WHOLE, flat, ROWS, WIDTH, PROMPT, NEW, SUFFIX)
-    slots = np.arange(caches.cache_length)
-    step_WM = (slots - PROMPT) // WIDTH if flat else slots - PROMPT
-    hypothesis_WM = (slots - PROMPT) % WIDTH if flat else np.arange(WIDTH)[:, None]
-    loop_WM = (step_WM >= 0) & (step_WM < NEW) & (hypothesis_WM == np.arange(WIDTH)[:, None])
-    fed_BWM = (slots < np.array(PROMPTS)[:, None, None]) | loop_WM
     masks = []
 
     def model_step(
@@ -32,10 +26,16 @@ def test_a_suffix_sees_its_prompt_its_text_and_itself(flat: bool) -> None:
         masks.append((mask_BLM, int(cache_index)))
         return cache, jax.nn.one_hot(tokens_BL, 7)
 
+    caches = HypothesisCaches(WHOLE, flat, ROWS, WIDTH, PROMPT, NEW, SUFFIX, model_step)
+    slots = np.arange(caches.cache_length)
+    step_WM = (slots - PROMPT) // WIDTH if flat else slots - PROMPT
+    hypothesis_WM = (slots - PROMPT) % WIDTH if flat else np.arange(WIDTH)[:, None]
+    loop_WM = (step_WM >= 0) & (step_WM < NEW) & (hypothesis_WM == np.arange(WIDTH)[:, None])
+    fed_BWM = (slots < np.array(PROMPTS)[:, None, None]) | loop_WM
     tokens_BWL = jnp.arange(ROWS * WIDTH * SUFFIX).reshape(ROWS, WIDTH, SUFFIX) % 7
     with jax.set_mesh(make_mesh(WHOLE)):
         logits_BWLV = caches.feed_suffix(
-            model_step, {}, jnp.asarray(fed_BWM), jnp.asarray(LENGTHS), tokens_BWL, tokens_BWL
+            {}, jnp.asarray(fed_BWM), jnp.asarray(LENGTHS), tokens_BWL, tokens_BWL
         )
     np.testing.assert_array_equal(logits_BWLV.argmax(-1), tokens_BWL)
     [(mask, index)] = masks
