@@ -217,21 +217,25 @@ def trace_of_axes(trace: Callable[[Layout], Any], axes: tuple[Axis, ...]) -> tup
     """
     split = functools.partial(trace_split, trace)
     names = [axis.name for axis in alphabet(axes).by_letter.values()]
+
+    def can_split(names: Sequence[str]) -> bool:
+        return error_of(split, names) is None
+
     try:
         return split(names)
     except UserError:
         raise
     except Exception as error:
-        if not can_split(trace, []):
+        if not can_split([]):
             raise  # a bug that no axis causes
         letters = find_statement(error).letters
         named = {axis.name for axis in alphabet(axes).by_letter.values() if axis.letter in letters}
         for name in sorted(names, key=lambda name: name not in named):
-            if can_split(trace, rest := [other for other in names if other != name]):
+            if can_split(rest := [other for other in names if other != name]):
                 return split(rest)
         kept: list[str] = []
         for name in names:
-            kept += [name] if can_split(trace, [*kept, name]) else []
+            kept += [name] if can_split([*kept, name]) else []
         return split(kept)
 
 
@@ -247,15 +251,15 @@ def trace_split(trace: Callable[[Layout], Any], names: Sequence[str]) -> tuple[A
         return jax.make_jaxpr(lambda: trace(layout), return_shape=True)()
 
 
-def can_split(trace: Callable[[Layout], Any], names: Sequence[str]) -> bool:
-    """Returns whether a trace succeeds with these axes split."""
+def error_of(trace: Callable[..., object], *arguments: object) -> Exception | None:
+    """Returns what a trace raises, except mistakes that already have a message of their own."""
     try:
-        trace_split(trace, names)
+        trace(*arguments)
     except UserError:
         raise
-    except Exception:  # JAX has no common type for what it cannot shard
-        return False
-    return True
+    except Exception as error:  # JAX has no common type for what it cannot shard
+        return error
+    return None
 
 
 def read_trace(jaxpr: Jaxpr, declared: tuple[Axis, ...]) -> tuple[list[Tensor], list[Product]]:

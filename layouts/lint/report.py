@@ -26,7 +26,7 @@ from layouts.lint.errors import (
     find_conflicts,
     first_names,
 )
-from layouts.lint.recorder import Product, Record, Tensor, Weight, find_statement
+from layouts.lint.recorder import Product, Record, Tensor, Weight, error_of, find_statement
 from layouts.padding import with_axes
 from layouts.shards import mesh_axes
 from layouts.slices import slice_counts
@@ -310,17 +310,6 @@ def find_trace_problem(context: LintContext, trace: Trace) -> Problem | None:
         f"A layout that works: {', '.join(bindings)}.",
         legal,
     )
-
-
-def error_of(trace: Trace, layout: Layout, sizes: Mapping[str, int]) -> Exception | None:
-    """Returns what a trace raises, except mistakes that already have a message of their own."""
-    try:
-        trace(layout, sizes)
-    except UserError:
-        raise
-    except Exception as error:  # JAX has no common type for what it cannot shard
-        return error
-    return None
 
 
 def nearest_layout(context: LintContext, trace: Trace, letters: set[str]) -> LintContext:
