@@ -123,13 +123,6 @@ class Compilation(NamedTuple):
     needed_bytes: int | None = None
     """Memory without the arguments, if a device has no room for the executable."""
 
-    @classmethod
-    def read(
-        cls, executable: Any, platform: str | None, compile_s: float, dump: Path | None = None
-    ) -> "Compilation":
-        """Reads the text of an executable, which the compiler may have dumped."""
-        return cls(executable, text_of(executable, dump), platform, compile_s)
-
     def memory_of_failed(self, estimate: MemoryUse, argument_bytes: int) -> MemoryUse:
         """Returns the estimate from the trace, its temporaries as the compiler requires them."""
         assert self.needed_bytes is not None
@@ -172,7 +165,7 @@ def compile_for(
             needed_bytes = round(float(needed[1]) * GIB)
             return Compilation(None, None, platform, time.perf_counter() - start, needed_bytes)
         compile_s = time.perf_counter() - start
-        return Compilation.read(executable, platform, compile_s, dump)
+        return Compilation(executable, text_of(executable, dump), platform, compile_s)
 
 
 def count_compiled(step: TracedFunction, text: CompiledText, read_bytes: int = 0) -> WorkCounts:

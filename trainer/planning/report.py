@@ -12,6 +12,7 @@ from data.storage.files import atomic_write
 from layouts.cost.collectives import Collective, heaviest, scaled, size_text
 from layouts.cost.interconnect import Topology
 from layouts.cost.step_time import seconds
+from layouts.hlo.compilation import text_of
 from layouts.layout import Layout
 from layouts.lint.report import table
 from models.decoding.sampling import Sampling
@@ -209,7 +210,9 @@ def count(
 ) -> tuple[training.StepCounts, str]:
     """Counts what is in an executable; from its trace if the text is of a newer compiler."""
     try:
-        return training.count_step(step, Compilation.read(executable, step.platform, compile_s)), ""
+        text = text_of(executable)
+        compilation = Compilation(executable, text, step.platform, compile_s)
+        return training.count_step(step, compilation), ""
     except Exception as error:  # training goes on without a prediction
         reason = f"  Counted from its trace, because its text cannot be read: {error!r}."
         return training.estimate_step(step), reason
