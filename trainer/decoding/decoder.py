@@ -103,15 +103,14 @@ class Decoder:
             for batch in batches
         )
         for batch, output in dispatch_ahead(started):
-            yield self._finish(requests, batch, output)
+            texts = self._finish([requests[i] for i in batch.requests], output)
+            yield list(zip(batch.requests, texts, strict=True))
 
     def decode_batch(
         self, requests: Sequence[Request], shape: BatchShape
     ) -> list[list[TokenHypothesis]]:
         """Returns the hypotheses of requests that fit in one batch of a given shape."""
-        batch = RequestBatch(list(range(len(requests))), shape)
-        done = self._finish(requests, batch, self._start(requests, shape))
-        return [hypotheses for _, hypotheses in done]
+        return self._finish(requests, self._start(requests, shape))
 
     def check_memory(self, shapes: Sequence[BatchShape]) -> None:
         """Raises where the cache of the largest batch does not fit."""
@@ -157,23 +156,22 @@ class Decoder:
         return output
 
     def _finish(
-        self, requests: Sequence[Request], batch: RequestBatch, output: DecodeOutput
-    ) -> list[tuple[int, list[TokenHypothesis]]]:
-        """Returns the hypotheses of the requests of a batch, when it is decoded."""
-        arrays = [array[: len(batch.requests)] for array in fetched(output)]
-        hypotheses = [
+        self, batch: Sequence[Request], output: DecodeOutput
+    ) -> list[list[TokenHypothesis]]:
+        """Returns the hypotheses of each request of a batch, when it is decoded."""
+        arrays = [array[: len(batch)] for array in fetched(output)]
+        return [
             [
                 TokenHypothesis(
-                    until_end(tokens[: requests[i].max_new_tokens], self.stop_ids),
+                    until_end(tokens[: request.max_new_tokens], self.stop_ids),
                     float(score),
                     float(log_probability),
                 )
                 for tokens, score, log_probability in zip(*of_request, strict=True)
                 if np.isfinite(score)
             ]
-            for i, *of_request in zip(batch.requests, *arrays, strict=True)
+            for request, *of_request in zip(batch, *arrays, strict=True)
         ]
-        return list(zip(batch.requests, hypotheses, strict=True))
 
     def _sources(self, batch: Sequence[Request], length: int) -> dict[str, jax.Array]:
         sources = [
