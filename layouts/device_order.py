@@ -197,14 +197,9 @@ def splits(sizes: list[int], extents: list[int]) -> Iterator[list[tuple[int, ...
 
 def factors(sizes: list[int], extent: int) -> Iterator[tuple[int, ...]]:
     """Yields factors of one extent, each of which divides its size."""
-    if not sizes:
-        if extent == 1:
-            yield ()
-        return
-    for factor in range(1, extent + 1):
-        if extent % factor == 0 and sizes[0] % factor == 0:
-            for rest in factors(sizes[1:], extent // factor):
-                yield (factor, *rest)
+    divisors = [n for n in range(1, extent + 1) if extent % n == 0]
+    rows = itertools.product(*([n for n in divisors if size % n == 0] for size in sizes))
+    return (row for row in rows if math.prod(row) == extent)
 
 
 @dataclasses.dataclass(frozen=True)
