@@ -39,11 +39,24 @@ class Rotary(Positions):
             )
 
     def prepare(self, positions_BL: Array, width: int) -> "Rotation":
-        return rotation_of(positions_BL, self, width)
+        """Returns the angles position x rate for heads of this width."""
+        rates, magnitude = plain_rates(self.theta, width), 1.0
+        if self.scaling is not None:
+            rates, magnitude = self.scaling.scaled(rates, self.theta), self.scaling.magnitude
+        rates_k = jnp.asarray(rates, float)
+        angles_BLk = jnp.einsum("BL,k->BLk", positions_BL.astype(float), rates_k)
+        cos_BLk, sin_BLk = magnitude * jnp.cos(angles_BLk), magnitude * jnp.sin(angles_BLk)
+        return Rotation(
+            cos_BLk=jnp.concatenate([cos_BLk, cos_BLk], axis=-1),
+            sin_BLk=jnp.concatenate([-sin_BLk, sin_BLk], axis=-1),
+        )
 
     def rotate(self, layout: Layout, x: Array, axes: str, prepared: "Rotation") -> Array:
+        """Rotates pairs of head columns, whose halves are paired.  RoFormer, equation 34."""
         whole = axes[:-1] + axes[-1].lower()
-        return layout.reshard(rotate(layout, layout.reshard(x, whole), whole, prepared), axes)
+        x, table_axes = layout.reshard(x, whole), whole[0] + whole[-2:]
+        tables = (layout.broadcast_like(table, table_axes, whole) for table in prepared)
+        return layout.reshard(_rotated(x, *tables), axes)
 
 
 class Rotation(NamedTuple):
@@ -52,29 +65,6 @@ class Rotation(NamedTuple):
     cos_BLk: Array
     sin_BLk: Array
     """Negative for the left half."""
-
-
-def rotation_of(positions_BL: Array, spec: Rotary, width: int) -> Rotation:
-    """Returns the angles position x rate for heads of this width."""
-    rates, magnitude = plain_rates(spec.theta, width), 1.0
-    if spec.scaling is not None:
-        rates, magnitude = spec.scaling.scaled(rates, spec.theta), spec.scaling.magnitude
-    rates_k = jnp.asarray(rates, float)
-    angles_BLk = jnp.einsum("BL,k->BLk", positions_BL.astype(float), rates_k)
-    cos_BLk, sin_BLk = magnitude * jnp.cos(angles_BLk), magnitude * jnp.sin(angles_BLk)
-    return Rotation(
-        cos_BLk=jnp.concatenate([cos_BLk, cos_BLk], axis=-1),
-        sin_BLk=jnp.concatenate([-sin_BLk, sin_BLk], axis=-1),
-    )
-
-
-def rotate(layout: Layout, x: Array, axes: str, rotation: Rotation) -> Array:
-    """Rotates pairs of head columns, whose halves are paired.  RoFormer, equation 34.
-
-    The last two axes are positions and the head width, which must be whole.
-    """
-    table_axes = axes[0] + axes[-2:]
-    return _rotated(x, *(layout.broadcast_like(table, table_axes, axes) for table in rotation))
 
 
 def swap_halves(x: Array) -> Array:

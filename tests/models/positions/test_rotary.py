@@ -8,7 +8,7 @@ import pytest
 from configs.errors import UserError
 from layouts.mesh import make_mesh
 from models.positions.rope_scaling import LinearScaling
-from models.positions.rotary import Rotary, rotate, rotation_of, swap_by_product, swap_halves
+from models.positions.rotary import Rotary, swap_by_product, swap_halves
 from tests.toys import WHOLE
 
 
@@ -23,8 +23,8 @@ def test_rotation_multiplies_pairs_by_complex_numbers_and_its_gradient_divides()
         return np.concatenate([turned.real, turned.imag], axis=-1)
 
     def rotated(x_BJMK: jax.Array) -> jax.Array:
-        rotation = rotation_of(jnp.asarray(positions_BM), Rotary(), width)
-        return rotate(WHOLE, x_BJMK, "BJMK", rotation)
+        rotation = Rotary().prepare(jnp.asarray(positions_BM), width)
+        return Rotary().rotate(WHOLE, x_BJMK, "BJMK", rotation)
 
     with jax.set_mesh(make_mesh(WHOLE)):
         y_BJMK, pull = jax.vjp(rotated, jnp.asarray(x_BJMK))
