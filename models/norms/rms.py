@@ -29,51 +29,33 @@ class RmsNorm(Norm):
     def build(self, layout: Layout, weights: Weights) -> "RmsNormLayer":
         return RmsNormLayer(self, layout, weights)
 
-    def build_for_heads(self, layout: Layout, weights: Weights, axis: str = "K") -> "HeadRmsNorm":
-        return HeadRmsNorm(self, layout, weights, axis)
-
-    def scale(self, weights: Weights, axis: str) -> nnx.Param:
-        """Makes the scale, which multiplies by 1 before training."""
-        return weights.zeros(axis) if self.offset else weights.ones(axis)
-
-    def normed(
-        self, layout: Layout, x: Array, scale: Array, axes: str, scale_axes: str | None = None
-    ) -> Array:
-        """Normalizes the axes of the scale, or else the last, in JAX's float type."""
-        epsilon, offset = self.epsilon, self.offset
-        return normed(layout, x, scale, axes, epsilon, offset=offset, scale_axes=scale_axes)
+    def build_for_heads(self, layout: Layout, weights: Weights, axis: str = "K") -> "RmsNormLayer":
+        return RmsNormLayer(self, layout, weights, axis)
 
 
 class RmsNormLayer(nnx.Module):
-    """Normalizes hidden states.  Zhang and Sennrich 2019 (RMSNorm), equation 4."""
+    """Normalizes hidden states, or heads: each, with one scale for all, or all of them together.
 
-    def __init__(self, spec: RmsNorm, layout: Layout, weights: Weights):
-        self.spec = spec
-        self.layout = layout
-        self.scale_D = spec.scale(weights, "D")
-
-    def __call__(self, x_BLD: Array) -> Array:
-        y_BLD = self.spec.normed(self.layout, x_BLD, self.scale_D[...], "BLD")
-        # A TPU's compiler would compute the gradient of the norm tile by tile in a product.
-        return jax.lax.optimization_barrier(y_BLD)
-
-
-class HeadRmsNorm(nnx.Module):
-    """Normalizes each head, with one scale for all, or all heads together, with one for each.
-
-    Henry et al. 2020; Team OLMo 2024 (OLMo 2), section 3.3.
+    Zhang and Sennrich 2019 (RMSNorm), equation 4; of heads Henry et al. 2020; Team OLMo 2024 (OLMo
+    2), section 3.3.
     """
 
-    def __init__(self, spec: RmsNorm, layout: Layout, weights: Weights, axis: str = "K"):
+    def __init__(self, spec: RmsNorm, layout: Layout, weights: Weights, axes: str = "D"):
         self.spec = spec
         self.layout = layout
-        self.axis = axis
-        self.name = f"scale_{axis}"
-        setattr(self, self.name, spec.scale(weights, axis))
+        self.axes = axes
+        self.name = f"scale_{axes}"
+        scale = weights.zeros(axes) if spec.offset else weights.ones(axes)  # it multiplies by 1
+        setattr(self, self.name, scale)
 
-    def __call__(self, x: Array, axes: str) -> Array:
-        scale_axes = self.axis if len(self.axis) > 1 else None
-        return self.spec.normed(self.layout, x, getattr(self, self.name)[...], axes, scale_axes)
+    def __call__(self, x: Array, axes: str = "BLD") -> Array:
+        spec, scale = self.spec, getattr(self, self.name)[...]
+        several = self.axes if len(self.axes) > 1 else None
+        y = normed(
+            self.layout, x, scale, axes, spec.epsilon, offset=spec.offset, scale_axes=several
+        )
+        # A TPU's compiler would compute the gradient of this norm tile by tile in a product.
+        return jax.lax.optimization_barrier(y) if axes == "BLD" else y
 
 
 @jax.named_scope("norm")
