@@ -406,10 +406,11 @@ class Layout:
         """Returns the layout without rules: every tensor is whole on every device."""
         return dataclasses.replace(self, rules="", param_rules="")
 
-    def without(self, *axes: str) -> "Layout":
-        """Returns the layout without the rules of some axes, which are then whole."""
+    def without(self, *axes: str, mesh_axes: Sequence[str] = ()) -> "Layout":
+        """Returns the layout without the rules of some axes, or of mesh axes."""
 
         def kept(text: str) -> str:
-            return ";".join(str(rule) for rule in parse_rules(text) if rule.axis not in axes)
+            rules = (r for r in parse_rules(text) if r.axis not in axes)
+            return ";".join(str(rule) for rule in rules if rule.mesh_axis not in mesh_axes)
 
         return dataclasses.replace(self, rules=kept(self.rules), param_rules=kept(self.param_rules))

@@ -6,7 +6,7 @@ After Shazeer et al. 2018 (Mesh-TensorFlow), section 8.5.
 import dataclasses
 import math
 from collections.abc import Iterable, Mapping
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from configs.errors import did_you_mean
 from configs.spec import SPECS
@@ -122,12 +122,8 @@ class LintContext:
 
     def replace(self, field: str, rules: Iterable[str]) -> "LintContext":
         """Replaces the rules of a field."""
-        texts = {name: str(getattr(self.layout, name)) for name in FIELDS}
-        texts[field] = ";".join(rules)
-        layout = dataclasses.replace(
-            self.layout, rules=texts["rules"], param_rules=texts["param_rules"]
-        )
-        return dataclasses.replace(self, layout=layout)
+        changed: dict[str, Any] = {field: ";".join(rules)}
+        return dataclasses.replace(self, layout=dataclasses.replace(self.layout, **changed))
 
     def cite(self, *rules: SourcedRule) -> str:
         """Names rules and where they are written."""

@@ -7,7 +7,6 @@ around the stages several times, through another group of each stage's layers ea
 et al. 2021, section 2.2: the interleaved schedule).
 """
 
-import dataclasses
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -16,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from layouts.einsum import platform
-from layouts.layout import Layout, parse_rules
+from layouts.layout import Layout
 from layouts.shards import mesh_axes, num_shards, ppermute, spec_of
 
 Array = jax.Array
@@ -86,15 +85,7 @@ class Schedule(NamedTuple):
 def inside_stages(layout: Layout) -> Layout:
     """Returns the layout inside a stage, where the mesh axes of the stages split nothing else."""
     taken = stage_axes(layout)
-    if not taken:
-        return layout
-
-    def kept(text: str) -> str:
-        return ";".join(str(rule) for rule in parse_rules(text) if rule.mesh_axis not in taken)
-
-    return dataclasses.replace(
-        layout, rules=kept(layout.rules), param_rules=kept(layout.param_rules)
-    )
+    return layout.without(mesh_axes=taken) if taken else layout
 
 
 def with_nested_maps(layout: Layout, x: Array, blocks: int) -> Array:
