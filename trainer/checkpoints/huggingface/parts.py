@@ -11,9 +11,6 @@ from models.transformer import Transformer
 
 T = TypeVar("T")
 
-ONE_KIND = (Block(),)
-"""The pattern of a model whose layers have the parts of the Transformer."""
-
 
 def with_parts_of_first_block(spec: Transformer) -> Transformer:
     """Returns the same model with the shortest pattern, whose blocks name only parts that the first

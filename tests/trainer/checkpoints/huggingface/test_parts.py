@@ -9,9 +9,10 @@ from models.parts import Block
 from models.positions.none import NoPositions
 from models.positions.rotary import Rotary
 from tests.toys import TOY
-from trainer.checkpoints.huggingface.parts import ONE_KIND, of_kind, with_parts_of_first_block
+from trainer.checkpoints.huggingface.parts import of_kind, with_parts_of_first_block
 
 WINDOW, GATED = MultiHead(window=4), Mlp(gated=True)
+ONE_KIND = (Block(),)  # the pattern of a model whose layers have the parts of the Transformer
 FLAT = dataclasses.replace(TOY, attention=WINDOW, feed_forward=GATED)
 
 
