@@ -86,9 +86,8 @@ def topology_mesh(name: str, sizes: dict[str, int], order: str | None = None) ->
 
 def gpu_target(chip: Chip) -> str:
     """Describes a GPU to XLA's compiler."""
-    target = GPU_TARGETS[chip.kind]
     return GPU_TARGET.format(
-        **target._asdict(),
+        **GPU_TARGETS[chip.kind],
         bandwidth=round(chip.memory_bandwidth),
         memory_bytes=chip.memory_bytes,
         kind=chip.kind,

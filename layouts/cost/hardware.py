@@ -58,22 +58,12 @@ class Chip(NamedTuple):
         return "gpu" if self.kind.startswith("NVIDIA") else "tpu"
 
 
-class GpuTarget(NamedTuple):
-    """Describes what the compiler asks of a GPU besides memory."""
-
-    cores: int  # streaming multiprocessors
-    capability: int  # major number of the compute capability
-    clock_ghz: float
-    cache_bytes: int  # of the second level
-
-
 TABLE = tomllib.loads(Path(__file__).with_name("chips.toml").read_text())
 CHIPS = {name: Chip(**numbers) for name, numbers in TABLE["tpu"].items()}
 GPUS = {name: Chip(**numbers) for name, numbers in TABLE["gpu"].items()}
 GPUS_OF_A_NODE = (1, 2, 4, 8)
-GPU_TARGETS = {
-    GPUS[name].kind: GpuTarget(**numbers) for name, numbers in TABLE["gpu_target"].items()
-}
+GPU_TARGETS = {GPUS[name].kind: numbers for name, numbers in TABLE["gpu_target"].items()}
+"""What the compiler asks of a GPU besides memory."""
 NETWORK_BANDWIDTH: dict[str, float] = TABLE["network_bandwidth"]
 """Bytes/s of a chip to other slices, or of a GPU to other nodes."""
 
