@@ -3,7 +3,7 @@
 import dataclasses
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from configs.spec import is_spec, names
 
@@ -76,8 +76,8 @@ def _labels(specs: Iterable[Any]) -> dict[Any, str]:
     labels: dict[Any, str] = {}
     tops = list(dict.fromkeys(specs))
     nested = [spec for made in tops for spec in _nested(made, in_tuple=False)]
-    kinds = Counter(type(made) for made in {*tops, *(spec.made for spec in nested)})
-    for field, made, in_tuple in [*(_Nested("", made, False) for made in tops), *nested]:
+    kinds = Counter(type(made) for made in {*tops, *(made for _, made, _ in nested)})
+    for field, made, in_tuple in [*(("", made, False) for made in tops), *nested]:
         if made not in labels:
             name = type(made).__name__
             free = name not in labels.values()
@@ -87,21 +87,14 @@ def _labels(specs: Iterable[Any]) -> dict[Any, str]:
     return labels
 
 
-class _Nested(NamedTuple):
-    """Holds a spec, the field that holds it, and whether that or an outer one is a tuple."""
-
-    field: str
-    made: Any
-    in_tuple: bool
-
-
-def _nested(made: Any, *, in_tuple: bool) -> Iterator[_Nested]:
-    """Walks all specs below one."""
+def _nested(made: Any, *, in_tuple: bool) -> Iterator[tuple[str, Any, bool]]:
+    """Yields all specs below one, each with the field that holds it, and whether that or an outer
+    one is a tuple."""
     for name, value in _fields(made):
         is_tuple = isinstance(value, tuple)
         for item in value if is_tuple else (value,):
             if is_spec(item):
-                yield _Nested(name, item, in_tuple or is_tuple)
+                yield name, item, in_tuple or is_tuple
                 yield from _nested(item, in_tuple=in_tuple or is_tuple)
 
 
