@@ -327,12 +327,8 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
 
     def average(self, steps: Sequence[int], abstract_params: Tree) -> Tree:
         """Averages the weights of several checkpoints, added one at a time in float32."""
-
-        def wide(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-            return jax.ShapeDtypeStruct(leaf.shape, jnp.float32, sharding=leaf.sharding)
-
         add = jax.jit(lambda total, params: jax.tree.map(jnp.add, total, params), donate_argnums=0)
-        float32 = jax.tree.map(wide, abstract_params)
+        float32 = jax.tree.map(lambda leaf: leaf.update(dtype=jnp.float32), abstract_params)
         total = self.restore_params(float32, steps[0])
         for step in steps[1:]:
             total = add(total, self.restore_params(float32, step))
