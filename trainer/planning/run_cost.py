@@ -71,10 +71,10 @@ def run_cost(plan: "StepPlan", assumed: Assumptions, price: float | None) -> dic
     best = best_interval(saving.copy_s, step_s, failures_per_s, saving.write_s)
     best = min(best, run.steps)
     every = best if run.checkpoint_every == "auto" else run.checkpoint_every
-    hours = hours_of(plan, assumed, saving, every)
+    hours = hours_of(plan, assumed, every)
     steps_s = plan.timing.range_s if topology.is_gpu else (step_s, step_s)
     ends = [
-        sum(hours_of(plan, assumed, saving, every, end_s, rate).values())
+        sum(hours_of(plan, assumed, every, end_s, rate).values())
         for end_s, rate in zip(steps_s, RATES, strict=True)
     ]
     all_hours = sum(hours.values())
@@ -87,7 +87,7 @@ def run_cost(plan: "StepPlan", assumed: Assumptions, price: float | None) -> dic
         "goodput": hours["steps"] / all_hours,
         "checkpoint_every": every,
         "best_checkpoint_every": best,
-        "best_hours": sum(hours_of(plan, assumed, saving, best).values()),
+        "best_hours": sum(hours_of(plan, assumed, best).values()),
         "wall_hours": all_hours,
         "wall_hours_range": ends,
         "chip_hours": all_hours * topology.chips,
@@ -112,12 +112,7 @@ def finite(value: Any) -> Any:
 
 
 def hours_of(
-    plan: "StepPlan",
-    assumed: Assumptions,
-    saving: Saving,
-    every: int,
-    step_s: float | None = None,
-    rate: float = 1.0,
+    plan: "StepPlan", assumed: Assumptions, every: int, step_s: float | None = None, rate: float = 1
 ) -> dict[str, float]:
     """Predicts the hours of a run by what takes them; `every` steps it saves a checkpoint.
 
@@ -126,6 +121,7 @@ def hours_of(
     recovers.
     """
     run, topology, steps = plan.run, plan.topology, plan.run.total_steps
+    saving = saving_of(plan, assumed)
     step_s = plan.step_s if step_s is None else step_s
     assert step_s is not None and topology is not None
     every = min(every, steps)

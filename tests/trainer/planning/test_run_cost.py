@@ -88,9 +88,7 @@ def test_the_best_interval_is_the_best_of_all(plan: StepPlan) -> None:
     )
     cost, saving = run_cost(slow, assumed, None), saving_of(slow, assumed)
     assert cost is not None and saving.copy_s > saving.write_s
-    hours = {
-        every: sum(hours_of(slow, assumed, saving, every).values()) for every in range(1, 5000, 7)
-    }
+    hours = {every: sum(hours_of(slow, assumed, every).values()) for every in range(1, 5000, 7)}
     assert cost["best_hours"] <= min(hours.values()) * 1.002
     assert cost["best_hours"] < cost["wall_hours"]
 
@@ -108,14 +106,14 @@ def test_the_best_interval_is_no_shorter_than_a_write(plan: StepPlan) -> None:
 
 def test_a_save_waits_for_the_one_before(plan: StepPlan) -> None:
     """A checkpoint of 40 GB takes 40 s; saving each 4 s, training waits 36 s."""
-    hours = hours_of(plan, Assumptions(), saving_of(plan, Assumptions()), every=2)
+    hours = hours_of(plan, Assumptions(), every=2)
     assert hours["checkpoints"] == pytest.approx(STEPS / 2 * 36 / HOUR_S, rel=0.01)
 
 
 def test_evaluations_count_where_their_batches_are_known(plan: StepPlan) -> None:
     run = dataclasses.replace(plan.run, evaluate_every=1000, evaluate_batches=30)
     counted = dataclasses.replace(plan, run=run)
-    hours = hours_of(counted, Assumptions(), saving_of(counted, Assumptions()), every=100)
+    hours = hours_of(counted, Assumptions(), every=100)
     assert hours["evaluations"] == pytest.approx(20 * 30 * STEP_S / 3 / HOUR_S)
 
 
