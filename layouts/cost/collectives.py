@@ -1,6 +1,5 @@
 """Describes collectives, whether counted in a trace or read from a compiled program."""
 
-import dataclasses
 import functools
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -53,25 +52,6 @@ class Collective(NamedTuple):
         return self.times * self.bytes * share * (2 if self.kind == "all-reduce" else 1)
 
 
-@dataclasses.dataclass(frozen=True)
-class UnexpectedTraffic:
-    """Describes traffic along a mesh axis that differs between compiled program and trace."""
-
-    mesh_axis: str
-    compiled_bytes: float
-    expected_bytes: float
-    sources: tuple[str, ...]
-    """The lines that account for most of the difference."""
-
-    def __str__(self) -> str:
-        more = "more" if self.compiled_bytes > self.expected_bytes else "less"
-        return (
-            f"over {self.mesh_axis} a device receives {size_text(self.compiled_bytes)} a step, "
-            f"{more} than the {size_text(self.expected_bytes)} that the layout requires"
-            f"{': ' * bool(self.sources)}{'; '.join(self.sources)}"
-        )
-
-
 def by_mesh_axis(collectives: Iterable[Collective], mesh: Mapping[str, int]) -> dict[str, float]:
     """Returns the bytes that a device receives in a step along each mesh axis.
 
@@ -94,15 +74,22 @@ def by_mesh_axis(collectives: Iterable[Collective], mesh: Mapping[str, int]) -> 
 
 def unexpected_traffic(
     compiled: Iterable[Collective], expected: Iterable[Collective], mesh: Mapping[str, int]
-) -> list[UnexpectedTraffic]:
-    """Returns mesh axes whose compiled traffic differs from what the layout requires."""
+) -> Iterator[str]:
+    """Describes compiled traffic, by mesh axis, that differs from what the layout requires.
+
+    Names the lines that account for most of the difference.
+    """
     compiled, expected = list(compiled), list(expected)
     sizes, expected_sizes = by_mesh_axis(compiled, mesh), by_mesh_axis(expected, mesh)
-    return [
-        UnexpectedTraffic(name, size, required, tuple(differences(name, compiled, expected)))
-        for name, size in sizes.items()
-        if abs(size - (required := expected_sizes[name])) > TOLERANCE * required
-    ]
+    for name, size in sizes.items():
+        required = expected_sizes[name]
+        if abs(size - required) > TOLERANCE * required:
+            sources = "; ".join(differences(name, compiled, expected))
+            yield (
+                f"over {name} a device receives {size_text(size)} a step, "
+                f"{'more' if size > required else 'less'} than the {size_text(required)} that the "
+                f"layout requires{': ' * bool(sources)}{sources}"
+            )
 
 
 def differences(

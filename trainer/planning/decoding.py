@@ -11,7 +11,7 @@ from jax.interpreters.partial_eval import dce_jaxpr
 from jax.sharding import AbstractMesh, Mesh
 
 from layouts.absent_devices import topology_mesh
-from layouts.cost.collectives import UnexpectedTraffic, unexpected_traffic
+from layouts.cost.collectives import unexpected_traffic
 from layouts.cost.dataflow import bytes_read, local_bytes
 from layouts.cost.interconnect import Topology
 from layouts.cost.jaxpr_cost import WorkCounts, cost_of
@@ -243,7 +243,7 @@ class DecodePlan(ProgramPlan):
         return self.step.shape.rows * self.step.shape.new_tokens / self.output_s
 
     @property
-    def unexpected_collectives(self) -> tuple[UnexpectedTraffic, ...]:
+    def unexpected_collectives(self) -> tuple[str, ...]:
         """Finds traffic of a token that differs from what the layout implies."""
         expected = self.step.work.token.collectives
         return tuple(unexpected_traffic(self.work.token.collectives, expected, self.mesh))

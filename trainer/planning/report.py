@@ -129,7 +129,7 @@ def common_figures(plan: StepPlan | DecodePlan) -> dict[str, Any]:
         "model_flops": plan.model_flops,
         "executed_flops": plan.executed_flops,
         "excess_flops": excess_flops(plan.executed_flops, plan.traced_flops),
-        "unexpected_collectives": [str(unexpected) for unexpected in plan.unexpected_collectives],
+        "unexpected_collectives": [*plan.unexpected_collectives],
     }
 
 

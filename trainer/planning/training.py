@@ -13,7 +13,7 @@ from jax.sharding import AbstractMesh, Mesh
 
 from layouts.absent_devices import topology_mesh
 from layouts.cost.calibration import HostRates, estimate_host_timing
-from layouts.cost.collectives import UnexpectedTraffic, unexpected_traffic
+from layouts.cost.collectives import unexpected_traffic
 from layouts.cost.interconnect import Topology
 from layouts.cost.jaxpr_cost import WorkCounts, cost_of
 from layouts.cost.peak_memory import peak_bytes
@@ -142,7 +142,7 @@ class StepPlan(ProgramPlan):
     traced_flops: float
     """The executed FLOPs of the trace."""
     work: WorkCounts
-    unexpected_collectives: tuple[UnexpectedTraffic, ...]
+    unexpected_collectives: tuple[str, ...]
     """Traffic of the executable that differs from what the layout implies."""
     timing: Timing | None
 

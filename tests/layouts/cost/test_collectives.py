@@ -23,7 +23,7 @@ def test_traffic_has_units_that_fit_it(scale: int, received: str, required: str,
     compiled[0] = compiled[0]._replace(times=2)
     expected = [collective("all-gather", 1000 * scale, "models/a.py:1 x", "data")]
     (unexpected,) = unexpected_traffic(compiled, expected, MESH)
-    assert str(unexpected) == (
+    assert unexpected == (
         f"over data a device receives {received} a step, more than the {required} that the layout "
         f"requires: models/a.py:1: {line}"
     )
@@ -33,15 +33,14 @@ def test_lines_with_equal_traffic_are_left_out() -> None:
     same = collective("all-reduce", 1, "models/b.py:2 x", "data")
     compiled = [collective("all-reduce", 4000, "models/a.py:1 x", "data"), same]
     (unexpected,) = unexpected_traffic(compiled, [same], MESH)
-    assert unexpected.sources == ("models/a.py:1: +4 kB of all-reduce",)
+    assert unexpected.endswith(" requires: models/a.py:1: +4 kB of all-reduce")
 
 
 def test_traffic_that_only_takes_another_mesh_axis_names_no_line() -> None:
     """By lines, both receive 1,500 bytes; along the mesh axes, they do not."""
     compiled = [collective("all-gather", 2000, "models/a.py:1 x", "data", "model")]
     expected = [collective("all-gather", 3000, "models/a.py:1 x", "data")]
-    texts = [str(unexpected) for unexpected in unexpected_traffic(compiled, expected, MESH)]
-    assert texts == [
+    assert list(unexpected_traffic(compiled, expected, MESH)) == [
         "over data a device receives 1 kB a step, less than the 1.5 kB that the layout requires",
         "over model a device receives 500 B a step, more than the 0 B that the layout requires: "
         "models/a.py:1: +1.5 kB of all-gather",
