@@ -68,19 +68,15 @@ class Exchange(NamedTuple):
     def send(self, x_cd: Array, empty: int) -> Array:
         """Returns the rows that this device receives; unused ones of the buffer hold `empty`."""
         out_rd = jnp.full_like(x_cd, empty, shape=(self.places, x_cd.shape[1]))
-        start_n, size_n, place_n = self.sent
-        return self.exchange(x_cd, out_rd, start_n, size_n, place_n, self.received.size_n)
+        return self.exchange(x_cd, out_rd, self.sent, self.received.size_n)
 
     def send_back(self, y_rd: Array, out_cd: Array) -> Array:
         """Writes the results of this device's rows, from the devices that have them."""
         start_n, size_n, place_n = self.received
-        return self.exchange(y_rd, out_cd, place_n, size_n, start_n, self.sent.size_n)
+        return self.exchange(y_rd, out_cd, Ranges(place_n, size_n, start_n), self.sent.size_n)
 
-    def exchange(
-        self, x_cd: Array, out_rd: Array, start_n: Array, size_n: Array, place_n: Array,
-        received_n: Array,
-    ) -> Array:  # fmt: skip
-        """Sends rows start to start + size to each device, where they begin at place in out_rd."""
+    def exchange(self, x_cd: Array, out_rd: Array, sent: Ranges, received_n: Array) -> Array:
+        """Sends these rows to each device, which writes them to their places in out_rd."""
         ragged = functools.partial(jax.lax.ragged_all_to_all, axis_name=self.axes)
 
         def padded(*operands: Array) -> Array:
@@ -92,7 +88,7 @@ class Exchange(NamedTuple):
             place_nc = jnp.where(row_1c < received_n[:, None], place_nc, len(out_rd))
             return out_rd.at[place_nc].set(swap(self.axes, x_ncd), mode="drop")
 
-        operands = (x_cd, out_rd, start_n, size_n, place_n, received_n)
+        operands = (x_cd, out_rd, *sent, received_n)
         if not self.axes:
             return padded(*operands)
         return jax.lax.platform_dependent(*operands, cpu=padded, default=ragged)
