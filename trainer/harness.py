@@ -137,9 +137,7 @@ class HarnessModel(TemplateLM):
         if not texts:
             return []
         rows, places = pack_texts(texts, task)
-        losses_BL, is_likeliest_BL = row_losses(
-            trained.model, trained.params, rows, trained.mesh, self.batch_sequences, self.progress
-        )
+        losses_BL, is_likeliest_BL = row_losses(trained, rows, self.batch_sequences, self.progress)
         return [(-float(losses_BL[at].sum()), bool(is_likeliest_BL[at].all())) for at in places]
 
     def generate_until(self, requests: Sequence[Instance], disable_tqdm: bool = True) -> list[str]:

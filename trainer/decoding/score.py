@@ -4,20 +4,21 @@ import dataclasses
 import functools
 import math
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import jax
 import numpy as np
-from jax.sharding import Mesh
 
 from data.packing.rows import Rows
-from data.task import Task
-from data.vocabs import Vocabs
 from models.api import Batch, Model, Params
 from models.loss import TokenLosses
 from trainer.decoding.requests import check_tag
 from trainer.evaluate import Progress, device_batches, no_progress
 from trainer.feed import BatchSharding, dispatch_ahead
 from trainer.multihost import fetched
+
+if TYPE_CHECKING:  # a plan traces the scores without checkpoints
+    from trainer.checkpoints.restore import TrainedModel
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,17 +38,13 @@ def token_losses(model: Model, params: Params, batch: Batch) -> TokenLosses:
 
 
 def row_losses(
-    model: Model,
-    params: Params,
-    rows: Rows,
-    mesh: Mesh,
-    batch_sequences: int,
-    progress: Progress = no_progress,
+    trained: "TrainedModel", rows: Rows, batch_sequences: int, progress: Progress = no_progress
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns the loss of each target of each row, and whether greedy decoding chooses it."""
-    sharding = BatchSharding(model.layout, mesh, batch_sequences)
+    model, params = trained.model, trained.params
+    sharding = BatchSharding(model.layout, trained.mesh, batch_sequences)
     outputs = list[list[np.ndarray]]()
-    with jax.set_mesh(mesh):
+    with jax.set_mesh(trained.mesh):
         batches = device_batches(rows, sharding)
         for output in dispatch_ahead(token_losses(model, params, batch) for batch in batches):
             outputs.append(fetched(output))
@@ -57,12 +54,8 @@ def row_losses(
 
 
 def score_lines(
-    model: Model,
-    params: Params,
+    trained: "TrainedModel",
     lines: Sequence[str],
-    task: Task,
-    vocabs: Vocabs,
-    mesh: Mesh,
     batch_sequences: int,
     progress: Progress = no_progress,
     tag: str | None = None,
@@ -72,12 +65,12 @@ def score_lines(
     A line longer than a row is scored in pieces, each without the ones before it.  Of a pair the
     target is scored; the score of a pair that is longer than a row is NaN.
     """
-    check_tag(tag, task)
+    check_tag(tag, trained.run.task)
     if not lines:
         return []
-    rows, counted = task.pack_lines(lines, vocabs, tag)
+    rows, counted = trained.run.task.pack_lines(lines, trained.vocabs, tag)
     assert rows.pieces is not None
-    per_row, _ = row_losses(model, params, rows, mesh, batch_sequences, progress)
+    per_row, _ = row_losses(trained, rows, batch_sequences, progress)
     counted_BL = rows.counted_BL
     line_ids, row_ids, segments = rows.pieces.T
     totals, tokens = np.zeros(len(lines)), np.zeros(len(lines), int)

@@ -41,11 +41,9 @@ def scores_of(
         trained = models.restore(
             single_checkpoint(models.checkpoints, model.checkpoint), model.average
         )
-        task, vocabs, rows = trained.run.task, trained.vocabs, batch_of(trained, batch_sequences)
+        task, rows = trained.run.task, batch_of(trained, batch_sequences)
         lines = lines_for(task)
-        scores = score_lines(
-            trained.model, trained.params, lines, task, vocabs, trained.mesh, rows, update, tag
-        )
+        scores = score_lines(trained, lines, rows, update, tag)
     too_long = sum(not score.tokens for score in scores)
     if too_long:
         print_note(

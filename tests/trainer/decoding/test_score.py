@@ -11,8 +11,11 @@ from data.vocab import EOS, make
 from data.vocabs import Vocabs
 from layouts.layout import Layout
 from layouts.mesh import make_mesh
+from tests.toys import TOY
 from tests.trainer.bigram import Bigram, log_probabilities
+from trainer.checkpoints.restore import TrainedModel
 from trainer.decoding.score import score_lines
+from trainer.run import Run
 
 WORDS = ("kara", "lost", "mitu", "nevo")
 SPEC = SentencePiece(size=263)
@@ -21,16 +24,19 @@ TASK = Task(name="toy", source=TextFiles(train="text.txt"), vocab=SPEC, length=6
 LINES = ["kara lost", "", "mitu", "nevo kara lost mitu kara mitu nevo lost", "lost lost nevo"]
 
 
+def bigram(layout: Layout, params: dict[str, np.ndarray], task: Task) -> TrainedModel:
+    run = Run(model=TOY, task=task, steps=1, batch_sequences=2)
+    return TrainedModel(Bigram(layout), params, run, Vocabs(VOCAB, VOCAB), make_mesh(layout), 1)
+
+
 def test_a_line_is_scored_alone_and_a_long_one_in_pieces() -> None:
     rng = np.random.default_rng(0)
     params = {name: rng.normal(0, 0.5, (263, 5)).astype(np.float32)
               for name in ("embed_VD", "softmax_VD")}  # fmt: skip
     layout = Layout(mesh="data:2", rules="batch:data")
     calls: list[tuple[int, int]] = []
-    scores = score_lines(
-        Bigram(layout), params, LINES, TASK, Vocabs(VOCAB, VOCAB), make_mesh(layout), 2,
-        lambda done, total: calls.append((done, total)),
-    )  # fmt: skip
+    trained = bigram(layout, params, TASK)
+    scores = score_lines(trained, LINES, 2, lambda done, total: calls.append((done, total)))
     for line, ids, score in zip(LINES, VOCAB.encode(LINES), scores, strict=True):
         targets = np.array([*ids, EOS])
         inputs = np.roll(targets, 1)
@@ -49,9 +55,8 @@ def test_the_tokens_of_a_prompt_are_not_scored() -> None:
     task = PromptTask(name="toy", source=source, vocab=SPEC, length=9, template="{prompt} ")
     params = {name: np.zeros((263, 5), np.float32) for name in ("embed_VD", "softmax_VD")}
     layout = Layout(mesh="data:1", rules="batch:data")
-    vocabs = Vocabs(VOCAB, VOCAB)
     lines = ["kara lost\tmitu nevo", "mitu\tlost", "kara " * 9 + "\tkara"]
-    scores = score_lines(Bigram(layout), params, lines, task, vocabs, make_mesh(layout), 2)
+    scores = score_lines(bigram(layout, params, task), lines, 2)
     assert [(score.tokens, score.words, score.pieces) for score in scores] == [
         (3, 2, 1), (2, 1, 1), (0, 1, 0),
     ]  # fmt: skip
