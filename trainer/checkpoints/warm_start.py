@@ -91,16 +91,11 @@ def warm_started(
         sources = weight_sources(new, saved, title)
         layouts = {path: layout_of(path) for path in new}
         places = {source.path: layouts[path] for path, source in sources.items()}
-        shardings = {
-            path: NamedSharding(
-                mesh, places.get(path, model.layout).place(axes_of_path(path), stored=True)
-            )
-            for path in saved
-        }
-        in_float32 = {
-            path: jax.ShapeDtypeStruct(array.shape, jnp.float32, sharding=shardings[path])
-            for path, array in saved.items()
-        }
+        in_float32 = {}
+        for path, array in saved.items():
+            place = places.get(path, model.layout).place(axes_of_path(path), stored=True)
+            sharding = NamedSharding(mesh, place)
+            in_float32[path] = jax.ShapeDtypeStruct(array.shape, jnp.float32, sharding=sharding)
         abstract = traverse_util.unflatten_dict(in_float32, sep="/")
         restored = traverse_util.flatten_dict(checkpoints.restore_params(abstract, step), sep="/")
 
