@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from sacrebleu.metrics.base import Metric, Score, Signature
+from sacrebleu.metrics.base import Metric, Score
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF, CHRFScore
 from sacrebleu.metrics.ter import TER, TERScore
@@ -123,14 +123,17 @@ def compute_metrics(
     """
     check_texts({name: hypotheses}, references)
     check_settings(tokenize, languages)
-    resamples = affordable_resamples(resamples, len(hypotheses))
+    affordable = MAX_RESAMPLE_BYTES // (SENTENCE_BYTES * len(hypotheses))
+    resamples = min(resamples, max(1, affordable))
 
     def measure(metric: Metric, *details: str) -> Measure:
         score = metric.corpus_score(hypotheses, references, resamples)
-        signature = _signature(metric.get_signature(), test_set, languages)
-        low, high = _interval(score, signature) if resamples > 1 else (None, None)
+        signature = metric.get_signature()
+        signature.update("test", test_set)
+        signature.update("lang", languages)
+        low, high = _interval(score, str(signature)) if resamples > 1 else (None, None)
         named = {name: getattr(score, name) for name in details}
-        return Measure(score.name, score.score, low, high, signature, named)
+        return Measure(score.name, score.score, low, high, str(signature), named)
 
     bleu = _bleu(tokenize, languages)
     return TranslationMetrics(
@@ -201,17 +204,6 @@ def text_hash(texts: References) -> str:
 def _bleu(tokenize: str | None, languages: str | None) -> BLEU:
     target = (languages or "").rpartition("-")[2]
     return BLEU(tokenize=tokenize, trg_lang=target)
-
-
-def affordable_resamples(resamples: int, sentences: int) -> int:
-    """Returns the number of resamples, at most those that fit in memory."""
-    return min(resamples, max(1, MAX_RESAMPLE_BYTES // (SENTENCE_BYTES * sentences)))
-
-
-def _signature(signature: Signature, test_set: str | None, languages: str | None) -> str:
-    signature.update("test", test_set)
-    signature.update("lang", languages)
-    return str(signature)
 
 
 def _interval(score: Score, signature: str) -> tuple[float, float]:
