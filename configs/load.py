@@ -27,10 +27,6 @@ class SettingValue:
     value: Any
     origin: str
 
-    @property
-    def default(self) -> bool:
-        return self.origin == "default"
-
 
 class Maker:
     """Makes specs from bindings; notes each parameter's origin and each binding read."""

@@ -199,7 +199,7 @@ def test_table(write):
     assert by_name["GinAdam.decay"] == (0.125, "default")
     assert by_name["s/GinModel.layers"] == (1, "run.gin:4")
     assert by_name["s/GinModel.width"] == (8, "default")
-    assert [row.name for row in rows if not row.default] == [
+    assert [row.name for row in rows if row.origin != "default"] == [
         "GinRun.steps",
         "GinRun.model",
         "GinModel.layers",
