@@ -131,9 +131,9 @@ class LatentAttention(nnx.Module):
 
         return {"latent_BMR": empty(self.spec.latent), "rotated_BMP": empty(self.spec.rotated)}
 
-    def placed(self, name: str) -> Array:
-        """Returns a weight whose head columns are whole on every device."""
-        return self.layout.reshard(getattr(self, name)[...], name.rpartition("_")[2])
+    def placed(self, name: str, axes: str = "") -> Array:
+        """Returns a weight, by other axes than its own if they are given; heads are whole."""
+        return self.layout.reshard(getattr(self, name)[...], axes or name.rpartition("_")[2])
 
     def queries(self, x_BLD: Array, context: AttentionContext) -> Pair:
         """Returns the scaled queries: their plain columns, and the rotated ones."""
@@ -147,7 +147,8 @@ class LatentAttention(nnx.Module):
         scale = spec.query_scale or (self.sizes.d_kv + spec.rotated) ** -0.5
         q_BJQLK = einsum("BLJQK->BJQLK", q_BLJQK) * scale
         q_rotated_BJQLP = einsum("BLJQP->BJQLP", q_rotated_BLJQP) * scale
-        return q_BJQLK, self.rotate(q_rotated_BJQLP, "BJQLP", context)
+        angles = context.prepared
+        return q_BJQLK, self.positions.rotate(self.layout, q_rotated_BJQLP, "BJQLP", angles)
 
     def compress(self, x_BLD: Array, context: AttentionContext) -> Pair:
         """Returns what the cache keeps of each token: all but the last axis may be split."""
@@ -155,10 +156,8 @@ class LatentAttention(nnx.Module):
         latent_BMR = einsum("BMD,DR->BMR", x_BLD, self.wkv_latent_DR[...])
         latent_BMr = self.kv_norm(reshard(latent_BMR, "BMr"), "BMr")
         rotated_BMP = einsum("BMD,DP->BMP", x_BLD, self.wk_rotated_DP[...])
-        return latent_BMr, reshard(self.rotate(rotated_BMP, "BMP", context), "BMp")
-
-    def rotate(self, x: Array, axes: str, context: AttentionContext) -> Array:
-        return self.positions.rotate(self.layout, x, axes, context.prepared)
+        rotated_BMP = self.positions.rotate(self.layout, rotated_BMP, "BMP", context.prepared)
+        return latent_BMr, reshard(rotated_BMP, "BMp")
 
     def attend(
         self, queries: Pair, compressed: Pair, context: AttentionContext, key: Array | None
@@ -166,8 +165,8 @@ class LatentAttention(nnx.Module):
         """Expands keys and values to heads, as training needs them."""
         layout = self.layout
         (q_BJQLK, q_rotated_BJQLP), (latent_BMr, rotated_BMp) = queries, compressed
-        k_BJMK = layout.einsum("BMr,rJK->BJMK", latent_BMr, self.weight_of_latent("wk_RJK"))
-        v_BJMK = layout.einsum("BMr,rJK->BJMK", latent_BMr, self.weight_of_latent("wv_RJK"))
+        k_BJMK = layout.einsum("BMr,rJK->BJMK", latent_BMr, self.placed("wk_RJK", "rJK"))
+        v_BJMK = layout.einsum("BMr,rJK->BJMK", latent_BMr, self.placed("wv_RJK", "rJK"))
         shape = (*k_BJMK.shape[:3], self.spec.rotated)
         shared_BJMk = layout.broadcast_in_dim(rotated_BMp, shape, (0, 2, 3), "BJMk")
         q_rotated_BJQLk = layout.reshard(q_rotated_BJQLP, "BJQLk")
@@ -181,7 +180,7 @@ class LatentAttention(nnx.Module):
         q_BJQLK, q_rotated_BJQLP = queries
         latent_BMr, rotated_BMp = cache["latent_BMR"], cache["rotated_BMP"]
         assert context.mask_BLM is not None
-        wk_rJK, wv_rJK = (self.weight_of_latent(name) for name in ("wk_RJK", "wv_RJK"))
+        wk_rJK, wv_rJK = (self.placed(name, "rJK") for name in ("wk_RJK", "wv_RJK"))
         q_BJQLr = einsum("BJQLK,rJK->BJQLr", q_BJQLK, wk_rJK)
         logits_BJQLM = einsum("BJQLr,BMr->BJQLM", q_BJQLr, latent_BMr, dtype=float)
         q_rotated_BJQLp = layout.reshard(q_rotated_BJQLP, "BJQLp")
@@ -191,6 +190,3 @@ class LatentAttention(nnx.Module):
         probs_BJQLM /= layout.broadcast_like(sum_BJQL, "BJQL", "BJQLM")
         y_BJQLr = einsum("BJQLM,BMr->BJQLr", probs_BJQLM.astype(latent_BMr.dtype), latent_BMr)
         return einsum("BJQLr,rJK->BJQLK", y_BJQLr, wv_rJK)
-
-    def weight_of_latent(self, name: str) -> Array:
-        return self.layout.reshard(getattr(self, name)[...], "rJK")
