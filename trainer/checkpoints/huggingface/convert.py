@@ -318,7 +318,8 @@ def weights_of(spec: Transformer, family: families.Family) -> Iterator[Converted
         yield weight("softmax_VD", (families.SOFTMAX,), "V D")
     if spec.logit_bias:
         yield weight("logit_bias_V", (tensors.logit_bias,), "1 V")
-    for stack, layers in stacks_of(spec):
+    encoder = [("encoder", spec.encoder_layers)] if spec.has_encoder else []
+    for stack, layers in [*encoder, (DECODER, spec.layers)]:
         place = functools.partial(tensors.layer.format, stack=stack)
         final = {"scale_D": (tensors.final_norm, "D")} if tensors.final_norm else {}
         for path, (name, axes) in biased(spec, final).items():
@@ -363,11 +364,6 @@ def biased(spec: Transformer, norms: families.Names) -> families.Names:
         path.replace("scale", "bias"): (name.replace("weight", "bias"), axes)
         for path, (name, axes) in norms.items()
     }
-
-
-def stacks_of(spec: Transformer) -> list[tuple[str, int]]:
-    """Returns the stacks of a model and how many layers each has."""
-    return [("encoder", spec.encoder_layers)] * spec.has_encoder + [(DECODER, spec.layers)]
 
 
 def block_paths(spec: Transformer, stack: str) -> list[str]:
