@@ -8,6 +8,7 @@
 # make bench                  speed, and that of other libraries where they are installed
 # make bench-gpu              the same on a GPU, in 8 minutes: 1.3B dense, long rows, experts, decoding
 # make papers                 docs/papers.md and its pictures, in some minutes
+# make screenshots            pictures of the pages, for docs/
 # make docs                   the documentation as a site with a search, in .cache/site/html
 # make audit                  known vulnerabilities of the installed packages
 PYTHON ?= python3
@@ -28,7 +29,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help install cuda tpu quickstart quickstart-translate test test-faults test-newest test-sweep lint bench bench-gpu test-gpu \
-  papers docs audit lock
+  papers screenshots docs audit lock
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -91,6 +92,9 @@ bench_gpu/%:
 
 papers: install
 	$(BIN)/meshloom papers --output=docs
+
+screenshots: install  # needs Chromium, and playwright: .venv/bin/pip install playwright
+	$(BIN)/python -m docs.site.screenshots
 
 docs: install  # fails where a link or an anchor of a page leads nowhere
 	$(BIN)/uv venv --quiet --allow-existing .venv/docs

@@ -141,7 +141,7 @@ def test_several_runs_are_compared_on_one_page(
     assert page.elements <= ELEMENTS and page.attributes <= ATTRIBUTES
     assert page.text.count(str(model_dir)) == 2 and "src=" not in page.text
     text = file.read_text()
-    differ, numbers = text.split("<h2>Last numbers")[0], text.split("<h2>Last numbers")[1]
+    numbers, differ = text.split("<h2>Settings that differ")
     assert "<td>Run.steps<td>4<td>6<td>" in differ and "<td>Run.keep_last<td>3<td>2<td>" in differ
     assert "<td>step<td>4<td>6<td>1" in numbers
     last = [read_lines(Path(folder) / "metrics.jsonl")[-1]["loss"] for folder in folders[:2]]
