@@ -15,7 +15,7 @@ from layouts.low_rank import Adapted, merged
 from layouts.mesh import abstract_mesh
 from layouts.padding import with_axes, with_padding
 from models.adapters.lora import ADAPTER, Lora
-from models.api import Batch, Params, WeightInfo
+from models.api import Batch, Cache, Params, WeightInfo
 from models.initializers import Weights, infos_of
 from models.loss import (
     Criterion,
@@ -129,10 +129,20 @@ class NetworkModel(abc.ABC, Generic[NetworkT]):
             "meshloom evaluate and meshloom score."
         )
 
-    def init_cache(self, *arguments: Any, **named: Any) -> Any:
+    def init_cache(
+        self, prepared: Params, source: Batch | None, batch_sequences: int, cache_length: int
+    ) -> Cache:
         raise NotImplementedError
 
-    def step(self, *arguments: Any, **named: Any) -> Any:
+    def step(
+        self,
+        prepared: Params,
+        cache: Cache,
+        tokens_BL: jax.Array,
+        positions_BL: jax.Array,
+        mask_BLM: jax.Array,
+        cache_index: jax.Array,
+    ) -> tuple[Cache, jax.Array]:
         raise NotImplementedError
 
     def update_routers(self, params: Params, loads: Any) -> Params:
