@@ -90,6 +90,8 @@ class Task:
     """Whether the source yields pairs."""
     has_answers: ClassVar[bool] = False
     """Whether decoded texts are answers, which are written without their prompts."""
+    has_rejected: ClassVar[bool] = False
+    """Whether training has answers that are not to be given."""
     unit: ClassVar[str] = "tokens"
     """Unit of what a model predicts, in counts and rates."""
     left_out: ClassVar[tuple[str, ...]] = ()

@@ -208,3 +208,17 @@ class Model(Decodable, Protocol):
 def step_layout(layout: Layout) -> Layout:
     """Returns the layout of decoding, which splits no text along its length."""
     return layout.without("layers", "length", "memory", "beam", "new_tokens", "candidates")
+
+
+@abstract_spec
+class Frozen:
+    """Selects another model, with the same vocabulary, which is neither trained nor saved."""
+
+    free_on_resume: ClassVar[tuple[str, ...]] = ("model_dir",)
+
+    model_dir: str
+    """Model directory of the other model, whose latest weights are taken."""
+
+    def criterion_fields(self) -> dict[str, Any]:
+        """Returns the fields of the criterion that say what it is for."""
+        raise NotImplementedError

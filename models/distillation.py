@@ -5,13 +5,13 @@ Hinton et al. 2015; Kim and Rush 2016 for translation.
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Annotated, ClassVar
+from typing import Annotated, Any
 
 import jax
 from pydantic import Field
 
 from configs.spec import spec
-from models.api import Batch, Params, WeightInfo
+from models.api import Batch, Frozen, Params, WeightInfo
 from models.loss import Criterion, LossSums, TeacherOutput
 from models.spec import TransformerSpec
 from models.transformer import TransformerModel, join_microbatches
@@ -21,20 +21,16 @@ TEACHER = "teacher"
 
 
 @spec
-class Teacher:
-    """Adds the divergence from another model's predictions to the objective.
+class Teacher(Frozen):
+    """Adds the divergence from another model's predictions to the objective."""
 
-    The other model, which must have the same vocabulary, is neither trained nor saved.
-    """
-
-    free_on_resume: ClassVar[tuple[str, ...]] = ("model_dir",)
-
-    model_dir: str
-    """Model directory of the teacher, whose latest weights are taken."""
     weight: Annotated[float, Field(gt=0, le=1)] = 0.5
     """Share of the divergence in the objective; cross entropy has the rest."""
     temperature: Annotated[float, Field(ge=0.01, le=100)] = 1.0
     """Divides the logits of both models; above 1, unlikely tokens count for more."""
+
+    def criterion_fields(self) -> dict[str, Any]:
+        return {"teacher_weight": self.weight, "temperature": self.temperature}
 
 
 def without_teacher(params: Params) -> Params:

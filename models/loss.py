@@ -74,6 +74,8 @@ class Criterion:
     """Weight of the divergence from a teacher's predictions; the rest is that of the objective."""
     temperature: float = 1.0
     """Divides the logits of both, before the divergence."""
+    dpo_beta: float | None = None
+    """Scale of the margins of preferences, which the objective then is; None: of tokens."""
     teacher_cap: float | None = None
     """Bounds the teacher's logits softly.  Its model says it."""
 

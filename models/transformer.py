@@ -34,6 +34,7 @@ from models.loss import (
 )
 from models.network_model import NetworkModel
 from models.parts import BlockParts
+from models.preferences import preference_loss
 from models.spec import TransformerSpec
 
 T = TypeVar("T")
@@ -292,13 +293,14 @@ class TransformerModel(NetworkModel[Network]):
             batch, key = jax.tree.map(lambda x: x[None], (batch, key))
         network, batch = self.pad_rows(params, batch)
         layout, weights_VD = network.layout, network.output_weights()
-        targets_BL, counted_BL = batch["targets_BL"], counted_targets(batch)
+        targets_BL, segments_BL = batch["targets_BL"], batch["segments_BL"]
+        counted_BL = counted_targets(batch)
         bias_V = self.logit_bias(params)
         chunks = self.spec.loss_chunks
         run = functools.partial(network, drop_tokens=criterion.drop_tokens)
         if self.runs_stages:
-            targets_BL, counted_BL = (
-                join_microbatches(layout, x, "BL") for x in (targets_BL, counted_BL)
+            targets_BL, counted_BL, segments_BL = (
+                join_microbatches(layout, x, "BL") for x in (targets_BL, counted_BL, segments_BL)
             )
             chunks *= len(batch["targets_BL"])
 
@@ -314,6 +316,11 @@ class TransformerModel(NetworkModel[Network]):
         teacher = self.teacher_output(params, batch)
 
         def sums_of(x_BLD: Array) -> LossSums:
+            if criterion.dpo_beta is not None and teacher is not None:
+                policy = TeacherOutput(x_BLD, weights_VD, bias_V)
+                return preference_loss(
+                    layout, criterion, policy, teacher, targets_BL, counted_BL, segments_BL
+                )
             return softmax_loss(
                 layout,
                 criterion,

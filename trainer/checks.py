@@ -24,6 +24,8 @@ from layouts.mesh import abstract_mesh, use_mesh
 from layouts.shards import num_shards
 from models.layers.pipeline import Schedule, stage_axes
 from models.precision import Precision
+from models.preferences import Dpo
+from models.spec import TransformerSpec
 from trainer.run import ROWS_MULTIPLE, Run
 
 logger = logging.getLogger(__name__)
@@ -164,6 +166,7 @@ def check_run(run: Run) -> None:
     """Refuses settings that contradict each other, whatever the layout."""
     check_arrays(run)
     check_sides(run)
+    check_preferences(run)
     max_length = run.model.max_length
     for name, length in run.task.row_lengths.items():
         if max_length is not None and length > max_length:
@@ -214,6 +217,30 @@ def check_sides(run: Run) -> None:
             f"Run.task = @{kind}(): the model has no encoder to read sources.  "
             "Set Transformer.encoder_layers."
         )
+
+
+def check_preferences(run: Run) -> None:
+    """Refuses a task of preferences that is learned as text, and what preferences have not."""
+    has_rejected = run.task.has_rejected
+    if not isinstance(run.teacher, Dpo):
+        if has_rejected:
+            raise UserError(
+                "Run.task = @PreferenceTask(): half of its answers are rejected ones.  Set "
+                "Run.teacher = @Dpo(), and Dpo.model_dir to the model that the run starts from."
+            )
+        return
+    if not has_rejected:
+        raise UserError(
+            f"Run.teacher = @Dpo(): task @{type(run.task).__name__}() has no rejected answers.  "
+            "Set Run.task = @PreferenceTask()."
+        )
+    for name in ("label_smoothing", "z_loss", "r_drop"):
+        if getattr(run, name):
+            raise UserError(
+                f"Run.{name} = {getattr(run, name)}: @Dpo() has no such term.  Unset it."
+            )
+    if isinstance(run.model, TransformerSpec) and run.model.router is not None:
+        raise UserError("Run.teacher = @Dpo(): a model with experts cannot learn preferences yet.")
 
 
 def check_vocab_settings(run: Run) -> None:

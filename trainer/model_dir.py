@@ -188,9 +188,8 @@ def _vocabs_of(setting: str, folder: str, task: Task) -> Vocabs:
 
 
 @functools.cache
-def teacher_spec(model_dir: str, student: TransformerSpec) -> TransformerSpec:
+def teacher_spec(setting: str, model_dir: str, student: TransformerSpec) -> TransformerSpec:
     """Returns the model of a trained run, which predicts the same tokens as its student."""
-    setting = "Teacher.model_dir"
     title = f"{setting} = {model_dir!r}"
     spec = _directory_of(setting, model_dir).load().make(Run).merged.model
     if not isinstance(spec, TransformerSpec) or spec.has_encoder != student.has_encoder:

@@ -17,9 +17,10 @@ from data.tasks import translation as translation
 from data.vocab import Tokenizer
 from data.vocabs import SOURCE_FILE, TARGET_FILE
 from layouts.hlo.compilation import CompilerOption
-from models.api import ModelSpec
-from models.distillation import Teacher
+from models.api import Frozen, ModelSpec
+from models.distillation import Teacher as Teacher
 from models.loss import Criterion
+from models.preferences import Dpo as Dpo
 from models.transformer import Transformer
 from trainer.metrics.trackers import TensorBoard, TrackerSpec
 from trainer.optimizers.adafactor import Adafactor
@@ -64,9 +65,9 @@ class Run:
     Adapters need it for as long as they are used.
     If this model has experts and that one has none, each expert starts as a copy of the dense
     layer."""
-    teacher: Teacher | None = None
-    """Another model whose predictions this one learns as well. None: it learns from the text
-    alone."""
+    teacher: Frozen | None = None
+    """Another model that takes part in the objective: @Teacher(), whose predictions this one learns
+    as well, or @Dpo(), which preferences are measured against. None: the text alone."""
     skip_spikes: SkipSpikes | None = None
     """Which updates are skipped. None: none; a loss or gradient that is NaN or infinite ends the
     run."""
@@ -172,15 +173,18 @@ class Run:
     def vocabs_from(self) -> dict[str, str]:
         """Returns the model directories whose vocabularies the run takes, by setting."""
         folders = {"Run.start_from": self.start_from}
-        folders["Teacher.model_dir"] = None if self.teacher is None else self.teacher.model_dir
+        if self.teacher is not None:
+            folders[f"{type(self.teacher).__name__}.model_dir"] = self.teacher.model_dir
         return {setting: folder for setting, folder in folders.items() if folder is not None}
 
     @property
     def base(self) -> tuple[str, str] | None:
         """Returns the setting that names the weights that are not trained, and their folder."""
-        setting = "Run.start_from" if self.teacher is None else "Teacher.model_dir"
-        is_there = self.teacher is not None or self.model.adapter is not None
-        return (setting, self.vocabs_from[setting]) if is_there else None
+        if self.teacher is None and self.model.adapter is None:
+            return None
+        settings = self.vocabs_from
+        setting = "Run.start_from" if self.teacher is None else [*settings][-1]
+        return setting, settings[setting]
 
     def with_steps(self, rows: int | None) -> "Run":
         """Returns the run with its length in steps, given the rows of training where known."""
@@ -227,13 +231,11 @@ class Run:
 
     @property
     def criterion(self) -> Criterion:
-        teacher = self.teacher
         return Criterion(
             label_smoothing=self.label_smoothing,
             z_loss=self.z_loss,
             r_drop=self.r_drop,
-            teacher_weight=0.0 if teacher is None else teacher.weight,
-            temperature=1.0 if teacher is None else teacher.temperature,
+            **({} if self.teacher is None else self.teacher.criterion_fields()),
         )
 
 

@@ -103,8 +103,8 @@ def train_step_spec(run: Run, layout: Layout) -> TrainStepSpec:
     """Returns what the compiled steps of a run depend on."""
     model: Model = run.model.model(layout)
     if run.teacher is not None:
-        assert isinstance(run.model, TransformerSpec)  # as a run checks
-        model = DistilledModel(run.model, layout, teacher_spec(run.teacher.model_dir, run.model))
+        assert run.base is not None and isinstance(run.model, TransformerSpec)  # as a run checks
+        model = DistilledModel(run.model, layout, teacher_spec(*run.base, run.model))
     return TrainStepSpec(
         model=model,
         optimizer=run.optimizer,

@@ -32,6 +32,14 @@ class Pair(NamedTuple):
     target: str
 
 
+class Preference(NamedTuple):
+    """Holds a prompt, the preferred answer and the rejected one.  It stands in for a pair."""
+
+    source: str
+    target: str
+    rejected: str
+
+
 def tag_word(tag: str) -> str:
     """Returns a tag as source lines have it: one sub-word of the source vocab.
 

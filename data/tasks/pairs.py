@@ -34,11 +34,11 @@ class PairTask(Task):
     def vocab_text(self, name: str) -> Iterator[str]:
         for part in self.source.parts_of("train").values():
             pairs = self.pairs_of(part, "train")
-            for source, target in self.clean.kept(pairs, "train", Counter()):
+            for pair in self.clean.kept(pairs, "train", Counter()):
                 if name != "target vocab":
-                    yield self.prompt(source)
+                    yield self.prompt(pair.source)
                 if name != "source vocab":
-                    yield target
+                    yield from pair[1:]
 
     def part_of_text(
         self, name: str, part: Pairs, split: str, digest: "hashlib._Hash"

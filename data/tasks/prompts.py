@@ -10,7 +10,8 @@ from configs.errors import UserError
 from configs.spec import spec
 from data.packing.pack import Packed, Packer, Side, inputs, joined
 from data.packing.rows import Counts, RowArray, Rows, read_rows
-from data.sources.pairs import Pair, Pairs
+from data.sources.json_lines import JsonlPreferences
+from data.sources.pairs import Pair, Pairs, Preference
 from data.task import PackChunk
 from data.tasks.pairs import PairTask
 from data.vocab import Tokenizer, Vocab
@@ -127,6 +128,31 @@ class PromptTask(PairTask):
         )
 
 
+@spec
+class PreferenceTask(PromptTask):
+    """Defines a task of prompts, each with a preferred and a rejected answer, for `@Dpo()`.
+
+    A row of training holds both answers, each after its prompt: segments 1 and 2, 3 and 4, and so
+    on are the preferred and the rejected one.  The other splits hold the preferred ones alone.
+    """
+
+    source: JsonlPreferences
+    """Where the text comes from."""
+
+    has_rejected = True
+
+    def chunk_packer(self, vocabs: Vocabs) -> PackChunk:
+        pack_preferred = super().chunk_packer(vocabs)
+
+        def pack(pairs: Sequence[Any], tag: str | None, training: bool) -> tuple[Packed, Counts]:
+            if not training:
+                return pack_preferred(pairs, tag, training)
+            prompted = [pair._replace(source=self.prompt(pair.source)) for pair in pairs]
+            return packed_preferences(prompted, vocabs.target, self.length, packs=self.packs)
+
+        return pack
+
+
 def packed_prompts(
     pairs: Sequence[Pair], vocab: Vocab, length: int, *, packs: bool
 ) -> tuple[Packed, Counts]:
@@ -141,11 +167,7 @@ def packed_prompts(
     packed = joined([*([packer.add(signed)] if signed else []), packer.finish()])
     signed_BL, segments_BL = packed.arrays["targets"], packed.arrays["segments"]
     targets_BL = np.where(signed_BL < 0, -1 - signed_BL, signed_BL)
-    arrays = {
-        "targets": targets_BL.astype(vocab.dtype),
-        "segments": segments_BL,
-        "loss_mask": ((signed_BL >= 0) & (segments_BL > 0)).astype(np.uint8),
-    }
+    arrays = answer_arrays(targets_BL.astype(vocab.dtype), segments_BL, signed_BL >= 0)
     pieces = packed.pieces.copy()
     pieces[:, 0] = np.array(kept, np.int64)[pieces[:, 0]]
     # Without a beginning, nothing predicts the first token behind an empty prompt.
@@ -161,3 +183,50 @@ def packed_prompts(
         left_out=len(pairs) - len(kept),
     )
     return Packed(arrays, pieces), counts
+
+
+def answer_arrays(
+    targets_BL: np.ndarray, segments_BL: np.ndarray, is_answer_BL: np.ndarray
+) -> dict[str, np.ndarray]:
+    mask_BL = (is_answer_BL & (segments_BL > 0)).astype(np.uint8)
+    return {"targets": targets_BL, "segments": segments_BL, "loss_mask": mask_BL}
+
+
+def packed_preferences(
+    pairs: Sequence[Preference], vocab: Vocab, length: int, *, packs: bool
+) -> tuple[Packed, Counts]:
+    """Packs both answers of each prompt into one row, each right behind the prompt."""
+    prompts, chosen, rejected = (vocab.encode([pair[i] for pair in pairs]) for i in range(3))
+    # A packer has one array of tokens: those of prompts are negative there, and those of what is
+    # rejected are larger, or smaller, by `far`.
+    far, end = vocab.size, np.array([vocab.end_id])
+    examples = list[np.ndarray]()
+    for prompt, good, bad in zip(prompts, chosen, rejected, strict=True):
+        read = -1 - prompt.astype(np.int32)
+        parts = (read, good, end, read - far, bad.astype(np.int32) + far)
+        examples.append(np.concatenate(parts).astype(np.int32))
+    kept = [i for i, example in enumerate(examples) if len(example) < length]
+    signed = [examples[i] for i in kept]
+    packer = Packer(Side(length, np.int32, vocab.end_id + far), packs=packs)
+    packed = joined([*([packer.add(signed)] if signed else []), packer.finish()])
+    signed_BL, segments_BL = packed.arrays["targets"], packed.arrays["segments"]
+    ids_BL = np.where(signed_BL < 0, -1 - signed_BL, signed_BL)
+    is_rejected_BL = (ids_BL >= far) & (segments_BL > 0)
+    targets_BL = (ids_BL - far * is_rejected_BL).astype(vocab.dtype)
+    segments_BL = np.where(segments_BL > 0, 2 * segments_BL - 1 + is_rejected_BL, 0)
+    segments_BL = segments_BL.astype(packed.arrays["segments"].dtype)
+    arrays = answer_arrays(targets_BL, segments_BL, signed_BL >= 0)
+    example, row, segment = packed.pieces.T
+    example = np.array(kept, np.int64)[example]
+    pieces = [np.stack([example, row, 2 * segment - which], axis=1) for which in (1, 0)]
+    of_prompts = Counts.of([pairs[i].source for i in kept])
+    counts = dataclasses.replace(
+        Counts.of([pairs[i].target for i in kept]),
+        tokens=sum(len(chosen[i]) + len(rejected[i]) + 2 for i in kept),
+        rows=packed.rows,
+        source_words=of_prompts.words,
+        source_bytes=of_prompts.bytes,
+        source_tokens=2 * sum(len(prompts[i]) for i in kept),
+        left_out=len(pairs) - len(kept),
+    )
+    return Packed(arrays, np.stack(pieces, axis=1).reshape(-1, 3)), counts

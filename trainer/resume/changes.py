@@ -29,7 +29,7 @@ FREE_PREFIXES = ("Run.keep_", "Run.evaluate_")
 # Settings that change how the weights develop, and neither what they are nor the order of the data.
 OVERRIDABLE = ("Run.batch_sequences", "Run.exclude", "Run.label_smoothing", "Run.z_loss",
                "Run.r_drop", "Run.best_by", "Run.bleu_sentences", "Run.skip_spikes", "Run.ema",
-               "Teacher.weight", "Teacher.temperature")  # fmt: skip
+               "Teacher.weight", "Teacher.temperature", "Dpo.beta")  # fmt: skip
 
 
 def check_changes(

@@ -26,7 +26,8 @@ def prepare_task(flags: PrepareFlags) -> None:
     task = common.task_of(config)
     used = "Run.task" if "Run.task" in config.bound else type(task)
     common.warn_unused(config, used, kinds=KINDS)
-    named = {name: config.value(name) for name in ("Run.start_from", "Teacher.model_dir")}
+    others = ("Run.start_from", "Teacher.model_dir", "Dpo.model_dir")
+    named = {name: config.value(name) for name in others}
     folders = {name: folder for name, folder in named.items() if isinstance(folder, str)}
     vocabs = starting_vocabs(folders, task)
     with build_bar() as on_progress:
