@@ -88,6 +88,8 @@ class Documents:
         file, first, last = (name, 0, 1 << 32)
         if match and name not in self._files:
             file, first, last = match[1], int(match[2]), int(match[3] or match[2])
+        if first > last:
+            raise UserError(f"{name!r}: legal: the first line before the last one.")
         if file not in self._files:
             raise UserError(
                 f"{name!r}: the rows are from no such file.{did_you_mean(file, self._files)}  "

@@ -177,6 +177,8 @@ class Layout:
         """Computes an einsum over axis letters; the result is placed as its letters say."""
         if isinstance(weight := operands[-1], Operand):
             return weight.product(self, equation, operands[0], dtype, stored=stored)
+        if equation.count("->") != 1:
+            raise ValueError(f"einsum {equation!r}: legal is a form such as 'BLD,DF->BLF'.")
         inputs, out = equation.split("->")
         for axes in inputs.split(","):
             check_distinct(axes)

@@ -179,10 +179,12 @@ def check_run(run: Run) -> None:
     for name, group in run.model.groups.items():
         length = run.task.array_lengths[name]
         if rows * length % group:  # experts serve groups of the tokens of a microbatch
+            divisors = [n for n in range(1, rows * length + 1) if rows * length % n == 0]
+            nearest = min(divisors, key=lambda n: abs(math.log(n / group)))
             raise UserError(
                 f"Moe.group_tokens = {group}: a microbatch has {rows} rows of {length} places "
                 f"({name}), and they do not divide into such groups.  Legal: what divides "
-                f"{rows * length}, such as {math.gcd(rows * length, group)}, or None: a row."
+                f"{rows * length}, such as {nearest}, or None: a row."
             )
 
 

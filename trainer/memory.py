@@ -17,11 +17,14 @@ from trainer.step import abstract_state, train_step_spec
 def check_memory(run: Run, layout: Layout, mesh: Mesh) -> None:
     """Raises if weights, optimizer state and batch alone take more memory than there is."""
     state_bytes = shard_bytes(abstract_state(train_step_spec(run, layout), mesh))
+    copies = ""
+    if run.replay_every is not None:
+        state_bytes, copies = 2 * state_bytes, ", twice (Run.replay_every),"
     batch_bytes = _batch_bytes(run, layout, mesh, run.batch_sequences, run.microbatches)
     _check(
         mesh,
         state_bytes + batch_bytes,
-        f"the run does not fit: {state_bytes:,} bytes of weights and optimizer state and "
+        f"the run does not fit: {state_bytes:,} bytes of weights and optimizer state{copies} and "
         f"{batch_bytes:,} of the batch",
         "Choose smaller sizes, more devices, or a layout that splits more (meshloom plan).",
     )

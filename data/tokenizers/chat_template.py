@@ -15,6 +15,9 @@ import jinja2.sandbox
 from configs.errors import UserError, brief
 from data.tokenizers.tokenizer_json import CONFIG, template_text
 
+RESERVED = ("messages", "tools", "documents", "add_generation_prompt")
+"""Variables that no request sets."""
+
 
 class BadMessages(ValueError):
     """Reports why a template refuses messages, such as two of a user in a row."""
@@ -63,10 +66,8 @@ class ChatTemplate:
         Variables are those of the template, such as enable_thinking.
         """
         try:
-            text = self._template.render(
-                messages=messages, tools=None, documents=None, add_generation_prompt=True,
-                **self._special_tokens, **(variables or {}),
-            )  # fmt: skip
+            fixed = dict(zip(RESERVED, (messages, None, None, True), strict=True))
+            text = self._template.render({**self._special_tokens, **(variables or {}), **fixed})
             text.encode()  # raises where half of a surrogate pair is in it
         except Exception as error:  # of any kind: the template decides what fails
             reason = " ".join(str(error).split()) or type(error).__name__

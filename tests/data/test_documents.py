@@ -264,7 +264,7 @@ def test_ranges_of_lines_and_whole_files_are_named(tmp_path: Path, vocab: Vocab)
     for name, problem in {
         f"{files[1]}:7": "no example of this split begins there",
         f"{files[1]}:13": "no example",
-        f"{files[1]}:9-8": "no example",
+        f"{files[1]}:9-8": "the first line before the last one",
         f"{files[1]}x:1": f"the rows are from no such file.  Did you mean {files[1]}?",
         "": "no such file",
     }.items():

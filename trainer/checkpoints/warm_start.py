@@ -80,6 +80,13 @@ def warm_started(
                 f"{setting} = {folder!r}: no checkpoint there.  Legal: the model directory of "
                 "a run that has saved one."
             )
+        if step not in (steps := checkpoints.steps()):
+            there = ", ".join(map(str, steps)) or "none"
+            raise UserError(
+                f"{setting} = {folder!r}: step {step}, whose weights the run was trained with, is "
+                f"no longer there.  Steps there: {there}.  Copy it back, and raise Run.keep_last "
+                "where that run trains on."
+            )
         saved = {
             path.removeprefix("params/"): array
             for path, array in checkpoints.describe(step).items()

@@ -129,7 +129,8 @@ def hours_of(
     saves_s = math.ceil(steps / every) * (saving.copy_s + wait_s)
     evaluations = 1 if run.evaluate_every is None else math.ceil(steps / run.evaluate_every)
     evaluating_s = evaluations * (run.evaluate_batches or 0) * step_s * FORWARD
-    planned_s = steps * step_s + saves_s + evaluating_s
+    replaying_s = math.ceil(steps / run.replay_every) * step_s if run.replay_every else 0.0
+    planned_s = steps * step_s + replaying_s + saves_s + evaluating_s
     interval_s = planned_s * every / steps
     lost_s = 60 * assumed.restart_minutes + saving.restore_s + interval_s / 2 + saving.write_s
     lost = rate * assumed.failures_per_chip_day * topology.chips / DAY_S * lost_s  # of all time
@@ -137,4 +138,6 @@ def hours_of(
     seconds = {"steps": steps * step_s, "checkpoints": saves_s, "failures": failing_s}
     if run.evaluate_batches is not None:
         seconds["evaluations"] = evaluating_s
+    if run.replay_every is not None:
+        seconds["replays"] = replaying_s
     return {name: value / HOUR_S for name, value in seconds.items()}

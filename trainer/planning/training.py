@@ -71,6 +71,14 @@ class TracedStep(TracedFunction):
         }
 
     @property
+    def replay_bytes(self) -> dict[str, int]:
+        """Sums the bytes of the copy of the state that steps are computed again from."""
+        if self.run.replay_every is None:
+            return {}
+        causes = self.argument_bytes
+        return {"state of replays": causes["parameters"] + causes["optimizer state"]}
+
+    @property
     def trained(self) -> Any:
         """Returns the parameters that have a gradient."""
         return train_step_spec(self.run, self.layout).trained(self.state["params"])
@@ -192,6 +200,7 @@ def estimate_step(step: TracedStep) -> StepCounts:
     peak = peak_bytes(step.traced.jaxpr.jaxpr, step.sizes)
     temporaries = max(0, peak - gradients)
     causes = {**step.argument_bytes, "gradients": gradients, TEMPORARIES: temporaries}
+    causes |= step.replay_bytes
     *ops, arguments = step.cost.ops  # weights and moments, which the optimizer reads and writes
     arguments = arguments._replace(source="weights and optimizer state", scopes="optimizer")
     work = step.cost._replace(ops=(*ops, arguments))
@@ -228,6 +237,7 @@ def memory_by_cause(step: TracedStep, memory: Any) -> dict[str, int]:
         "gradients": gradients,
         TEMPORARIES: memory.temp_size_in_bytes - gradients + unaliased,
         "program": memory.generated_code_size_in_bytes,
+        **step.replay_bytes,
     }
 
 

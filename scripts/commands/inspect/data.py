@@ -103,7 +103,9 @@ class Inspection:
 
     def show_containing(self) -> None:
         """Shows the documents that have a text, in one of their halves where they are pairs."""
-        texts, wanted = enumerate(self._texts()), self.flags.containing or ""
+        texts, wanted = enumerate(self._texts()), self.flags.containing
+        if not wanted:
+            raise UserError("--containing=: legal: a text of at least one character.")
         numbers = [number for number, halves in texts if any(wanted in half for half in halves)]
         print_note(f"{len(numbers):,} documents contain the text.")
         self._show_documents(np.array(numbers, np.int64))

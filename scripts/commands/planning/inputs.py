@@ -24,7 +24,7 @@ from trainer import checks
 from trainer.checks import TraceFn, describe_layout, layout_name
 from trainer.planning import training
 from trainer.planning.child import CompilerAborted, in_child
-from trainer.run import Run
+from trainer.run import MAX_STEPS, Run
 from trainer.traces import trace_train_step
 
 
@@ -80,6 +80,9 @@ def read_inputs(flags: PlanFlags, *layout_files: str) -> PlanInputs:
         data_dir = flags.data_dir
         return inputs._replace(run=with_known_steps(run, flags.settings.model_dir, data_dir))
     steps = math.ceil(flags.tokens / (run.batch_sequences * run.task.length))
+    if steps > MAX_STEPS:
+        raise UserError(f"--tokens={flags.tokens:g}: these are {steps:,} steps.  Legal: at most "
+                        f"{MAX_STEPS:,}, of {run.batch_sequences} rows here.")  # fmt: skip
     return inputs._replace(run=dataclasses.replace(run, steps=steps, epochs=None))
 
 

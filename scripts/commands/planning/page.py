@@ -72,11 +72,11 @@ def run_cost_rows(figures: Mapping[str, Any]) -> list[dict[str, str]]:
     cost = figures.get("run_cost")
     if not cost or cost["wall_hours"] is None:
         return []
-    names = {"failures": f"{cost['failures']:,.1f} failures"}
+    names = {"failures": f"failures ({cost['failures']:,.2g})"}
     return [
         {
             "whole run": names.get(name, name),
-            "hours": with_unit(hours, "hours"),
+            "time": with_unit(hours, "hours"),
             "share": with_unit(hours / cost["wall_hours"], "share"),
         }
         for name, hours in [*cost["hours"].items(), ("all", cost["wall_hours"])]

@@ -16,7 +16,7 @@ from starlette.routing import Route
 
 from configs.errors import UserError, brief
 from data.sources.pairs import chosen_tag, tagged
-from data.tokenizers.chat_template import BadMessages
+from data.tokenizers.chat_template import RESERVED, BadMessages
 from scripts.commands.serving import completions
 from scripts.commands.serving.bodies import (
     ApiError,
@@ -115,12 +115,17 @@ async def chat(request: Request) -> Response:
     body = await read_body(request, ChatBody, served)
     completions.check_count(1, "messages", body.messages, body, served)
     messages = [message.for_template() for message in body.messages]
+    if taken := [name for name in RESERVED if name in body.chat_template_kwargs]:
+        legal = f"variables of the chat template besides {', '.join(RESERVED)}"
+        raise bad_field("chat_template_kwargs", taken[0], legal)
     try:
         text = await asyncio.get_running_loop().run_in_executor(
             RENDERING, template.render, messages, body.chat_template_kwargs
         )
     except BadMessages as error:
-        raise bad_field("messages", messages, f"what the chat template takes ({error})") from None
+        field = "chat_template_kwargs" if body.chat_template_kwargs else "messages"
+        value = getattr(body, field) if body.chat_template_kwargs else messages
+        raise bad_field(field, value, f"what the chat template takes ({error})") from None
 
     def choices() -> list[AnswerChoice]:
         vocab = served.vocabs.target

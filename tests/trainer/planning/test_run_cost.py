@@ -121,3 +121,22 @@ def test_a_run_that_never_ends_has_no_length(plan: StepPlan) -> None:
     cost = run_cost(plan, Assumptions(failures_per_chip_day=1.0, restart_minutes=9000), 2.0)
     assert cost is not None and cost["wall_hours"] is None and cost["price"] is None
     assert cost["goodput"] == 0 and math.inf not in cost["hours"].values()
+
+
+def test_replays_take_a_step_each_and_a_copy_of_the_state(plan: StepPlan) -> None:
+    run = dataclasses.replace(plan.run, replay_every=300)
+    replayed = dataclasses.replace(plan, run=run)
+    hours, before = (hours_of(p, Assumptions(), every=100) for p in (replayed, plan))
+    assert "replays" not in before
+    assert hours["replays"] == pytest.approx(hours["steps"] * math.ceil(STEPS / 300) / STEPS)
+    layout, topology = layout_named("fsdp"), Topology.named("v5e:2x2")
+    with optax_promotion():
+        memory = plan_from_trace(
+            run, layout, mesh_sizes(layout.mesh, topology.devices), topology
+        ).memory
+    causes = dict(memory.bytes_by_cause)
+    assert causes.pop("state of replays") == causes["parameters"] + causes["optimizer state"]
+    assert causes == plan.memory.bytes_by_cause
+    assert memory.needed_bytes - plan.memory.needed_bytes == sum(
+        causes[name] for name in ("parameters", "optimizer state")
+    )

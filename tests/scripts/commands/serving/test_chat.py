@@ -133,7 +133,10 @@ def test_an_answer_may_fill_what_the_chat_leaves(client: Client) -> None:
         ),
         (
             {"messages": CHAT, "chat_template_kwargs": {"messages": []}},
-            ["multiple values for keyword argument 'messages'"],
+            [
+                "chat_template_kwargs = 'messages'",
+                "variables of the chat template besides messages",
+            ],
         ),
         ({"messages": CHAT, "tools": [{}]}, ["tools = [{}]", "[], which changes nothing"]),
         (

@@ -312,7 +312,7 @@ def test_a_student_keeps_the_teacher_that_it_began_with(
     assert "no longer the same" in said
     (moved / "checkpoints/4").rename(tmp_path / "gone")
     said = refused(run("train", place.model_dir, where, "--gin_param=Run.steps = 5"))
-    assert "Found step 4: there is none" in said
+    assert "step 4, whose weights the run was trained with, is no longer there" in said
 
 
 def test_documents_are_excluded_from_a_step_on(run: Meshloom, copy: Place) -> None:
