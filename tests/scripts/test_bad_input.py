@@ -56,7 +56,7 @@ def files(folder: Path) -> set[str]:
                 "Moe.group_tokens = 36",
             ],
             "whole",
-            ["Moe.group_tokens = 36", "8 rows of 24", "divides 192", "such as 12"],
+            ["Moe.group_tokens = 36", "8 rows of 24", "divides 192", "such as 32"],
         ),
         (["Transformer.vocab = 256"], "whole", ["Transformer.vocab = 256", "288"]),
         (["SentencePiece.size = 60"], "whole", ["SentencePiece.size = 60"]),
