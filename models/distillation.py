@@ -12,7 +12,7 @@ from pydantic import Field
 
 from configs.spec import spec
 from models.api import Batch, Frozen, Params, WeightInfo
-from models.loss import Criterion, LossSums, TeacherOutput
+from models.loss import Criterion, LogitOperands, LossSums
 from models.spec import TransformerSpec
 from models.transformer import TransformerModel, join_microbatches
 
@@ -63,14 +63,14 @@ class DistilledModel(TransformerModel):
     def adapted(self, params: Params) -> Params:
         return super().adapted(without_teacher(params))
 
-    def teacher_output(self, params: Params, batch: Batch) -> TeacherOutput:
+    def teacher_output(self, params: Params, batch: Batch) -> LogitOperands:
         teacher, weights = self.teacher, params[TEACHER]
         bias_V = teacher.logit_bias(weights)
         if not self.runs_stages:
-            return TeacherOutput(*teacher.hidden(weights, batch)[2:], bias_V)
+            return LogitOperands(*teacher.hidden(weights, batch)[2:], bias_V)
         x_ABLD = jax.lax.map(lambda batch: teacher.hidden(weights, batch)[2], batch)
         x_BLD = join_microbatches(teacher.layout, x_ABLD, "BLD")
-        return TeacherOutput(x_BLD, teacher.network(weights).output_weights(), bias_V)
+        return LogitOperands(x_BLD, teacher.network(weights).output_weights(), bias_V)
 
     def loss(
         self, params: Params, batch: Batch, criterion: Criterion, key: jax.Array | None = None

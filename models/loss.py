@@ -83,8 +83,8 @@ class Criterion:
 CROSS_ENTROPY = Criterion()
 
 
-class TeacherOutput(NamedTuple):
-    """Holds what a teacher's logits are the product of."""
+class LogitOperands(NamedTuple):
+    """Holds what logits are the product of, and their bias."""
 
     x_BLD: Array
     softmax_VD: Array
@@ -100,7 +100,7 @@ def softmax_loss(
     softmax_VD: Array,
     targets_BL: Array,
     counted_BL: Array,
-    teacher: TeacherOutput | None = None,
+    teacher: LogitOperands | None = None,
     bias_V: Array | None = None,
 ) -> LossSums:
     """Sums the loss over the counted tokens of softmax(x softmax_VD^T) against the targets.
@@ -221,7 +221,7 @@ def _with_gradients(
     softmax_VD: Array,
     targets_BL: Array,
     counted_BL: Array,
-    teacher: TeacherOutput | None = None,
+    teacher: LogitOperands | None = None,
     bias_V: Array | None = None,
 ) -> tuple[LossSums, tuple[Array, Array]]:
     """Returns the sums, and the objective's gradients by x and by the softmax weights."""
@@ -267,7 +267,7 @@ def _in_slices(
     softmax_VD: Array,
     targets_BL: Array,
     counted_BL: Array,
-    teacher: TeacherOutput | None,
+    teacher: LogitOperands | None,
     bias_V: Array | None,
     *,
     gradients: bool = False,
@@ -349,7 +349,7 @@ def _forward(
     x_BLD: Array,
     targets_BL: Array,
     counted_BL: Array,
-    teacher: TeacherOutput | None,
+    teacher: LogitOperands | None,
     bias_V: Array | None,
 ) -> tuple[LossSums, Array]:
     """Returns the sums of one slice and the objective's gradient by its logits."""
@@ -398,7 +398,7 @@ def _forward(
 
 
 def _divergence_from_teacher(
-    layout: Layout, criterion: Criterion, axes: str, logits_BLV: Array, teacher: TeacherOutput
+    layout: Layout, criterion: Criterion, axes: str, logits_BLV: Array, teacher: LogitOperands
 ) -> tuple[Array, Array]:
     """Returns the divergence of predictions from a teacher's, and its gradient by the logits."""
     temperature = criterion.temperature

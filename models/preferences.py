@@ -10,23 +10,23 @@ from pydantic import Field
 from configs.spec import spec
 from layouts.layout import Layout
 from models.api import Frozen
-from models.loss import Criterion, LossSums, TeacherOutput, token_losses
+from models.loss import Criterion, LogitOperands, LossSums, token_losses
 
 Array = jax.Array
 
 
 @spec
 class Dpo(Frozen):
-    """Raises the likelihood of preferred answers, and lowers that of rejected ones, compared with
-    another model, which is usually the one that the run starts from.
+    """Raises the likelihood of preferred answers, and lowers that of rejected ones, relative to a
+    reference model, which is usually the one that the run starts from.
 
     The task is a @PreferenceTask().  The loss is -log sigmoid(margin), and the accuracy the share
     of positive margins; both are means over preferences, which `tokens` counts.
     """
 
     beta: Annotated[float, Field(gt=0, le=100)] = 0.1
-    """Scale of the margin: the log-probability that the preferred answer gains over the other model
-    minus that of the rejected one.  Smaller values let the model go further from the other one."""
+    """Scale of the margin: the log-probability that the preferred answer gains over the reference
+    model minus that of the rejected one.  Smaller values let the model move further from it."""
 
     def criterion_fields(self) -> dict[str, Any]:
         return {"dpo_beta": self.beta}
@@ -35,8 +35,8 @@ class Dpo(Frozen):
 def preference_loss(
     layout: Layout,
     criterion: Criterion,
-    policy: TeacherOutput,
-    reference: TeacherOutput,
+    policy: LogitOperands,
+    reference: LogitOperands,
     targets_BL: Array,
     counted_BL: Array,
     segments_BL: Array,
@@ -49,7 +49,7 @@ def preference_loss(
     assert criterion.dpo_beta is not None
 
     @functools.partial(jax.checkpoint, static_argnums=1)
-    def log_p(output: TeacherOutput, cap: float | None) -> Array:
+    def log_p(output: LogitOperands, cap: float | None) -> Array:
         x_BLD, softmax_VD, bias_V = output
         losses = token_losses(layout, x_BLD, softmax_VD, targets_BL, counted_BL, cap, bias_V)
         return -losses.loss_BL
@@ -57,7 +57,7 @@ def preference_loss(
     gain_BL = log_p(policy, criterion.logit_cap)
     gain_BL -= jax.lax.stop_gradient(log_p(reference, criterion.teacher_cap))
     is_chosen_BL = segments_BL % 2 == 1
-    # A device adds up whole rows.  Those of several microbatches may be one after another in one.
+    # Under stages, a row holds those of several microbatches one after another.
     gain_Bl = layout.reshard(jnp.where(is_chosen_BL, gain_BL, -gain_BL), "Bl")
     segments_Bl = layout.reshard(segments_BL, "Bl")
     before_Bl = jnp.pad(segments_Bl[:, :-1], ((0, 0), (1, 0)))

@@ -24,8 +24,8 @@ from models.layers.pipeline import stage_axes, with_nested_maps
 from models.layers.stack import Loads, Stack
 from models.loss import (
     Criterion,
+    LogitOperands,
     LossSums,
-    TeacherOutput,
     biased_logits,
     capped,
     counted_targets,
@@ -317,7 +317,7 @@ class TransformerModel(NetworkModel[Network]):
 
         def sums_of(x_BLD: Array) -> LossSums:
             if criterion.dpo_beta is not None and teacher is not None:
-                policy = TeacherOutput(x_BLD, weights_VD, bias_V)
+                policy = LogitOperands(x_BLD, weights_VD, bias_V)
                 return preference_loss(
                     layout, criterion, policy, teacher, targets_BL, counted_BL, segments_BL
                 )
@@ -352,7 +352,7 @@ class TransformerModel(NetworkModel[Network]):
             objective=sums.objective + decoder_loss, source_objective=encoder_loss, loads=loads
         )
 
-    def teacher_output(self, params: Params, batch: Batch) -> TeacherOutput | None:
+    def teacher_output(self, params: Params, batch: Batch) -> LogitOperands | None:
         """Returns what a teacher makes of a batch, where there is one."""
         return None
 

@@ -4,6 +4,7 @@ A layout's result does not depend on which device holds which shard.  Where it d
 computes wrong (silent data corruption; Hochschild et al. 2021, Dixit et al. 2021).
 """
 
+import functools
 import itertools
 import logging
 import math
@@ -142,36 +143,43 @@ def share(distance: float, update: float) -> float:
 
 def distances(mesh: Mesh, tree: Params, other: Params) -> dict[int, float]:
     """Returns how far apart each device's shards of two trees are, by its place in the mesh."""
+    return by_place(on_each_device(mesh, distance, tree, other))
 
-    def of_device(a: Params, b: Params) -> jax.Array:
-        def squares(x: jax.Array, y: jax.Array) -> jax.Array:
-            return jnp.sum(jnp.square(x.astype(float) - y.astype(float)))
 
-        return jnp.sqrt(sum(jax.tree.leaves(jax.tree.map(squares, a, b))))[None]
+def distance(tree: Params, other: Params) -> jax.Array:
+    """Returns the length of the difference of a device's shards."""
 
-    return by_device(mesh, of_device, tree, other)
+    def squares(x: jax.Array, y: jax.Array) -> jax.Array:
+        return jnp.sum(jnp.square(x.astype(float) - y.astype(float)))
+
+    return jnp.sqrt(sum(jax.tree.leaves(jax.tree.map(squares, tree, other))))[None]
 
 
 def probes(mesh: Mesh) -> dict[int, float]:
     """Returns what each device computes alone from the same numbers, by its place in the mesh."""
+    return by_place(on_each_device(mesh, probe))
+
+
+def probe() -> jax.Array:
     rng = np.random.default_rng(0)
     numbers = rng.normal(0, PROBE_SIZE**-0.5, (PROBE_SIZE, PROBE_SIZE)).astype(np.float32)
-
-    def of_device() -> jax.Array:
-        x = w = jnp.asarray(numbers)
-        for _ in range(PROBE_ROUNDS):
-            x = jnp.tanh(2 * x @ w)
-        return jnp.sum(x)[None]
-
-    return by_device(mesh, of_device)
+    x = w = jnp.asarray(numbers)
+    for _ in range(PROBE_ROUNDS):
+        x = jnp.tanh(2 * x @ w)
+    return jnp.sum(x)[None]
 
 
-def by_device(mesh: Mesh, call: Callable[..., jax.Array], *trees: Params) -> dict[int, float]:
-    """Returns the number that each device computes from its shards, by its place in the mesh."""
-    every = jax.P(mesh.axis_names)
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def on_each_device(mesh: Mesh, call: Callable[..., jax.Array], *trees: Params) -> jax.Array:
+    """Returns the number that each device computes from its shards, in the order of the mesh."""
     specs = jax.tree.map(spec_of, trees)
-    mapped = jax.shard_map(call, mesh=mesh, in_specs=specs, out_specs=every, check_vma=False)
-    shards = jax.jit(mapped)(*trees).addressable_shards
+    every = jax.P(mesh.axis_names)
+    return jax.shard_map(call, mesh=mesh, in_specs=specs, out_specs=every, check_vma=False)(*trees)
+
+
+def by_place(numbers: jax.Array) -> dict[int, float]:
+    """Returns the number of each device of all processes, by its place in the mesh."""
+    shards = numbers.addressable_shards
     here = [(shard.index[0].start or 0, np.asarray(shard.data).item()) for shard in shards]
     return dict(itertools.chain.from_iterable(gather(here)))
 

@@ -173,18 +173,18 @@ class Run:
     def vocabs_from(self) -> dict[str, str]:
         """Returns the model directories whose vocabularies the run takes, by setting."""
         folders = {"Run.start_from": self.start_from}
-        if self.teacher is not None:
-            folders[f"{type(self.teacher).__name__}.model_dir"] = self.teacher.model_dir
+        if self.teacher is not None and self.base is not None:
+            folders |= dict([self.base])
         return {setting: folder for setting, folder in folders.items() if folder is not None}
 
     @property
     def base(self) -> tuple[str, str] | None:
         """Returns the setting that names the weights that are not trained, and their folder."""
-        if self.teacher is None and self.model.adapter is None:
+        if self.teacher is not None:
+            return f"{type(self.teacher).__name__}.model_dir", self.teacher.model_dir
+        if self.model.adapter is None or self.start_from is None:
             return None
-        settings = self.vocabs_from
-        setting = "Run.start_from" if self.teacher is None else [*settings][-1]
-        return setting, settings[setting]
+        return "Run.start_from", self.start_from
 
     def with_steps(self, rows: int | None) -> "Run":
         """Returns the run with its length in steps, given the rows of training where known."""

@@ -33,7 +33,7 @@ class Pair(NamedTuple):
 
 
 class Preference(NamedTuple):
-    """Holds a prompt, the preferred answer and the rejected one.  It stands in for a pair."""
+    """Holds a prompt, the preferred answer and the rejected one, where tasks read a Pair."""
 
     source: str
     target: str

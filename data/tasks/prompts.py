@@ -188,6 +188,7 @@ def packed_prompts(
 def answer_arrays(
     targets_BL: np.ndarray, segments_BL: np.ndarray, is_answer_BL: np.ndarray
 ) -> dict[str, np.ndarray]:
+    """Returns the arrays of rows whose loss counts the answers alone."""
     mask_BL = (is_answer_BL & (segments_BL > 0)).astype(np.uint8)
     return {"targets": targets_BL, "segments": segments_BL, "loss_mask": mask_BL}
 

@@ -10,8 +10,8 @@ import pytest
 from layouts.mesh import make_mesh
 from models.loss import (
     Criterion,
+    LogitOperands,
     LossSums,
-    TeacherOutput,
     divergence,
     softmax_loss,
     token_losses,
@@ -90,7 +90,7 @@ def test_sums_and_gradients_equal_the_oracle(name: str, chunks: int) -> None:
     given = x_BLD.astype(np.float32), softmax_VD.astype(np.float32), targets_BL.astype(np.int32)
 
     known = [jnp.asarray(x, jnp.float32) for x in teacher_arrays()]
-    teacher = TeacherOutput(*known) if criterion.teacher_weight else None
+    teacher = LogitOperands(*known) if criterion.teacher_weight else None
 
     def objective(x_BLD: jax.Array, softmax_VD: jax.Array) -> tuple[jax.Array, LossSums]:
         counted_BL = jnp.asarray(COUNTED_BL)
@@ -179,7 +179,7 @@ def test_a_bias_of_logits_is_a_column_whose_input_is_one() -> None:
         return jnp.asarray(np.concatenate([x, column], -1), jnp.float32)
 
     def computed(
-        x: jax.Array, softmax: jax.Array, taught: TeacherOutput, bias: jax.Array | None
+        x: jax.Array, softmax: jax.Array, taught: LogitOperands, bias: jax.Array | None
     ) -> object:
         given = softmax, targets, counted_BL
         moved = x * 1.1 if bias is not None else x.at[..., :10].multiply(1.1)
@@ -192,8 +192,8 @@ def test_a_bias_of_logits_is_a_column_whose_input_is_one() -> None:
     plain, taught, bias, other = (
         jnp.asarray(x, jnp.float32) for x in (x_BLD, softmax_VD, bias_V, other_bias_V)
     )
-    teacher = TeacherOutput(*(jnp.asarray(x, jnp.float32) for x in (other_BLD, other_VD)), other)
-    widened = TeacherOutput(wide(other_BLD, 1.0), wide(other_VD, other_bias_V))
+    teacher = LogitOperands(*(jnp.asarray(x, jnp.float32) for x in (other_BLD, other_VD)), other)
+    widened = LogitOperands(wide(other_BLD, 1.0), wide(other_VD, other_bias_V))
     biased = computed(plain, taught, teacher, bias)
     columns = computed(wide(x_BLD, 1.0), wide(softmax_VD, bias_V), widened, None)
     for one, same in zip(jax.tree.leaves(biased), jax.tree.leaves(columns), strict=True):
