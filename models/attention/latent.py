@@ -19,7 +19,7 @@ from models.attention.context import AttentionContext
 from models.attention.multi_head import SoftmaxAttention, write
 from models.attention.plain import Operands, capped, masked_probs
 from models.initializers import Weights
-from models.parts import BlockParts
+from models.parts import BlockParts, Norm
 from models.sizes import Sizes
 
 Array = jax.Array
@@ -45,6 +45,8 @@ class Latent(SoftmaxAttention):
     """Columns of each head that positions rotate; all heads share those of keys."""
     query_latent: Count | None = None
     """Width of compressed queries. None: queries are not compressed."""
+    norm: Norm | None = None
+    """Normalizes compressed vectors. None: the norm of the block."""
 
     def check(self, sizes: Sizes, block: BlockParts, *, causal: bool) -> None:
         SoftmaxAttention.check(self, sizes, block, causal=causal)
@@ -91,15 +93,16 @@ class LatentAttention(nnx.Module):
         self.layout = layout = with_axes(layout.without("d_kv"), *spec.axes)
         weights = weights.with_axes(*spec.axes)
         weights, source = weights.with_sizes(R=spec.latent, P=spec.rotated), "D"
+        norm = spec.norm or parts.norm
         if spec.query_latent is not None:
             weights, source = weights.with_sizes(O=spec.query_latent), "O"
             self.wq_latent_DO = weights.normal("DO", fan_in="D")
-            self.q_norm = parts.norm.build_for_heads(layout, weights, "O")
+            self.q_norm = norm.build_for_heads(layout, weights, "O")
         self.names = (f"wq_{source}JQK", f"wq_rotated_{source}JQP")
         for name in self.names:
             setattr(self, name, weights.normal(name.rpartition("_")[2], fan_in=source))
         self.wkv_latent_DR = weights.normal("DR", fan_in="D")
-        self.kv_norm = parts.norm.build_for_heads(layout, weights, "R")
+        self.kv_norm = norm.build_for_heads(layout, weights, "R")
         self.wk_rotated_DP = weights.normal("DP", fan_in="D")
         self.wk_RJK = weights.normal("RJK", fan_in="R")
         self.wv_RJK = weights.normal("RJK", fan_in="R")

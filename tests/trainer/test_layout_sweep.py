@@ -302,7 +302,8 @@ def test_layers_of_two_kinds_are_equal_too(name: str) -> None:
     "name", ["fsdp", "data_and_model_parallel", "context_parallel", "pipeline"]
 )
 def test_latent_attention_biased_routers_and_muon_are_equal_too(name: str) -> None:
-    moe = Moe(experts=8, d_ff=24, shared_d_ff=8, router=SigmoidTopK(bias_rate=0.01))
+    router = SigmoidTopK(bias_rate=0.01, expert_groups=4, groups_per_token=2)
+    moe = Moe(experts=8, d_ff=24, shared_d_ff=8, router=router)
     latent = Latent(latent=8, rotated=4, query_latent=16, logit_cap=5.0)
     pattern = (Block(attention=latent, positions=Rotary()), Block(feed_forward=moe))
     spec = dataclasses.replace(SPEC, layers=4, pattern=pattern)

@@ -54,11 +54,7 @@ class Moe(FeedForward):
     def __post_init__(self) -> None:
         if self.expert.biases:
             raise UserError("Mlp.biases = True: experts have no biases.  Legal: False in experts.")
-        if self.experts < self.router.choices:
-            raise UserError(
-                f"Moe.experts = {self.experts}: the router chooses {self.router.choices} per token."
-                f"  Legal: at least as many experts, or a router of fewer choices."
-            )
+        self.router.check(self.experts)
 
     def check(self, sizes: Sizes, block: BlockParts, *, causal: bool) -> None:
         if causal and not self.router.causal:

@@ -7,6 +7,7 @@ from typing import ClassVar, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from configs.errors import UserError
 from configs.spec import Count, Fraction, NotNegative, Positive, abstract_spec, spec
 from layouts.layout import Layout
 
@@ -76,6 +77,14 @@ class Router:
     def mean_experts(self) -> float:
         """Returns how many experts compute a token, in the mean, if none drops any."""
         return self.choices
+
+    def check(self, experts: int) -> None:
+        """Refuses a number of experts."""
+        if experts < self.choices:
+            raise UserError(
+                f"Moe.experts = {experts}: the router chooses {self.choices} per token.  Legal: at "
+                "least as many experts, or a router of fewer choices."
+            )
 
     def gates(self, logits_Gse: Array) -> Array:
         """Returns the weight of each expert's output."""
@@ -203,12 +212,32 @@ class SigmoidTopK(Router):
     """Multiplies gates."""
     bias_rate: NotNegative = 0.001
     """Changes the bias of an expert by this much after a step."""
+    expert_groups: Count = 1
+    """Equal groups that consecutive experts form."""
+    groups_per_token: Count = 1
+    """Groups that the experts of a token are in: the best by the sum of their two largest biased
+    gates."""
     aux_loss: NotNegative = 0.0
     """Weight of the auxiliary loss, which is 1 if all experts are used equally."""
 
     @property
     def choices(self) -> int:
         return self.k
+
+    def check(self, experts: int) -> None:
+        Router.check(self, experts)
+        groups, best = self.expert_groups, self.groups_per_token
+        if experts % groups or experts == groups > 1:
+            raise UserError(
+                f"SigmoidTopK.expert_groups = {groups}: found Moe.experts = {experts}.  Legal: 1, "
+                "or equal groups of at least 2 experts."
+            )
+        if not self.k * groups <= best * experts <= groups * experts:
+            raise UserError(
+                f"SigmoidTopK.groups_per_token = {best}: found k = {self.k} of {experts} experts "
+                f"in expert_groups = {groups}.  Legal: at most as many groups, with at least k "
+                "experts."
+            )
 
     def gates(self, logits_Gse: Array) -> Array:
         return jax.nn.sigmoid(logits_Gse)
@@ -223,6 +252,8 @@ class SigmoidTopK(Router):
     def choose(self, layout: Layout, gates_Gse: Array, bias_e: Array | None) -> tuple[Array, Array]:
         assert bias_e is not None
         biased_Gse = gates_Gse + layout.broadcast_like(bias_e, "e", "Gse")
+        if self.groups_per_token < self.expert_groups:
+            biased_Gse = layout.shard_map(self.within_best_groups, "Gse->Gse")(biased_Gse)
         _, expert_Gsi = layout.top_k(jax.lax.stop_gradient(biased_Gse), self.k, "Gse")
         shape = (*expert_Gsi.shape, gates_Gse.shape[-1])
         here_Gsie = layout.iota("Gsie", shape, "e") == expert_Gsi[..., None]
@@ -230,6 +261,15 @@ class SigmoidTopK(Router):
         if self.normalises:
             gate_Gsi = normalized(gate_Gsi)
         return gate_Gsi * self.scale, expert_Gsi
+
+    def within_best_groups(self, gates_Gse: Array) -> Array:
+        """Makes the gates of experts in other groups than a token's best minus infinity."""
+        groups = self.expert_groups
+        gates_Gsgm = gates_Gse.reshape(*gates_Gse.shape[:2], groups, -1)  # m: those of a group
+        score_Gsg = jnp.sum(jax.lax.top_k(gates_Gsgm, 2)[0], axis=-1)
+        best_Gsi = jax.lax.top_k(score_Gsg, self.groups_per_token)[1]
+        is_best_Gsg = jnp.any(best_Gsi[..., None] == jnp.arange(groups, dtype=jnp.int32), axis=-2)
+        return jnp.where(is_best_Gsg[..., None], gates_Gsgm, -jnp.inf).reshape(gates_Gse.shape)
 
 
 @spec

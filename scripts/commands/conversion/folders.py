@@ -113,7 +113,11 @@ def export_weights(
     by_path = {f"{root}/{weight.path}": weight for weight in weights}
     shapes = {path: weight.shape for path, weight in by_path.items()}
     places = places_of(weights)
-    infos = {place.tensor: TensorInfo(place.shape, dtype) for place in places.values()}
+    infos = {
+        places[name].tensor: TensorInfo(places[name].shape, weight.dtype(dtype))
+        for weight in weights
+        for name in weight.names
+    }
     with Checkpoints(flags.model.model_dir) as checkpoints:
         steps = exported_steps(checkpoints, flags.model.checkpoint, average)
         try:
@@ -133,7 +137,7 @@ def export_weights(
                     if (factor := factors.get(by_path[path].path)) is not None:
                         array = array.astype(np.float32) * np.float32(factor)
                     for name, tensor in by_path[path].to_tensors_by_name(array):
-                        write(places[name].tensor, tensor.astype(dtype), places[name].part)
+                        write(places[name], tensor.astype(infos[places[name].tensor].dtype))
             for name in sorted(files, key=lambda name: name == SETTINGS):
                 atomic_write(output / name, files[name])
         except OSError as error:

@@ -19,6 +19,7 @@ from data.tokenizers.marian import PIECES
 from data.tokenizers.tokenizer_json import GENERATION, TOKENIZER, TokenizerJson
 from data.vocab import make
 from data.vocabs import SOURCE_FILE, TARGET_FILE, Vocabs
+from models.precision import FloatType
 from models.transformer import Transformer
 from scripts.commands.conversion import folders, vocabularies
 from scripts.commands.conversion.flags import (
@@ -84,16 +85,14 @@ def import_hf(flags: ImportHfFlags) -> None:
     unread += [name for name in stored if convert.is_unread(name, settings)]
     tensors = {name: tensor for name, tensor in stored.items() if name not in unread}
     infos = {name: tensor.info for name, tensor in tensors.items()}
-    types = sorted({info.dtype for info in infos.values()})
+    types = sorted({x.dtype for name, x in infos.items() if not convert.is_wide(name, family)})
     spec = convert.spec_of(settings, common_type(types), folder / SETTINGS)
     if family.unties and SOFTMAX in tensors:
         spec = dataclasses.replace(spec, tied=False)
     weights = list(convert.weights_of(spec, family))
     check_tensors(weights, infos, folder, settings["model_type"])
     places = places_of(weights)
-    parts = {
-        name: tensors[place.tensor]._replace(part=place.part) for name, place in places.items()
-    }
+    parts = {name: tensors[place.tensor]._replace(place=place) for name, place in places.items()}
 
     ids = {**family.tokens, **settings} if family.has_encoder else None
     tokenizer = vocabularies.tokenizer_of(folder, ids)
@@ -124,8 +123,8 @@ def import_hf(flags: ImportHfFlags) -> None:
     vocabs = Vocabs(vocab, source)
     check_vocabs(run, vocabs)
     vocabularies.warn_of_other_ends(folder, settings, vocab)
-    dtype = np.dtype(run.model.precision.store)
-    flat = {weight.path: streamed_array(weight, parts, dtype) for weight in weights}
+    store = run.model.precision.store
+    flat = {weight.path: streamed_array(weight, parts, weight.dtype(store)) for weight in weights}
     with Checkpoints(model_dir) as checkpoints:  # of step 0, with nothing but the weights
         checkpoints.save(0, {"params": traverse_util.unflatten_dict(flat, sep="/")})
     for name in FILES:
@@ -177,7 +176,7 @@ def check_copies(
 
 
 def streamed_array(
-    weight: ConvertedWeight, tensors: Mapping[str, StoredTensor], dtype: np.dtype
+    weight: ConvertedWeight, tensors: Mapping[str, StoredTensor], dtype: FloatType
 ) -> StreamedArray:
     """Returns a weight that reads its tensors layer by layer while it is saved."""
 
@@ -190,7 +189,7 @@ def streamed_array(
         return np.stack(parts) if weight.stack else parts[0]
 
     rows = 1 if weight.stack else weight.shape[0]
-    return StreamedArray(weight.shape, dtype, read, rows)
+    return StreamedArray(weight.shape, np.dtype(dtype), read, rows)
 
 
 def export_hf(flags: ExportHfFlags) -> None:

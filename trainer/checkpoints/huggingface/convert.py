@@ -10,13 +10,14 @@ from typing import Any
 from configs.errors import UserError, brief, did_you_mean, listed
 from configs.write import diff, shown
 from models.api import ModelSpec
+from models.attention.latent import Latent
 from models.attention.multi_head import MultiHead
 from models.feed_forward.mlp import Mlp
 from models.feed_forward.moe.layer import Moe
-from models.feed_forward.moe.routing import TopK
+from models.feed_forward.moe.routing import SigmoidTopK
 from models.norms.layer import LayerNorm
 from models.norms.rms import RmsNorm
-from models.parts import Block, Positions
+from models.parts import Attention, Block, FeedForward, Positions
 from models.positions.learned import Learned
 from models.positions.none import NoPositions
 from models.positions.relative import Relative
@@ -31,12 +32,22 @@ from trainer.checkpoints.huggingface.weights import ConvertedWeight
 FREE = (
     "Transformer.length", "Transformer.dropout", "Mlp.dropout", "MultiHead.dropout",
     "MultiHead.combined_qkv", "MultiHead.implementation", "MultiHead.chunks",
+    "Latent.dropout", "Latent.implementation", "Latent.chunks",
     "Transformer.scan", "Transformer.remat", "Transformer.remat_saves", "Transformer.loss_chunks",
     "Precision.store", "Precision.compute", "Moe.dispatch", "Moe.group_tokens",
-    "TopK.capacity_factor", "TopK.evaluation_capacity_factor", "TopK.least_capacity", "TopK.jitter",
-    "TopK.aux_loss", "TopK.z_loss",
+    *(
+        f"{router}.{name}"
+        for router in ("TopK", "SigmoidTopK")
+        for name in (
+            "capacity_factor", "evaluation_capacity_factor", "least_capacity", "jitter", "aux_loss",
+            "z_loss",
+        )
+    ),
+    "SigmoidTopK.bias_rate",
 )  # fmt: skip
 DECODER = "decoder"
+SHARED, BIAS = "mlp/shared/", "mlp/bias_E"
+"""Weights that not all layers with experts have."""
 GATED = "gated-"
 """Begins the names of activations of gated layers, where the family has others, too."""
 # An export multiplies weights by these; norms that multiply by 1 + scale have no such weights.
@@ -46,7 +57,7 @@ RATES = ("activation_dropout", "attention_dropout", "dropout")
 CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
 POSITIVE = (
     "query_pre_attn_scalar", "embedding_multiplier", "attention_multiplier", "residual_multiplier",
-    "logits_scaling", *CAPS,
+    "logits_scaling", "routed_scaling_factor", *CAPS,
 )  # fmt: skip
 FLAGS = (
     "tie_word_embeddings", "attention_bias", "use_sliding_window", "norm_topk_prob",
@@ -56,10 +67,14 @@ IDS = ("decoder_start_token_id", "eos_token_id")
 """Tokens that an encoder-decoder reads first and writes last."""
 COUNTS = (
     "num_key_value_heads", "head_dim", "sliding_window", "num_local_experts", "num_experts",
-    "num_experts_per_tok", "moe_intermediate_size", "sliding_window_pattern",
+    "num_experts_per_tok", "n_shared_experts", "n_group", "topk_group", "moe_intermediate_size",
+    "q_lora_rank", "kv_lora_rank", "qk_rope_head_dim", "sliding_window_pattern",
     "no_rope_layer_interval", *families.RELATIVE.values(),
 )  # fmt: skip
-UNSET = ("num_key_value_heads", "head_dim", "sliding_window", *CAPS)
+UNSET = (
+    "num_key_value_heads", "head_dim", "sliding_window", "q_lora_rank", "n_group", "topk_group",
+    *CAPS,
+)  # fmt: skip
 """Settings that may be null."""
 
 
@@ -150,6 +165,9 @@ def _wrong_settings(full: families.Settings, family: families.Family) -> Iterato
         rate = full.get(name, 0)
         if not isinstance(rate, int | float) or not 0 <= rate < 1:
             yield f"{name} = {rate!r}: legal: a number of at least 0 and below 1."
+    dense = full.get("first_k_dense_replace", 0)
+    if not isinstance(dense, int) or isinstance(dense, bool) or dense < 0:
+        yield f"first_k_dense_replace = {dense!r}: legal: an integer of at least 0."
     for name in IDS if family.has_encoder else ():
         token = full.get(name, 0)
         if not isinstance(token, int) or isinstance(token, bool) or token < 0:
@@ -219,6 +237,20 @@ def layers_that_rotate(full: families.Settings) -> Sequence[bool]:
     return [not interval or (i + 1) % interval != 0 for i in range(full["num_hidden_layers"])]
 
 
+def latent_of(full: families.Settings) -> Latent:
+    """Makes latent attention, whose norms have an epsilon of their own."""
+    rotated, norm = full["qk_rope_head_dim"], RmsNorm()
+    scale = rope.query_scale(rope.parameters(full))
+    return Latent(
+        latent=full["kv_lora_rank"],
+        rotated=rotated,
+        query_latent=full["q_lora_rank"],
+        norm=None if full["rms_norm_eps"] == norm.epsilon else norm,
+        dropout=float(full["attention_dropout"]),
+        query_scale=None if scale == 1 else scale * (full["head_dim"] + rotated) ** -0.5,
+    )
+
+
 def block_of(
     full: families.Settings, family: families.Family, kind: str, *, rotates: bool
 ) -> Block:
@@ -237,8 +269,9 @@ def block_of(
     positions: Positions | None = None
     if not family.names_positions:
         positions = rope.rotary_of(rope.of_layers(full, kind)) if rotates else NoPositions()
-    residual: dict[str, Any] = {"residual_scale": float(full.get("residual_multiplier", 1.0))}
-    return Block(attention=MultiHead(**attention), positions=positions, **residual, **family.block)
+    is_latent, scale = "kv_lora_rank" in full, float(full.get("residual_multiplier", 1.0))
+    part: Attention = latent_of(full) if is_latent else MultiHead(**attention)
+    return Block(attention=part, positions=positions, residual_scale=scale, **family.block)
 
 
 def width_of_heads(full: families.Settings) -> int:
@@ -277,10 +310,16 @@ def spec_of(settings: families.Settings, store: FloatType, source: object) -> Tr
         mlp = Mlp(activation=activation, **mlp_fields)
         layers = zip(kinds_of_layers(full), layers_that_rotate(full), strict=True)
         blocks = tuple(block_of(full, family, kind, rotates=one) for kind, one in layers)
+        feed_forward: FeedForward = mlp
+        if family.has_experts:
+            feed_forward = experts_of(full, family, mlp)
+            dense = full.get("first_k_dense_replace", 0)
+            first = (dataclasses.replace(block, feed_forward=mlp) for block in blocks[:dense])
+            blocks = (*first, *blocks[dense:])
         spec = Transformer(
             **fields,
             pattern=blocks[:1] if family.has_encoder else blocks,
-            feed_forward=experts_of(full, mlp) if family.has_experts else mlp,
+            feed_forward=feed_forward,
             norm=family.norm_type(**norm),
             precision=Precision(store=store),
         )
@@ -289,27 +328,34 @@ def spec_of(settings: families.Settings, store: FloatType, source: object) -> Tr
         raise UserError(f"{source}: {error}") from None
 
 
-def experts_of(full: families.Settings, expert: Mlp) -> Moe:
+def experts_of(full: families.Settings, family: families.Family, expert: Mlp) -> Moe:
     """Makes the settings of experts.  All tokens reach theirs."""
+    router: dict[str, Any] = {
+        "k": full["num_experts_per_tok"],
+        "normalises": full.get("norm_topk_prob", True),
+        "aux_loss": full["router_aux_loss_coef"],
+    }
+    if family.router_type is SigmoidTopK:
+        router["scale"] = full["routed_scaling_factor"]
+        router["expert_groups"] = full["n_group"] or 1
+        router["groups_per_token"] = full["topk_group"] or 1
+    width, shared = full.get("moe_intermediate_size"), full.get("n_shared_experts")
     return Moe(
         experts=full["num_experts"] if "num_experts" in full else full["num_local_experts"],
-        d_ff=full.get("moe_intermediate_size"),
+        d_ff=width,
         expert=expert,
-        router=TopK(
-            k=full["num_experts_per_tok"],
-            normalises=full.get("norm_topk_prob", True),
-            aux_loss=full["router_aux_loss_coef"],
-        ),
+        router=family.router_type(**router),
         dispatch="dropless",
+        shared_d_ff=shared and width and shared * width,
     )
 
 
 def weights_of(spec: Transformer, family: families.Family) -> Iterator[ConvertedWeight]:
     """Yields all weights of a model."""
-    tensors, moe, sizes = family.tensors, spec.blocks[0].feed_forward, spec.sizes
-    if isinstance(moe, Moe):
-        sizes = {**sizes, "E": moe.experts, "F": moe.width(spec)}
-    sizes = {**sizes, "R": of_kind(spec.positions, Relative).buckets}
+    tensors, attention = family.tensors, spec.blocks[0].attention
+    sizes = {**spec.sizes, "R": of_kind(spec.positions, Relative).buckets}
+    if isinstance(attention, Latent):
+        sizes |= {"R": attention.latent, "P": attention.rotated, "O": attention.query_latent or 0}
     weight = functools.partial(ConvertedWeight, sizes=sizes)
     yield weight("embed_VD", (tensors.embedding,), "V D")
     if isinstance(spec.positions, Learned):
@@ -327,33 +373,51 @@ def weights_of(spec: Transformer, family: families.Family) -> Iterator[Converted
         if spec.positions.shares_bias:
             first = place(layer=0, name=tensors.position_bias)
             yield weight(f"{stack}/bias/bias_RJQ", (first,), "R JQ")
-        names = names_of_layers(spec, tensors, stack)
         for index, block in enumerate(block_paths(spec, stack)):
-            for path, (name, axes) in names.items():
-                experts = sizes["E"] if "{expert}" in name else 1
+            mlp = spec.blocks[index].feed_forward
+            for path, (name, axes) in names_of_layers(spec, tensors, stack, mlp).items():
+                experts, sizes_here = 1, sizes
+                if isinstance(mlp, Moe):
+                    experts = mlp.experts if "{expert}" in name else 1
+                    width = mlp.shared_d_ff if path.startswith(SHARED) else mlp.width(spec)
+                    sizes_here = {**sizes, "E": mlp.experts, "F": width or 0}
                 every = tuple(
                     place(layer=layer, name=name.format(expert=expert, last=1 + (stack == DECODER)))
                     for layer in range(index, layers, len(spec.pattern))
                     for expert in range(experts)
                 )
-                yield weight(f"{block}/{path}", every, axes)
+                yield weight(f"{block}/{path}", every, axes, sizes=sizes_here)
 
 
-def names_of_layers(spec: Transformer, tensors: families.Tensors, stack: str) -> families.Names:
-    """Returns by path what a layer's weights are called."""
-    attention, mlp = of_kind(spec.blocks[0].attention, MultiHead), spec.blocks[0].feed_forward
-    is_gated = isinstance(mlp, Mlp) and mlp.gated
+def names_of_layers(
+    spec: Transformer, tensors: families.Tensors, stack: str, mlp: FeedForward
+) -> families.Names:
+    """Returns by path what the weights of a layer with this feed-forward part are called."""
+    attention = spec.blocks[0].attention
+    heads = of_kind(attention, MultiHead)
     names = {
         **biased(spec, tensors.norms[spec.blocks[0].norm_places]),
         **tensors.attention,
-        **tensors.biases[attention.biases],
-        **(tensors.qk_norms[attention.qk_norm_over] if attention.qk_norm else {}),
-        **((is_gated and tensors.gated_mlp) or tensors.mlp),
+        **tensors.biases[heads.biases],
+        **(tensors.qk_norms[heads.qk_norm_over] if heads.qk_norm else {}),
+        **feed_forward_names(tensors, mlp),
     }
+    if isinstance(attention, Latent):
+        names |= tensors.queries["direct" if attention.query_latent is None else "compressed"]
     if isinstance(spec.positions, Relative) and not spec.positions.shared:
         names["attention/bias/bias_RJQ"] = (tensors.position_bias, "R JQ")
     is_there = stack == DECODER and spec.has_encoder
     return {path: row for path, row in names.items() if is_there or not path.startswith("source")}
+
+
+def feed_forward_names(tensors: families.Tensors, mlp: FeedForward) -> families.Names:
+    """Returns by path what the weights of feed-forward layers, or of experts, are called."""
+    if not isinstance(mlp, Moe):
+        is_gated = isinstance(mlp, Mlp) and mlp.gated
+        return (is_gated and tensors.gated_mlp) or tensors.mlp
+    is_there = {SHARED: mlp.shared_d_ff is not None, BIAS: mlp.router.has_bias}
+    absent = tuple(path for path, is_present in is_there.items() if not is_present)
+    return {p: row for p, row in tensors.experts.items() if not p.startswith(absent)}
 
 
 def biased(spec: Transformer, norms: families.Names) -> families.Names:
@@ -375,7 +439,14 @@ def block_paths(spec: Transformer, stack: str) -> list[str]:
 
 def is_unread(name: str, settings: families.Settings) -> bool:
     """Returns whether nothing reads a tensor, such as a constant."""
-    return re.fullmatch(families.FAMILIES[settings["model_type"]].tensors.unread, name) is not None
+    pattern = families.FAMILIES[settings["model_type"]].tensors.unread
+    layers = str(settings.get("num_hidden_layers"))
+    return re.fullmatch(pattern.replace("{layers}", layers), name) is not None
+
+
+def is_wide(name: str, family: families.Family) -> bool:
+    """Returns whether a tensor is float32 whatever the type of the others."""
+    return re.fullmatch(family.tensors.wide, name) is not None
 
 
 def is_copy(name: str, settings: families.Settings) -> bool:
@@ -410,7 +481,8 @@ def changes(a: ModelSpec, b: ModelSpec) -> list[tuple[str, Any, Any]]:
 def settings_of(spec: Transformer, kind: str) -> families.Settings:
     """Makes config.json of a model as one of a family, equal or not."""
     family, spec = families.FAMILIES[kind], with_parts_of_first_block(spec)
-    attention = of_kind(spec.attention, MultiHead)
+    latent = spec.attention if isinstance(spec.attention, Latent) else None
+    attention = latent or of_kind(spec.attention, MultiHead)
     norm = spec.norm if isinstance(spec.norm, LayerNorm) else of_kind(spec.norm, RmsNorm)
     layers = spec.blocks * (spec.layers // len(spec.blocks))
     kinds = [rope.KINDS[layer.attention.window is not None] for layer in layers]
@@ -418,7 +490,8 @@ def settings_of(spec: Transformer, kind: str) -> families.Settings:
     pairs = zip(kinds, layers, strict=True)
     rotary = {kind: x.positions for kind, x in pairs if isinstance(x.positions, Rotary)}
     window = next((layer.attention.window for layer in layers if layer.attention.window), None)
-    moe = spec.feed_forward if isinstance(spec.feed_forward, Moe) else None
+    experts = [(i, x.feed_forward) for i, x in enumerate(layers) if isinstance(x.feed_forward, Moe)]
+    dense, moe = experts[0] if experts else (0, None)
     mlp = of_kind(spec.feed_forward, Mlp) if moe is None else moe.expert
     is_named = mlp.gated and "gated" not in family.mlp
     names = [name for name, same in family.activations.items() if same == mlp.activation]
@@ -437,7 +510,7 @@ def settings_of(spec: Transformer, kind: str) -> families.Settings:
         "hidden_act": activation,
         "hidden_activation": activation,
         "rms_norm_eps": norm.epsilon,
-        "attention_bias": attention.biases == "all",
+        "attention_bias": of_kind(attention, MultiHead).biases == "all",
         "attention_dropout": attention.dropout,
         "dropout": spec.dropout,
         "is_encoder_decoder": spec.has_encoder,
@@ -459,13 +532,28 @@ def settings_of(spec: Transformer, kind: str) -> families.Settings:
         "activation_dropout": mlp.dropout_rate(spec),
     }
     every |= {name: every[other] for name, other in family.equal.items()}
-    if moe is not None:
+    if latent is not None:
         every |= {
+            "kv_lora_rank": latent.latent,
+            "q_lora_rank": latent.query_latent,
+            "qk_rope_head_dim": latent.rotated,
+        }
+        if query is not None and every["rope_scaling"]:
+            scale = query * (spec.d_kv + latent.rotated) ** 0.5
+            every["rope_scaling"] |= rope.of_query_scale(scale, every["rope_scaling"])
+    if moe is not None:
+        width, router = moe.width(spec), of_kind(moe.router, SigmoidTopK)
+        every |= {
+            "first_k_dense_replace": dense,
+            "n_shared_experts": (moe.shared_d_ff or 0) // width,
+            "routed_scaling_factor": router.scale,
+            "n_group": router.expert_groups,
+            "topk_group": router.groups_per_token,
             "num_local_experts": moe.experts,
             "num_experts": moe.experts,
             "num_experts_per_tok": moe.router.choices,
-            "moe_intermediate_size": moe.width(spec),
-            "norm_topk_prob": isinstance(moe.router, TopK) and moe.router.normalises,
+            "moe_intermediate_size": width,
+            "norm_topk_prob": getattr(moe.router, "normalises", False),
             "router_aux_loss_coef": moe.router.aux_loss,
         }
     known = {*family.sizes.values(), *family.common, *family.defaults, *family.equal}

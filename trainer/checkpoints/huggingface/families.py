@@ -8,10 +8,11 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from models.attention.multi_head import AttentionBiases, QkNormOver
 from models.feed_forward.mlp import Activation
+from models.feed_forward.moe.routing import SigmoidTopK, TopK
 from models.norms.layer import LayerNorm
 from models.norms.rms import RmsNorm
 from models.parts import NormPlaces, Positions
@@ -23,6 +24,8 @@ Settings = dict[str, Any]
 Names = Mapping[str, Sequence[str]]
 """By the path of a weight here, the name of its tensor and the tensor's axes: each is spelled with
 the letters here that it merges."""
+
+QueryPath = Literal["direct", "compressed"]
 
 SOFTMAX = "lm_head.weight"
 
@@ -45,12 +48,18 @@ class Tensors(NamedTuple):
     biases: Mapping[AttentionBiases, Names]
     qk_norms: Mapping[QkNormOver, Names]
     mlp: Names
+    experts: Names = MappingProxyType({})
+    """In place of `mlp`, in layers with experts."""
     gated_mlp: Names = MappingProxyType({})
     """In place of `mlp`, where feed-forward layers are gated."""
     logit_bias: str = ""
     """Of the logits, which all models of a family have or none."""
     position_bias: str = ""
     """Of relative positions, in each layer or in the first."""
+    queries: Mapping[QueryPath, Names] = MappingProxyType({})
+    """Of latent attention, in addition to `attention`."""
+    wide: str = ""
+    """Tensors that are float32 whatever the type of the others."""
     copies: str = ""
     """Tensors that repeat the embedding in some files."""
     positions: str = ""
@@ -100,6 +109,7 @@ class Family(NamedTuple):
     """Ids that an encoder-decoder reads first and writes last, where a file does not say."""
     unties: bool = False
     """Whether files say in any case that the softmax is the embedding; its tensor tells."""
+    router_type: type[TopK] | type[SigmoidTopK] = TopK
     has_experts: bool = False
     """Whether experts replace the feed-forward layers."""
     equal: Mapping[str, str] = {}
@@ -143,6 +153,7 @@ POSITIONS: Mapping[str, Positions] = {
     "marian": Sinusoidal(inclusive=False), "m2m_100": Sinusoidal(first=2),
 }  # fmt: skip
 NORMS: Mapping[str, Any] = {"rms": RmsNorm, "layer": LayerNorm}
+ROUTERS: Mapping[str, Any] = {"softmax": TopK, "sigmoid": SigmoidTopK}
 MERGED = ("common", "defaults", "fields")
 
 
@@ -162,6 +173,7 @@ def family(table: Settings) -> Family:
     if "positions" in (fields := whole.get("fields", {})):
         whole["fields"] = fields | {"positions": POSITIONS[fields["positions"]]}
     whole["norm_type"] = NORMS[whole.get("norm_type", "rms")]
+    whole["router_type"] = ROUTERS[whole.get("router_type", "softmax")]
     return Family(**whole | {"tensors": TENSORS[whole.get("tensors", "llama")]})
 
 

@@ -16,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 from configs import json_reader
 from configs.errors import UserError, brief
 from data.storage.files import atomic_path, atomic_write
-from trainer.checkpoints.huggingface.weights import TensorInfo
+from trainer.checkpoints.huggingface.weights import Place, TensorInfo
 
 logger = logging.getLogger(__name__)
 
@@ -68,8 +68,8 @@ class StoredTensor(NamedTuple):
     file: Path
     name: str
     info: TensorInfo
-    part: tuple[slice, ...] = ()
-    """Of the tensor; all of it where there is none."""
+    place: Place | None = None
+    """What is read of it; None is all."""
 
     def read(self) -> np.ndarray:
         """Reads the tensor, and warns of values that no model can use.
@@ -77,7 +77,11 @@ class StoredTensor(NamedTuple):
         The file is mapped into memory no longer than that takes.
         """
         with safe_open(self.file, "numpy") as file:
-            array: np.ndarray = file.get_slice(self.name)[self.part]
+            part = () if self.place is None else self.place.part
+            if self.place is None or self.place.view == self.info.shape:
+                array: np.ndarray = file.get_slice(self.name)[part]
+            else:
+                array = file.get_tensor(self.name).reshape(self.place.view)[part]
         if count := array.size - np.count_nonzero(np.isfinite(array)):
             logger.warning(
                 "Warning: %s: %d of the %d values of %s are infinite or not a number.",
@@ -156,9 +160,10 @@ class TensorWriter:
             file.write(struct.pack("<Q", len(text)) + text)
             file.truncate(self.first + end)
 
-    def write(self, name: str, tensor: np.ndarray, part: tuple[slice, ...] = ()) -> None:
+    def write(self, place: Place, tensor: np.ndarray) -> None:
         """Writes a tensor, or a part of it along one axis, to its place."""
-        shape, axis = self.infos[name].shape, max(len(part) - 1, 0)
+        name, shape, part = place.tensor, place.view, place.part
+        axis = max(len(part) - 1, 0)
         rows = tensor.reshape(math.prod(shape[:axis]), -1)
         before = part[axis].start * math.prod(shape[axis + 1 :]) * tensor.itemsize if part else 0
         with open(self.path, "r+b") as file:
@@ -171,7 +176,7 @@ class TensorWriter:
 @contextlib.contextmanager
 def tensor_writer(
     folder: Path, tensors: Mapping[str, TensorInfo], max_bytes: int, name: str = TENSORS
-) -> Iterator[Callable[[str, np.ndarray, tuple[slice, ...]], None]]:
+) -> Iterator[Callable[[Place, np.ndarray], None]]:
     """Gives what writes a tensor or a part of one, in any order.
 
     The files appear once all are written.
@@ -186,7 +191,7 @@ def tensor_writer(
         for file, part in files.items():
             path = stack.enter_context(atomic_path(folder / file))
             writers |= dict.fromkeys(part, TensorWriter(path, part))
-        yield lambda name, tensor, part: writers[name].write(name, tensor, part)
+        yield lambda place, tensor: writers[place.tensor].write(place, tensor)
     if len(files) > 1:
         total = sum(tensor.bytes for tensor in tensors.values())
         weight_map = {name: file for file, part in files.items() for name in part}

@@ -34,6 +34,8 @@ SCALINGS: Mapping[str, tuple[type[RopeScaling], Mapping[str, str]]] = {
     ),
 }  # fmt: skip
 PLAIN = "default"
+MSCALE, MSCALE_ALL = MSCALES = ("mscale", "mscale_all_dim")
+"""Of YaRN, as DeepSeek sets it: numbers from which the magnitude follows."""
 KIND, OF_ALL_KINDS = ("rope_type", "type"), ("rope_theta", "partial_rotary_factor")
 COMMON = (*KIND, *OF_ALL_KINDS)
 FULL, SLIDING = KINDS = ("full_attention", "sliding_attention")
@@ -109,6 +111,10 @@ def _problems(settings: Settings) -> Iterator[str]:
         yield f"partial_rotary_factor = {rope['partial_rotary_factor']!r}: legal: 1.0 or null."
     # Hugging Face leaves this one where a plain rotation is set.
     known = [*COMMON, LENGTH, *(SCALINGS[kind][1].values() if kind in SCALINGS else ())]
+    known += MSCALES * (kind == "yarn")
+    for name in MSCALES:
+        if not isinstance(value := rope.get(name, 0), int | float) or not 0 <= value < math.inf:
+            yield f"{name} = {value!r}: legal: a number of at least 0."
     for name in rope:
         if name not in known:
             yield f"{name} of rope_type {kind!r}: Meshloom does not know it."
@@ -121,9 +127,29 @@ def rotary_of(settings: Settings) -> Rotary:
     if kind == PLAIN:
         return Rotary(theta=theta)
     scaling, names = SCALINGS[kind]
+    if rope.get(MSCALE) and rope.get(MSCALE_ALL):
+        factor = magnitude(rope, MSCALE) / magnitude(rope, MSCALE_ALL)
+        rope = {"attention_factor": factor, **rope}
     given = {name: rope[there] for name, there in names.items() if rope.get(there) is not None}
     numbers = {name: as_number(value) for name, value in given.items()}
     return Rotary(theta=theta, scaling=scaling(**numbers))
+
+
+def magnitude(rope: Settings, name: str) -> float:
+    """Returns 0.1 m ln(factor) + 1, where m is one of MSCALES."""
+    return 0.1 * rope[name] * math.log(rope["factor"]) + 1 if rope["factor"] > 1 else 1.0
+
+
+def query_scale(rope: Settings) -> float:
+    """Returns what multiplies queries of latent attention in addition to their width."""
+    return magnitude(rope, MSCALE_ALL) ** 2 if rope.get(MSCALE_ALL) else 1.0
+
+
+def of_query_scale(scale: float, rope: Settings) -> Settings:
+    """Returns the settings from which this scale of queries follows."""
+    if rope["rope_type"] != "yarn" or rope["factor"] <= 1:
+        return {}
+    return {MSCALE_ALL: round((math.sqrt(scale) - 1) / (0.1 * math.log(rope["factor"])), 6)}
 
 
 def as_number(value: Any) -> Any:

@@ -1,6 +1,7 @@
 """Names the tensors that a weight here is made of, and converts them in both directions."""
 
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, cast
 
@@ -12,6 +13,7 @@ from layouts.axes import axes_of_path
 from models.precision import FloatType
 
 FLOATS = ("float32", "bfloat16", "float16")
+ROUTER_BIAS = "/mlp/bias_E"
 LISTED = 10
 """Tensors of a kind that an error names."""
 
@@ -33,32 +35,39 @@ class Place(NamedTuple):
     tensor: str
     shape: tuple[int, ...]
     """Of the whole tensor."""
+    view: tuple[int, ...]
+    """Shape under which the tensor is cut: with the axis along which it joins several."""
     part: tuple[slice, ...] = ()
 
 
 class ConvertedWeight(NamedTuple):
     """Names one weight here and its tensors: one, or one for each layer and expert, in order.
 
-    A name "TENSOR/1/0" is the first part of a tensor that joins several along its axis 1.
+    A name "TENSOR/1/0" is the first part of a tensor that joins several along axis 1 of its view.
     """
 
     path: str
     names: tuple[str, ...]
     axes: str
     """Of each tensor: each is spelled with the letters here that it merges, "JQK D"; 1 is an axis
-    of that size."""
+    of that size.  A comma splits an axis of the tensor to two of its view, "JQ,K D".  Along a small
+    letter, the tensor alternates between the halves of the axis here."""
     sizes: Mapping[str, int]
     """Of the axes, by letter."""
 
     @property
     def merged(self) -> str:
         """Returns the axes here in the order of the tensors."""
-        return self.axes.replace(" ", "").replace("1", "")
+        return re.sub("[ ,1]", "", self.axes).upper()
 
     @property
     def letters(self) -> str:
         """Returns the axes that a tensor has here."""
         return "".join(letter for letter in axes_of_path(self.path) if letter in self.merged)
+
+    def dtype(self, store: FloatType) -> FloatType:
+        """Returns the type of the tensors of a model in this type: biases of routers are wider."""
+        return "float32" if self.path.endswith(ROUTER_BIAS) else store
 
     @property
     def stack(self) -> str:
@@ -66,9 +75,21 @@ class ConvertedWeight(NamedTuple):
         return axes_of_path(self.path).removesuffix(self.letters)
 
     @property
+    def view(self) -> tuple[int, ...]:
+        """Returns the shape of each tensor's view."""
+        return tuple(
+            math.prod(self._sizes(axis.strip("1").upper())) for axis in re.split("[ ,]", self.axes)
+        )
+
+    @property
     def tensor_shape(self) -> tuple[int, ...]:
         """Returns the shape of each tensor."""
-        return tuple(math.prod(self._sizes(axis.strip("1"))) for axis in self.axes.split())
+        return self.folded(self.view)
+
+    def folded(self, view: Sequence[int]) -> tuple[int, ...]:
+        """Returns the shape of the tensor that has this view."""
+        sizes = iter(view)
+        return tuple(math.prod(next(sizes) for _ in axis.split(",")) for axis in self.axes.split())
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -85,14 +106,17 @@ class ConvertedWeight(NamedTuple):
     def from_tensors(self, tensors: Sequence[np.ndarray]) -> np.ndarray:
         """Converts the tensors of a layer to its part of the weight."""
         order = [self.merged.index(letter) for letter in self.letters]
-        parts = [tensor.reshape(self._sizes(self.merged)).transpose(order) for tensor in tensors]
+        whole = [tensor.reshape(self._sizes(self.merged)) for tensor in tensors]
+        parts = [self._reordered(tensor, (-1, 2)).transpose(order) for tensor in whole]
         return np.stack(parts).reshape(self._sizes(self.stack[1:] + self.letters))
 
     def to_tensors(self, part: np.ndarray) -> list[np.ndarray]:
         """Converts a layer's part of the weight to its tensors."""
         order = [self.letters.index(letter) for letter in self.merged]
         return [
-            np.ascontiguousarray(one.transpose(order).reshape(self.tensor_shape))
+            np.ascontiguousarray(self._reordered(one.transpose(order), (2, -1))).reshape(
+                self.tensor_shape
+            )
             for one in part.reshape(-1, *self._sizes(self.letters))
         ]
 
@@ -109,6 +133,15 @@ class ConvertedWeight(NamedTuple):
         tensors = (tensor for part in parts for tensor in self.to_tensors(part))
         return zip(self.names, tensors, strict=True)
 
+    def _reordered(self, tensor: np.ndarray, pairs: tuple[int, int]) -> np.ndarray:
+        """Transposes what small letters name as a matrix of this shape."""
+        for axis, letter in enumerate(re.sub("[ ,1]", "", self.axes)):
+            if letter.islower():
+                shape = tensor.shape
+                split = tensor.reshape(*shape[:axis], *pairs, *shape[axis + 1 :])
+                tensor = split.swapaxes(axis, axis + 1).reshape(shape)
+        return tensor
+
     def _sizes(self, letters: str) -> tuple[int, ...]:
         return tuple(self.sizes[letter] for letter in letters)
 
@@ -118,24 +151,26 @@ def places_of(weights: Iterable[ConvertedWeight]) -> dict[str, Place]:
 
     >>> sizes = {"D": 3, "J": 2}
     >>> q, k = (ConvertedWeight("w_DJ", (f"qk/1/{i}",), "D J", sizes) for i in range(2))
-    >>> places_of([q, k])["qk/1/1"]
-    Place(tensor='qk', shape=(3, 4), part=(slice(None, None, None), slice(2, 4, None)))
+    >>> places_of([q, k])["qk/1/1"].part
+    (slice(None, None, None), slice(2, 4, None))
+    >>> places_of([q, k])["qk/1/0"].shape
+    (3, 4)
     """
-    shapes = {name: weight.tensor_shape for weight in weights for name in weight.names}
-    places, ends = dict[str, Place](), dict[str, int]()
-    for name, shape in shapes.items():
+    by_name = {name: weight for weight in weights for name in weight.names}
+    parts, ends = dict[str, tuple[slice, ...]](), dict[str, int]()
+    for name, weight in by_name.items():
         tensor, *joined = name.split("/")
-        if not joined:
-            places[name] = Place(name, shape)
-            continue
-        axis, start = int(joined[0]), ends.get(tensor, 0)
-        ends[tensor] = start + shape[axis]
-        part = (*[slice(None)] * axis, slice(start, ends[tensor]))
-        places[name] = Place(tensor, (*shape[:axis], -1, *shape[axis + 1 :]), part)
-    return {
-        name: place._replace(shape=tuple(ends[place.tensor] if n < 0 else n for n in place.shape))
-        for name, place in places.items()
-    }
+        if joined:
+            axis, start = int(joined[0]), ends.get(tensor, 0)
+            ends[tensor] = start + weight.view[axis]
+            parts[name] = (*[slice(None)] * axis, slice(start, ends[tensor]))
+    places = dict[str, Place]()
+    for name, weight in by_name.items():
+        tensor, view, part = name.partition("/")[0], [*weight.view], parts.get(name, ())
+        if part:
+            view[len(part) - 1] = ends[tensor]
+        places[name] = Place(tensor, weight.folded(view), tuple(view), part)
+    return places
 
 
 def common_type(types: Iterable[str]) -> FloatType:

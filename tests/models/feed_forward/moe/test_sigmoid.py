@@ -2,12 +2,14 @@
 
 import dataclasses
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from configs.errors import UserError
 from layouts.layout import Layout
 from layouts.mesh import make_mesh
 from models.attention.multi_head import MultiHead
@@ -55,6 +57,38 @@ def test_gates_are_sigmoids_and_the_bias_changes_the_choice_alone() -> None:
         expected = 2.5 * gates_E[best] / gates_E[best].sum()
         np.testing.assert_allclose(routing.gate_Gsi[0, s], expected, rtol=1e-5)
     assert unbiased < 9
+
+
+def test_the_experts_of_a_token_are_in_few_groups() -> None:
+    """DeepSeek-AI 2024 (DeepSeek-V3), section 2.1.2, one token after another."""
+    router = dataclasses.replace(ROUTER, k=3, expert_groups=4, groups_per_token=2)
+    rng = np.random.default_rng(1)
+    gates_SE, bias_E = rng.uniform(size=(40, 12)), rng.normal(size=12)
+    with jax.set_mesh(make_mesh(WHOLE)):
+        _, expert_Gsi = router.choose(WHOLE, jnp.asarray(gates_SE)[None], jnp.asarray(bias_E))
+    free = 0
+    for gates_E, chosen in zip(gates_SE, np.asarray(expert_Gsi)[0], strict=True):
+        biased = gates_E + bias_E
+        score = [sum(sorted(biased[i : i + 3])[1:]) for i in range(0, 12, 3)]
+        groups = np.argsort(score)[2:]
+        allowed = [e for e in range(12) if e // 3 in groups]
+        assert chosen.tolist() == sorted(allowed, key=lambda e: -biased[e])[:3]
+        free += set(chosen) == set(np.argsort(-biased)[:3])
+    assert free < 40
+
+
+@pytest.mark.parametrize(
+    ("groups", "best", "words"),
+    [
+        (5, 1, "SigmoidTopK.expert_groups = 5: found Moe.experts = 12"),
+        (12, 3, "SigmoidTopK.expert_groups = 12: found Moe.experts = 12"),
+        (6, 1, "SigmoidTopK.groups_per_token = 1: found k = 3 of 12 experts"),
+        (2, 3, "SigmoidTopK.groups_per_token = 3: found k = 3 of 12 experts"),
+    ],
+)
+def test_groups_that_do_not_fit_are_refused(groups: int, best: int, words: str) -> None:
+    with pytest.raises(UserError, match=re.escape(words)):
+        Moe(experts=12, router=SigmoidTopK(k=3, expert_groups=groups, groups_per_token=best))
 
 
 def trained(layout: Layout, spec: Transformer, microbatches: int = 1, steps: int = 3):

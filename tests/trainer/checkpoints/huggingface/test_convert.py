@@ -122,6 +122,18 @@ CASES: dict[str, dict[str, Any]] = {
         "no_rope_layer_interval": 2, "tie_word_embeddings": False,
     },
     "phi3": {"num_hidden_layers": 3, "sliding_window": 5, "num_key_value_heads": 3},
+    "deepseek_v3": {
+        "num_hidden_layers": 3, "num_key_value_heads": 6, "q_lora_rank": 9, "kv_lora_rank": 10,
+        "qk_rope_head_dim": 4, "qk_nope_head_dim": 5, "v_head_dim": 5, "n_routed_experts": 8,
+        "n_group": 4, "topk_group": 2, "num_experts_per_tok": 3, "n_shared_experts": 2,
+        "first_k_dense_replace": 1, "moe_intermediate_size": 20, "rms_norm_eps": 0.01,
+        "rope_parameters": {**YARN, "mscale": 0.7, "mscale_all_dim": 1.1},
+    },
+    "deepseek_v2": {
+        "num_key_value_heads": 6, "q_lora_rank": None, "kv_lora_rank": 10, "qk_rope_head_dim": 6,
+        "qk_nope_head_dim": 4, "v_head_dim": 4, "n_routed_experts": 5, "num_experts_per_tok": 2,
+        "n_shared_experts": 1, "moe_intermediate_size": 8,
+    },
     "gpt2": {"n_inner": 20, "max_position_embeddings": 80},
     "gpt2, of four times its width": {
         "tie_word_embeddings": False, "num_hidden_layers": 3, "max_position_embeddings": 80,
@@ -131,7 +143,17 @@ NOT_IN_GPT2 = ("num_key_value_heads", "intermediate_size")
 DECODED = ("qwen2", "mistral", "mixtral")
 SEEDS = {"gemma2": 6, "gemma3_text": 2, "olmo2": 18, "smollm3": 18, "granite": 4}
 """Of weights with which texts are long."""
-LONG = ("gemma2", "gemma3_text", "olmo2", "smollm3", "granite", "phi3", "gpt2")
+LONG = (
+    "gemma2",
+    "gemma3_text",
+    "olmo2",
+    "smollm3",
+    "granite",
+    "phi3",
+    "gpt2",
+    "deepseek_v3",
+    "deepseek_v2",
+)
 """Cases with longer texts, and with a bound of the logits' difference by their spread."""
 Case = dict[str, Any]
 
@@ -351,6 +373,8 @@ LAYOUTS = {
     [
         ("fsdp", "qwen3"), ("experts, padded", "mixtral"), ("heads, padded", "olmo2"),
         ("heads, padded", "gemma2"), ("fsdp", "gpt2"), ("heads, padded", "phi3"),
+        ("fsdp", "deepseek_v3"), ("experts, padded", "deepseek_v2"),
+        ("heads, padded", "deepseek_v3"),
     ],
 )  # fmt: skip
 def test_no_layout_changes_the_logits(imported: Path, layout: str, name: str) -> None:

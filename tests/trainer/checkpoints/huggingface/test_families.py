@@ -38,6 +38,17 @@ OLD_GEMMA = {
     "cache_implementation": "hybrid", "head_dim": 256, "hidden_activation": "gelu_pytorch_tanh",
     "query_pre_attn_scalar": 256, "rms_norm_eps": 1e-6,
 }  # fmt: skip
+DEEPSEEK_V3 = {
+    "model_type": "deepseek_v3", "attention_bias": False, "attention_dropout": 0.0, "ep_size": 1,
+    "hidden_act": "silu", "kv_lora_rank": 512, "moe_layer_freq": 1, "norm_topk_prob": True,
+    "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "rope_theta": 10000,
+    "scoring_func": "sigmoid", "tie_word_embeddings": False, "topk_method": "noaux_tc",
+    "v_head_dim": 128,
+}  # fmt: skip
+DEEPSEEK_YARN = {
+    "beta_fast": 32, "beta_slow": 1, "factor": 40, "mscale": 1.0, "mscale_all_dim": 1.0,
+    "original_max_position_embeddings": 4096, "type": "yarn",
+}  # fmt: skip
 # As published, with the number of weights of the text part and the layers of the pattern.
 PUBLISHED: list[tuple[dict[str, Any], int, int]] = [
     (
@@ -114,6 +125,45 @@ PUBLISHED: list[tuple[dict[str, Any], int, int]] = [
             "rope_theta": 10000, "tie_word_embeddings": True, "vocab_size": 49155,
         },
         2_533_531_648, 1,
+    ),
+    (
+        {
+            **DEEPSEEK_V3, "first_k_dense_replace": 3, "hidden_size": 7168,
+            "intermediate_size": 18432, "max_position_embeddings": 163840,
+            "moe_intermediate_size": 2048, "n_group": 8, "n_routed_experts": 256,
+            "n_shared_experts": 1, "num_attention_heads": 128, "num_experts_per_tok": 8,
+            "num_hidden_layers": 61, "num_key_value_heads": 128, "num_nextn_predict_layers": 1,
+            "q_lora_rank": 1536, "rms_norm_eps": 1e-06, "rope_scaling": DEEPSEEK_YARN,
+            "routed_scaling_factor": 2.5, "topk_group": 4, "vocab_size": 129280,
+        },
+        671_026_419_200, 61,
+    ),
+    (  # Moonlight
+        {
+            **DEEPSEEK_V3, "aux_loss_alpha": 0.001, "first_k_dense_replace": 1,
+            "hidden_size": 2048, "intermediate_size": 11264, "max_position_embeddings": 8192,
+            "moe_intermediate_size": 1408, "n_group": 1, "n_routed_experts": 64,
+            "n_shared_experts": 2, "num_attention_heads": 16, "num_experts_per_tok": 6,
+            "num_hidden_layers": 27, "num_key_value_heads": 16, "num_nextn_predict_layers": 0,
+            "q_lora_rank": None, "rms_norm_eps": 1e-05, "rope_theta": 50000.0,
+            "routed_scaling_factor": 2.446, "seq_aux": True, "topk_group": 1,
+            "vocab_size": 163840,
+        },
+        15_960_110_208, 27,
+    ),
+    (
+        {
+            **DEEPSEEK_V3, "model_type": "deepseek_v2", "aux_loss_alpha": 0.001,
+            "first_k_dense_replace": 1, "hidden_size": 2048, "intermediate_size": 10944,
+            "max_position_embeddings": 163840, "moe_intermediate_size": 1408, "n_group": 1,
+            "n_routed_experts": 64, "n_shared_experts": 2, "norm_topk_prob": False,
+            "num_attention_heads": 16, "num_experts_per_tok": 6, "num_hidden_layers": 27,
+            "num_key_value_heads": 16, "q_lora_rank": None, "rms_norm_eps": 1e-06,
+            "rope_scaling": {**DEEPSEEK_YARN, "mscale": 0.707, "mscale_all_dim": 0.707},
+            "routed_scaling_factor": 1.0, "scoring_func": "softmax", "seq_aux": True,
+            "topk_group": 1, "topk_method": "greedy", "vocab_size": 102400,
+        },
+        15_706_484_224, 27,
     ),
 ]  # fmt: skip
 
