@@ -268,7 +268,7 @@ class SigmoidTopK(Router):
         gates_Gsgm = gates_Gse.reshape(*gates_Gse.shape[:2], groups, -1)  # m: those of a group
         score_Gsg = jnp.sum(jax.lax.top_k(gates_Gsgm, 2)[0], axis=-1)
         best_Gsi = jax.lax.top_k(score_Gsg, self.groups_per_token)[1]
-        is_best_Gsg = jnp.any(best_Gsi[..., None] == jnp.arange(groups, dtype=jnp.int32), axis=-2)
+        is_best_Gsg = jnp.sum(jax.nn.one_hot(best_Gsi, groups), axis=-2) > 0
         return jnp.where(is_best_Gsg[..., None], gates_Gsgm, -jnp.inf).reshape(gates_Gse.shape)
 
 
