@@ -24,8 +24,12 @@ class Rotary(Positions):
     """Base of the wavelengths."""
     scaling: RopeScaling | None = None
     """Scales the angles to longer rows than a model was trained on. None: no scaling."""
+    fraction: Positive = 1.0
+    """Share of the columns of a head that rotate, the first ones."""
 
     def __post_init__(self) -> None:
+        if self.fraction > 1:
+            raise UserError(f"Rotary.fraction = {self.fraction}.  Legal: at most 1.")
         if self.scaling is not None and self.theta <= 1:
             raise UserError(
                 f"Rotary.theta = {self.theta}: found @{type(self.scaling).__name__}() as scaling.  "
@@ -33,14 +37,20 @@ class Rotary(Positions):
             )
 
     def check(self, sizes: Sizes, block: BlockParts, *, causal: bool) -> None:
-        if block.attention.position_width(sizes) % 2:
+        width = self.width(block.attention.position_width(sizes))
+        if width % 2 or not width:
             raise UserError(
-                f"Transformer.d_kv = {sizes.d_kv}: rotary positions need an even width."
+                f"Transformer.d_kv = {sizes.d_kv}: rotary positions need an even width, and "
+                f"Rotary.fraction = {self.fraction} gives {width}."
             )
+
+    def width(self, columns: int) -> int:
+        """Returns how many columns of a head rotate."""
+        return int(columns * self.fraction)
 
     def prepare(self, positions_BL: Array, width: int) -> "Rotation":
         """Returns the angles position x rate for heads of this width."""
-        rates, magnitude = plain_rates(self.theta, width), 1.0
+        rates, magnitude = plain_rates(self.theta, self.width(width)), 1.0
         if self.scaling is not None:
             rates, magnitude = self.scaling.scaled(rates, self.theta), self.scaling.magnitude
         rates_k = jnp.asarray(rates, float)
@@ -56,7 +66,11 @@ class Rotary(Positions):
         whole = axes[:-1] + axes[-1].lower()
         x, table_axes = layout.reshard(x, whole), whole[0] + whole[-2:]
         tables = (layout.broadcast_like(table, table_axes, whole) for table in prepared)
-        return layout.reshard(_rotated(x, *tables), axes)
+        width = prepared.cos_BLk.shape[-1]
+        if width == x.shape[-1]:
+            return layout.reshard(_rotated(x, *tables), axes)
+        rotated = _rotated(x[..., :width], *tables)
+        return layout.reshard(jnp.concatenate([rotated, x[..., width:]], axis=-1), axes)
 
 
 class Rotation(NamedTuple):

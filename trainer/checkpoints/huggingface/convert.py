@@ -60,7 +60,7 @@ POSITIVE = (
     "logits_scaling", "routed_scaling_factor", *CAPS,
 )  # fmt: skip
 FLAGS = (
-    "tie_word_embeddings", "attention_bias", "use_sliding_window", "norm_topk_prob",
+    "tie_word_embeddings", "attention_bias", "use_sliding_window", "use_qk_norm", "norm_topk_prob",
     "scale_embedding",
 )  # fmt: skip
 IDS = ("decoder_start_token_id", "eos_token_id")
@@ -69,7 +69,7 @@ COUNTS = (
     "num_key_value_heads", "head_dim", "sliding_window", "num_local_experts", "num_experts",
     "num_experts_per_tok", "n_shared_experts", "n_group", "topk_group", "moe_intermediate_size",
     "q_lora_rank", "kv_lora_rank", "qk_rope_head_dim", "sliding_window_pattern",
-    "no_rope_layer_interval", *families.RELATIVE.values(),
+    "no_rope_layer_interval", "decoder_sparse_step", *families.RELATIVE.values(),
 )  # fmt: skip
 UNSET = (
     "num_key_value_heads", "head_dim", "sliding_window", "q_lora_rank", "n_group", "topk_group",
@@ -195,6 +195,9 @@ def _wrong_windows(full: families.Settings) -> Iterator[str]:
         yield f"layer_types = {brief(repr(kinds))}: legal: {legal} for each layer, or null."
     elif not isinstance(first, int) or first < 0:
         yield f"max_window_layers = {first!r}: legal: an integer of at least 0."
+    others = full.get("mlp_only_layers")
+    if others is not None and not (isinstance(others, list) and {*map(type, others)} <= {int}):
+        yield f"mlp_only_layers = {brief(repr(others))}: legal: a list of layers, or null."
     rotates = full.get("no_rope_layers")
     is_one_each = isinstance(rotates, list) and len(rotates) == layers
     if rotates is not None and not (is_one_each and all(one in (0, 1) for one in rotates)):
@@ -259,7 +262,8 @@ def block_of(
     query = full.get("query_pre_attn_scalar", width_of_heads(full)) ** -0.5
     query = full.get("attention_multiplier", query)
     attention: dict[str, Any] = {
-        "biases": "all" if full.get("attention_bias") else "none",
+        "biases": family.bias if full.get("attention_bias") else "none",
+        "qk_norm": full.get("use_qk_norm", False),
         "dropout": float(full["attention_dropout" if "attention_dropout" in full else "dropout"]),
         "window": full.get("sliding_window") if slides else None,
         "logit_cap": full.get("attn_logit_softcapping"),
@@ -312,10 +316,11 @@ def spec_of(settings: families.Settings, store: FloatType, source: object) -> Tr
         blocks = tuple(block_of(full, family, kind, rotates=one) for kind, one in layers)
         feed_forward: FeedForward = mlp
         if family.has_experts:
-            feed_forward = experts_of(full, family, mlp)
-            dense = full.get("first_k_dense_replace", 0)
-            first = (dataclasses.replace(block, feed_forward=mlp) for block in blocks[:dense])
-            blocks = (*first, *blocks[dense:])
+            feed_forward, dense = experts_of(full, family, mlp), dense_layers(full)
+            blocks = tuple(
+                dataclasses.replace(block, feed_forward=mlp) if i in dense else block
+                for i, block in enumerate(blocks)
+            )
         spec = Transformer(
             **fields,
             pattern=blocks[:1] if family.has_encoder else blocks,
@@ -326,6 +331,13 @@ def spec_of(settings: families.Settings, store: FloatType, source: object) -> Tr
         return with_parts_of_first_block(spec)
     except UserError as error:
         raise UserError(f"{source}: {error}") from None
+
+
+def dense_layers(full: families.Settings) -> set[int]:
+    """Returns the layers that have no experts, of a model that has some."""
+    first, step = full.get("first_k_dense_replace", 0), full.get("decoder_sparse_step", 1)
+    others = {i for i in range(full["num_hidden_layers"]) if i < first or (i + 1) % step}
+    return others | {*(full.get("mlp_only_layers") or ())}
 
 
 def experts_of(full: families.Settings, family: families.Family, expert: Mlp) -> Moe:
@@ -490,8 +502,9 @@ def settings_of(spec: Transformer, kind: str) -> families.Settings:
     pairs = zip(kinds, layers, strict=True)
     rotary = {kind: x.positions for kind, x in pairs if isinstance(x.positions, Rotary)}
     window = next((layer.attention.window for layer in layers if layer.attention.window), None)
-    experts = [(i, x.feed_forward) for i, x in enumerate(layers) if isinstance(x.feed_forward, Moe)]
-    dense, moe = experts[0] if experts else (0, None)
+    dense = [i for i, layer in enumerate(layers) if not isinstance(layer.feed_forward, Moe)]
+    parts = (layer.feed_forward for layer in layers)
+    moe = next((part for part in parts if isinstance(part, Moe)), None)
     mlp = of_kind(spec.feed_forward, Mlp) if moe is None else moe.expert
     is_named = mlp.gated and "gated" not in family.mlp
     names = [name for name, same in family.activations.items() if same == mlp.activation]
@@ -510,7 +523,9 @@ def settings_of(spec: Transformer, kind: str) -> families.Settings:
         "hidden_act": activation,
         "hidden_activation": activation,
         "rms_norm_eps": norm.epsilon,
-        "attention_bias": of_kind(attention, MultiHead).biases == "all",
+        "attention_bias": of_kind(attention, MultiHead).biases == family.bias,
+        "use_qk_norm": of_kind(attention, MultiHead).qk_norm,
+        "partial_rotary_factor": (rotary.get(rope.FULL) or of_kind(local, Rotary)).fraction,
         "attention_dropout": attention.dropout,
         "dropout": spec.dropout,
         "is_encoder_decoder": spec.has_encoder,
@@ -544,7 +559,9 @@ def settings_of(spec: Transformer, kind: str) -> families.Settings:
     if moe is not None:
         width, router = moe.width(spec), of_kind(moe.router, SigmoidTopK)
         every |= {
-            "first_k_dense_replace": dense,
+            "first_k_dense_replace": len(dense),
+            "mlp_only_layers": dense,
+            "decoder_sparse_step": 1,
             "n_shared_experts": (moe.shared_d_ff or 0) // width,
             "routed_scaling_factor": router.scale,
             "n_group": router.expert_groups,

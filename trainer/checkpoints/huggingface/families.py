@@ -94,6 +94,8 @@ class Family(NamedTuple):
     """Settings with few legal values."""
     fields: Mapping[str, Any] = {}
     """Fields of the Transformer that no setting says."""
+    bias: AttentionBiases = "all"
+    """What `attention_bias` adds."""
     attention: Mapping[str, Any] = {}
     """Fields of its attention that no setting says."""
     block: Mapping[str, Any] = {}

@@ -36,7 +36,8 @@ SCALINGS: Mapping[str, tuple[type[RopeScaling], Mapping[str, str]]] = {
 PLAIN = "default"
 MSCALE, MSCALE_ALL = MSCALES = ("mscale", "mscale_all_dim")
 """Of YaRN, as DeepSeek sets it: numbers from which the magnitude follows."""
-KIND, OF_ALL_KINDS = ("rope_type", "type"), ("rope_theta", "partial_rotary_factor")
+FRACTION = "partial_rotary_factor"
+KIND, OF_ALL_KINDS = ("rope_type", "type"), ("rope_theta", FRACTION)
 COMMON = (*KIND, *OF_ALL_KINDS)
 FULL, SLIDING = KINDS = ("full_attention", "sliding_attention")
 """Kinds of layers."""
@@ -107,8 +108,11 @@ def _problems(settings: Settings) -> Iterator[str]:
     if kind not in (PLAIN, *SCALINGS):
         yield f"rope_type = {kind!r}: legal: {', '.join(map(repr, (PLAIN, *SCALINGS)))}."
         return
-    if rope.get("partial_rotary_factor") not in (None, 1.0):
-        yield f"partial_rotary_factor = {rope['partial_rotary_factor']!r}: legal: 1.0 or null."
+    fraction = rope.get(FRACTION, settings.get(FRACTION))
+    if fraction not in (None, 1.0) and settings.get(FRACTION) in (None, 1.0):
+        yield f"{FRACTION} = {fraction!r}: legal: 1.0 or null."
+    elif not isinstance(fraction, int | float | None) or not 0 < (fraction or 1) <= 1:
+        yield f"{FRACTION} = {fraction!r}: legal: a number above 0, and of at most 1."
     # Hugging Face leaves this one where a plain rotation is set.
     known = [*COMMON, LENGTH, *(SCALINGS[kind][1].values() if kind in SCALINGS else ())]
     known += MSCALES * (kind == "yarn")
@@ -124,15 +128,16 @@ def rotary_of(settings: Settings) -> Rotary:
     """Makes the rotary positions."""
     rope = {LENGTH: settings["max_position_embeddings"], **parameters(settings)}
     theta, kind = float(rope["rope_theta"]), kind_of(rope)
+    fraction = rope.get(FRACTION) or settings.get(FRACTION) or 1.0
     if kind == PLAIN:
-        return Rotary(theta=theta)
+        return Rotary(theta=theta, fraction=fraction)
     scaling, names = SCALINGS[kind]
     if rope.get(MSCALE) and rope.get(MSCALE_ALL):
         factor = magnitude(rope, MSCALE) / magnitude(rope, MSCALE_ALL)
         rope = {"attention_factor": factor, **rope}
     given = {name: rope[there] for name, there in names.items() if rope.get(there) is not None}
     numbers = {name: as_number(value) for name, value in given.items()}
-    return Rotary(theta=theta, scaling=scaling(**numbers))
+    return Rotary(theta=theta, scaling=scaling(**numbers), fraction=fraction)
 
 
 def magnitude(rope: Settings, name: str) -> float:

@@ -122,6 +122,21 @@ CASES: dict[str, dict[str, Any]] = {
         "no_rope_layer_interval": 2, "tie_word_embeddings": False,
     },
     "phi3": {"num_hidden_layers": 3, "sliding_window": 5, "num_key_value_heads": 3},
+    "qwen3_moe, mixed": {
+        "num_hidden_layers": 4, "num_experts": 5, "num_experts_per_tok": 2, "head_dim": 4,
+        "moe_intermediate_size": 8, "mlp_only_layers": [3], "decoder_sparse_step": 2,
+    },
+    "olmoe": {"num_experts": 5, "num_experts_per_tok": 3, "num_key_value_heads": 3},
+    "glm4_moe": {
+        "num_hidden_layers": 3, "head_dim": 8, "n_routed_experts": 6, "num_experts_per_tok": 2,
+        "moe_intermediate_size": 8, "attention_bias": True, "use_qk_norm": True, "n_group": 3,
+        "topk_group": 2, "routed_scaling_factor": 1.7, "rms_norm_eps": 0.01,
+    },
+    "dots1": {
+        "num_hidden_layers": 3, "n_routed_experts": 5, "num_experts_per_tok": 2,
+        "n_shared_experts": 1, "moe_intermediate_size": 8, "routed_scaling_factor": 1.3,
+        "sliding_window": 4, "max_window_layers": 2, "first_k_dense_replace": 1,
+    },
     "deepseek_v3": {
         "num_hidden_layers": 3, "num_key_value_heads": 6, "q_lora_rank": 9, "kv_lora_rank": 10,
         "qk_rope_head_dim": 4, "qk_nope_head_dim": 5, "v_head_dim": 5, "n_routed_experts": 8,
@@ -144,16 +159,9 @@ DECODED = ("qwen2", "mistral", "mixtral")
 SEEDS = {"gemma2": 6, "gemma3_text": 2, "olmo2": 18, "smollm3": 18, "granite": 4}
 """Of weights with which texts are long."""
 LONG = (
-    "gemma2",
-    "gemma3_text",
-    "olmo2",
-    "smollm3",
-    "granite",
-    "phi3",
-    "gpt2",
-    "deepseek_v3",
-    "deepseek_v2",
-)
+    "gemma2", "gemma3_text", "olmo2", "smollm3", "granite", "phi3", "gpt2", "deepseek_v3",
+    "deepseek_v2", "qwen3_moe, mixed", "olmoe", "glm4_moe", "dots1",
+)  # fmt: skip
 """Cases with longer texts, and with a bound of the logits' difference by their spread."""
 Case = dict[str, Any]
 
@@ -374,7 +382,7 @@ LAYOUTS = {
         ("fsdp", "qwen3"), ("experts, padded", "mixtral"), ("heads, padded", "olmo2"),
         ("heads, padded", "gemma2"), ("fsdp", "gpt2"), ("heads, padded", "phi3"),
         ("fsdp", "deepseek_v3"), ("experts, padded", "deepseek_v2"),
-        ("heads, padded", "deepseek_v3"),
+        ("heads, padded", "deepseek_v3"), ("fsdp", "glm4_moe"), ("experts, padded", "olmoe"),
     ],
 )  # fmt: skip
 def test_no_layout_changes_the_logits(imported: Path, layout: str, name: str) -> None:

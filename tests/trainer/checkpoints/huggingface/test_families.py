@@ -165,6 +165,32 @@ PUBLISHED: list[tuple[dict[str, Any], int, int]] = [
         },
         15_706_484_224, 27,
     ),
+    (
+        {
+            "model_type": "olmoe", "attention_bias": False, "clip_qkv": None,
+            "hidden_act": "silu", "hidden_size": 2048, "intermediate_size": 1024,
+            "max_position_embeddings": 4096, "norm_topk_prob": False, "num_attention_heads": 16,
+            "num_experts": 64, "num_experts_per_tok": 8, "num_hidden_layers": 16,
+            "num_key_value_heads": 16, "rms_norm_eps": 1e-05, "rope_theta": 10000.0,
+            "router_aux_loss_coef": 0.01, "tie_word_embeddings": False, "vocab_size": 50304,
+        },
+        6_919_161_856, 1,
+    ),
+    (  # GLM-4.5-Air without the layer that predicts a second token
+        {
+            "model_type": "glm4_moe", "attention_bias": True, "attention_dropout": 0.0,
+            "first_k_dense_replace": 1, "head_dim": 128, "hidden_act": "silu",
+            "hidden_size": 4096, "intermediate_size": 10944, "max_position_embeddings": 131072,
+            "moe_intermediate_size": 1408, "n_group": 1, "n_routed_experts": 128,
+            "n_shared_experts": 1, "norm_topk_prob": True, "num_attention_heads": 96,
+            "num_experts_per_tok": 8, "num_hidden_layers": 46, "num_key_value_heads": 8,
+            "num_nextn_predict_layers": 1, "partial_rotary_factor": 0.5, "rms_norm_eps": 1e-05,
+            "rope_scaling": None, "rope_theta": 1000000, "routed_scaling_factor": 1.0,
+            "tie_word_embeddings": False, "topk_group": 1, "use_qk_norm": False,
+            "vocab_size": 151552,
+        },
+        106_852_251_264, 46,
+    ),
 ]  # fmt: skip
 
 
