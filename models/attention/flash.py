@@ -57,6 +57,8 @@ class Call(NamedTuple):
     """Whether a bias is added to the logits."""
     has_cap: bool = False
     """Whether logits are bounded."""
+    has_sinks: bool = False
+    """Whether heads have a logit beside those of keys."""
     has_narrow_values: bool = False
     """Whether values are narrower than keys."""
 

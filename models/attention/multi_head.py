@@ -55,6 +55,10 @@ class SoftmaxAttention(Attention):
     def has_dropout(self) -> bool:
         return self.dropout > 0
 
+    @property
+    def has_sinks(self) -> bool:
+        return False
+
     def kernel(
         self,
         parts: BlockParts,
@@ -76,6 +80,7 @@ class SoftmaxAttention(Attention):
             has_dropout=training and self.has_dropout,
             has_bias=parts.positions.adds_bias,
             has_cap=self.logit_cap is not None,
+            has_sinks=self.has_sinks,
             has_narrow_values=self.has_narrow_values,
         )
         return choose(call)
@@ -131,8 +136,15 @@ class MultiHead(SoftmaxAttention):
     """Normalizes queries and keys before the rotation."""
     qk_norm_over: QkNormOver = "head"
     """What `qk_norm` normalizes: each head, or all heads of a token together, as in OLMo 2."""
+    sinks: bool = False
+    """Gives each head a learned logit beside those of its keys, which takes a part of the
+    probability, as in gpt-oss."""
     combined_qkv: bool = False
     """Computes queries, keys and values in one product; the stored weights stay separate."""
+
+    @property
+    def has_sinks(self) -> bool:
+        return self.sinks
 
     def build(
         self, parts: BlockParts, sizes: Sizes, layout: Layout, weights: Weights
@@ -172,6 +184,7 @@ class MultiHeadAttention(nnx.Module):
             self.bv_JK = weights.zeros("JK")
         if spec.biases == "all":
             self.bo_D = weights.zeros("D")
+        self.sink_JQ = weights.zeros("JQ") if spec.sinks else None
         if spec.qk_norm:
             q_axes, k_axes = ("K", "K") if spec.qk_norm_over == "head" else ("JQK", "JK")
             self.q_norm = parts.norm.build_for_heads(layout, weights, q_axes)
@@ -262,7 +275,9 @@ class MultiHeadAttention(nnx.Module):
         if self.bias is not None:
             assert context.relative_positions is not None
             bias = self.bias(context.relative_positions, context.causal)
-        return self.spec.attend(self.layout, operands._replace(bias=bias), context, key)
+        sink_JQ = None if self.sink_JQ is None else self.sink_JQ[...]
+        operands = operands._replace(bias=bias, sink_JQ=sink_JQ)
+        return self.spec.attend(self.layout, operands, context, key)
 
 
 class SourceAttention(MultiHeadAttention):

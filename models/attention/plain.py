@@ -23,6 +23,8 @@ class Operands(NamedTuple):
     bias: Bias | None = None
     mask_B11LM: Array | None = None
     """None in a gradient, and before it is known."""
+    sink_JQ: Array | None = None
+    """A logit of each head that takes part in the softmax and has no value."""
 
 
 def attend_in_chunks(
@@ -33,11 +35,11 @@ def attend_in_chunks(
     The causally masked keys beyond are not computed: with n slices, (n - 1) / 2n of the work.
     """
     attend: Callable[[Layout, Operands], Array] = dot_product_attention
-    if logit_cap is not None:  # its gradient would need the logits, too
-        attend = functools.partial(capped_attention, logit_cap=logit_cap)
+    if logit_cap is not None or operands.sink_JQ is not None:
+        attend = functools.partial(softmax_attention, logit_cap=logit_cap)
     if chunks == 1:
         return attend(layout, operands)
-    q_BJQLK, k_BJMK, v_BJMK, bias, mask_B11LM = operands
+    q_BJQLK, k_BJMK, v_BJMK, bias, mask_B11LM, sink_JQ = operands
     assert mask_B11LM is not None
     replicated, length, parts = layout.without("length", "memory"), q_BJQLK.shape[3], []
     q_BJQLK = replicated.reshard(q_BJQLK, "BJQLK")
@@ -51,6 +53,7 @@ def attend_in_chunks(
             v_BJMK[:, :, keys],
             None if bias is None else bias.part(replicated, queries, keys),
             mask_B11LM[..., queries, keys],
+            sink_JQ,
         )
         parts.append(attend(replicated, part))
     return layout.reshard(jnp.concatenate(parts, axis=3), "BJQLK")
@@ -72,13 +75,16 @@ def unnormalized_probs(
     layout: Layout, operands: Operands, logit_cap: float | None = None
 ) -> tuple[Array, Array]:
     """Returns exp(logits - max) and its sum over the keys, both in JAX's float type."""
-    q_BJQLK, k_BJMK, _, bias, mask_B11LM = operands
+    q_BJQLK, k_BJMK, _, bias, mask_B11LM, sink_JQ = operands
     assert mask_B11LM is not None
     logits_BJQLM = layout.einsum("BJQLK,BJMK->BJQLM", q_BJQLK, k_BJMK, dtype=float)
     logits_BJQLM = capped(logits_BJQLM, logit_cap)
     if bias is not None:
         logits_BJQLM = add_bias(layout, logits_BJQLM, bias)
-    return masked_probs(logits_BJQLM, mask_B11LM)
+    if sink_JQ is None:
+        return masked_probs(logits_BJQLM, mask_B11LM)
+    sink_BJQL1 = layout.broadcast_like(sink_JQ.astype(float), "JQ", "BJQLM")
+    return masked_probs(logits_BJQLM, mask_B11LM, sink_BJQL1)
 
 
 def capped(logits_BJQLM: Array, logit_cap: float | None) -> Array:
@@ -86,15 +92,26 @@ def capped(logits_BJQLM: Array, logit_cap: float | None) -> Array:
     return logits_BJQLM if logit_cap is None else logit_cap * jnp.tanh(logits_BJQLM / logit_cap)
 
 
-def masked_probs(logits_BJQLM: Array, mask_B11LM: Array) -> tuple[Array, Array]:
-    """Returns exp(logits - max) where the mask says so, and its sum over the keys."""
+def masked_probs(
+    logits_BJQLM: Array, mask_B11LM: Array, sink_BJQL1: Array | None = None
+) -> tuple[Array, Array]:
+    """Returns exp(logits - max) where the mask says so, and its sum over the keys and a sink."""
     logits_BJQLM = jnp.where(mask_B11LM, logits_BJQLM, -1e9)
-    probs_BJQLM = jnp.exp(logits_BJQLM - jnp.max(logits_BJQLM, axis=-1, keepdims=True))
-    return probs_BJQLM, jnp.sum(probs_BJQLM, axis=-1)
+    max_BJQL1 = jnp.max(logits_BJQLM, axis=-1, keepdims=True)
+    if sink_BJQL1 is not None:
+        max_BJQL1 = jnp.maximum(max_BJQL1, sink_BJQL1)
+    probs_BJQLM = jnp.exp(logits_BJQLM - max_BJQL1)
+    sum_BJQL = jnp.sum(probs_BJQLM, axis=-1)
+    if sink_BJQL1 is not None:
+        sum_BJQL += jnp.exp(sink_BJQL1 - max_BJQL1)[..., 0]
+    return probs_BJQLM, sum_BJQL
 
 
-def capped_attention(layout: Layout, operands: Operands, logit_cap: float) -> Array:
-    """Attends with logits that tanh bounds.  Gemma Team 2024 (Gemma 2), section 2."""
+def softmax_attention(layout: Layout, operands: Operands, logit_cap: float | None) -> Array:
+    """Attends with logits that tanh bounds (Gemma Team 2024, section 2), or with sinks.
+
+    Its gradient keeps the logits, too.
+    """
     v_BJMK = operands.v_BJMK
     probs_BJQLM, sum_BJQL = unnormalized_probs(layout, operands, logit_cap)
     y_BJQLK = layout.einsum("BJQLM,BJMK->BJQLK", probs_BJQLM.astype(v_BJMK.dtype), v_BJMK)
@@ -135,7 +152,7 @@ def _attention_forward(layout: Layout, operands: Operands) -> tuple[Array, Resid
 
 def _attention_backward(layout: Layout, residuals: Residuals, dy_BJQLK: Array) -> tuple[Operands]:
     einsum, like = layout.einsum, layout.broadcast_like
-    (q_BJQLK, k_BJMK, v_BJMK, bias, _), probs_BJQLM, sum_BJQL, y_BJQLK = residuals
+    (q_BJQLK, k_BJMK, v_BJMK, bias, *_), probs_BJQLM, sum_BJQL, y_BJQLK = residuals
     wide_BJQLK = dy_BJQLK.astype(float) / like(sum_BJQL, "BJQL", "BJQLK")
     dot_BJQL = jnp.sum(wide_BJQLK * y_BJQLK.astype(float), axis=-1)
     dy_BJQLK = wide_BJQLK.astype(dy_BJQLK.dtype)

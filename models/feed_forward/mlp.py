@@ -3,9 +3,11 @@
 from typing import Literal
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
+from configs.errors import UserError
 from configs.spec import Fraction, spec
 from layouts.layout import Layout
 from models.dropout import dropout
@@ -14,8 +16,10 @@ from models.parts import FeedForward
 from models.sizes import Sizes
 
 Array = jax.Array
-Activation = Literal["relu", "gelu", "silu"]
+Activation = Literal["relu", "gelu", "silu", "clamped_swiglu"]
 ACTIVATIONS = {"relu": jax.nn.relu, "gelu": jax.nn.gelu, "silu": jax.nn.silu}
+CLAMP, SHARPNESS = 7.0, 1.702
+"""Of "clamped_swiglu"."""
 
 
 @spec
@@ -23,13 +27,21 @@ class Mlp(FeedForward):
     """Transforms each token alone, plain or gated.  Vaswani et al. 2017, 3.3; Shazeer 2020."""
 
     activation: Activation = "relu"
-    """Nonlinearity."""
+    """Nonlinearity. "clamped_swiglu" is that of gpt-oss for gated layers: both products are at most
+    7, the gate is multiplied by sigmoid(1.702 gate), and 1 is added to the other."""
     gated: bool = False
     """Gated (GLU): activation(x wg) * (x wi)."""
     biases: bool = False
     """Adds a learned bias to the result of each product."""
     dropout: Fraction | None = None
     """Rate of dropout on the activations. None: that of Transformer.dropout."""
+
+    def __post_init__(self) -> None:
+        if self.activation not in ACTIVATIONS and not self.gated:
+            raise UserError(
+                f"Mlp.activation = {self.activation!r}: found gated = False.  Legal: "
+                f"{', '.join(map(repr, ACTIVATIONS))}, or Mlp.gated = True."
+            )
 
     def dropout_rate(self, sizes: Sizes) -> float:
         return sizes.dropout if self.dropout is None else self.dropout
@@ -39,12 +51,16 @@ class Mlp(FeedForward):
 
     def activate(self, h: Array, gate: Array | None) -> Array:
         """Applies the activation, to the gate where there is one."""
-        activation = ACTIVATIONS[self.activation]
+        activation = ACTIVATIONS.get(self.activation)
         if gate is None:
+            assert activation is not None
             return activation(h)
         # A TPU's compiler would recompute these, and their gradients, for each tile of the
         # products that read them (docs/planning.md).
         h, gate = jax.lax.optimization_barrier((h, gate))
+        if activation is None:
+            h, gate = jnp.clip(h, -CLAMP, CLAMP) + 1, jnp.minimum(gate, CLAMP)
+            return jax.lax.optimization_barrier(gate * jax.nn.sigmoid(SHARPNESS * gate) * h)
         return jax.lax.optimization_barrier(activation(gate) * h)
 
 

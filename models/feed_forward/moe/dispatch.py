@@ -10,7 +10,7 @@ of a choice: the bits of dropout follow from it, wherever the choice is sent.
 import functools
 import math
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -59,8 +59,16 @@ class Experts(NamedTuple):
 
     def run(self, x_EGcD: Array, id_EGc: Array | None) -> Array:
         """Returns the output of each expert for its tokens."""
+
+        def product(equation: str, x: Array, weight: Any, bias: Array | None) -> Array:
+            y = self.layout.einsum(equation, x, weight)
+            if bias is None:
+                return y
+            axes = equation.partition("->")[2]
+            return y + self.layout.broadcast_like(bias.astype(y.dtype), f"E{axes[-1]}", axes)
+
         into, out = (
-            functools.partial(self.layout.einsum, equation)
+            functools.partial(product, equation)
             for equation in ("EGcD,EDF->EGcF", "EGcF,EFD->EGcD")
         )
         draw = None
@@ -68,10 +76,18 @@ class Experts(NamedTuple):
             draw = functools.partial(random_bytes_of_rows, self.layout, self.seed, id_EGc, "EGcF")
         return self._run(x_EGcD, into, out, draw)
 
-    def run_blocks(self, x_lcd: Array, gate_lc: Array, expert_l: Array, draw: Draw) -> Array:
+    def run_blocks(
+        self,
+        x_lcd: Array,
+        gate_lc: Array,
+        expert_l: Array,
+        draw: Draw,
+        hidden_axes: tuple[str, ...],
+    ) -> Array:
         """Returns the output for a device's blocks of tokens, each block for one expert.
 
-        The weights are the device's shards; it draws random bytes for its shard of F.
+        The weights are the device's shards; it draws random bytes for its shard of F, which
+        `hidden_axes` split: outputs are parts of a sum over them.
         """
 
         def product(multiply: Product, x: Array, weight: Weight, *gates: Array) -> Array:
@@ -81,19 +97,31 @@ class Experts(NamedTuple):
             y_lcf = multiply(x, weight.values, expert_l, *gates)
             return (y_lcf.astype(scale_l1f.dtype) * scale_l1f).astype(x.dtype)
 
-        into = functools.partial(product, grouped_product)
+        def bias_l1f(bias: Array) -> Array:
+            return bias.at[expert_l].get(mode="clip")[:, None].astype(x_lcd.dtype)
 
-        def out(h: Array, weight: Weight) -> Array:
-            return product(gated_product, h, weight, gate_lc)
+        def into(x: Array, weight: Weight, bias: Array | None) -> Array:
+            h = product(grouped_product, x, weight)
+            return h if bias is None else h + bias_l1f(bias)
+
+        def out(h: Array, weight: Weight, bias: Array | None) -> Array:
+            y = product(gated_product, h, weight, gate_lc)
+            if bias is None:
+                return y
+            is_first = shard_index(hidden_axes) == 0
+            term = jnp.where(is_first, gate_lc[..., None].astype(y.dtype), 0) * bias_l1f(bias)
+            return y + term
 
         return self._run(x_lcd, into, out, draw if self.has_dropout else None)
 
     def _run(self, x: Array, into: Product, out: Product, draw: Draw | None) -> Array:
-        gate = into(x, self.weights["wg_EDF"]) if self.expert.gated else None
-        h = self.expert.activate(into(x, self.weights["wi_EDF"]), gate)
+        weights, gate = self.weights, None
+        if self.expert.gated:
+            gate = into(x, weights["wg_EDF"], weights.get("bg_EF"))
+        h = self.expert.activate(into(x, weights["wi_EDF"], weights.get("bi_EF")), gate)
         if draw is not None:
             h = drop(h, draw(width=h.shape[-1]), self.rate)
-        return out(h, self.weights["wo_EFD"])
+        return out(h, weights["wo_EFD"], weights.get("bo_ED"))
 
 
 def by_einsum(experts: Experts, x_GsD: Array, routing: Routing, capacity: int) -> Array:
@@ -219,7 +247,7 @@ def in_blocks(
         expert_Gsi = routed.expert_Gsi
         if places == most_places and not exchanged:
             expert_Gsi -= shard_index(split_axes) * count
-            y_Gsd = run_shard(here, routed._replace(expert_Gsi=expert_Gsi), draw)
+            y_Gsd = run_shard(here, routed._replace(expert_Gsi=expert_Gsi), draw, hidden_axes)
         else:
             to_c = destinations(expert_Gsi.ravel() // count, split_axes, exchanged)
             routed = routed._replace(expert_Gsi=expert_Gsi % count)
@@ -227,7 +255,7 @@ def in_blocks(
             rows = (
                 None if places == most_places else exchange.most_rows((*group_axes, *weight_axes))
             )
-            y_Gsd = run_exchanged(here, routed, draw, exchange, to_c, rows)
+            y_Gsd = run_exchanged(here, routed, draw, exchange, to_c, rows, hidden_axes)
         return jax.lax.psum(y_Gsd, weight_axes)
 
     tokens = [f"G(F){axes}" for axes in ("sd", "si", "si", "si")]
@@ -239,7 +267,8 @@ def in_blocks(
 
 def axes_of_shard(name: str, shape: tuple[int, ...]) -> str:
     """Returns the axes of a weight, or of its scale, that are not E; a product needs all of D."""
-    sizes = zip(name[-2:].replace("D", "d"), shape[1:], strict=True)
+    letters = name.rpartition("_")[2][1:]
+    sizes = zip(letters.replace("D", "d"), shape[1:], strict=True)
     return "".join("1" if size == 1 else axis for axis, size in sizes)
 
 
@@ -274,7 +303,9 @@ class RoutedTokens(NamedTuple):
     id_Gsi: Array
 
 
-def run_shard(experts: Experts, routed: RoutedTokens, draw: Draw) -> Array:
+def run_shard(
+    experts: Experts, routed: RoutedTokens, draw: Draw, hidden_axes: tuple[str, ...]
+) -> Array:
     """Runs a device's tokens through the experts that it has."""
     x_Gsd, expert_Gsi, gate_Gsi, id_Gsi = routed
     count, choices = len(jax.tree.leaves(experts.weights)[0]), expert_Gsi.size
@@ -292,7 +323,8 @@ def run_shard(experts: Experts, routed: RoutedTokens, draw: Draw) -> Array:
     x_1cd = to_slots(x_1sd, slot_1si, here_1c)
     gate_lc = to_slots(gate_1si.reshape(1, -1, 1), slot_1si.reshape(1, -1, 1), here_1c)
     x_lcd, gate_lc = x_1cd.reshape(*shape, -1), gate_lc.reshape(shape)
-    y_lcd = experts.run_blocks(x_lcd, gate_lc, expert_l, functools.partial(draw, id_lc))
+    draw = functools.partial(draw, id_lc)
+    y_lcd = experts.run_blocks(x_lcd, gate_lc, expert_l, draw, hidden_axes)
     return from_slots(y_lcd.reshape(x_1cd.shape), slot_1si, here_1c).reshape(x_Gsd.shape)
 
 
@@ -319,6 +351,7 @@ def run_exchanged(
     exchange: Exchange,
     destination_c: Array,
     most_rows: Array | None,
+    hidden_axes: tuple[str, ...],
 ) -> Array:
     """Sends a device's tokens to the devices of their experts, and brings the results back.
 
@@ -338,7 +371,7 @@ def run_exchanged(
         expert_1r1, id_1r1 = (choice_r2[None, :, i, None] for i in (0, 1))
         gate_1r1 = part.send(gate_1c1[0], 0)[None]
         received = RoutedTokens(x_rd[None], expert_1r1, gate_1r1, id_1r1)
-        return part.send_back(run_shard(experts, received, draw)[0], y_cd)
+        return part.send_back(run_shard(experts, received, draw, hidden_axes)[0], y_cd)
 
     def add_round(carry: tuple[Array, Array]) -> tuple[Array, Array]:
         first, y_cd = carry

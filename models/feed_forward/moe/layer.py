@@ -23,6 +23,8 @@ from models.sizes import Sizes
 
 Array = jax.Array
 Dispatch = Literal["einsum", "gather", "dropless"]
+WEIGHTS = ("wi_EDF", "wg_EDF", "wo_EFD", "bi_EF", "bg_EF", "bo_ED")
+"""Of experts; those of gates and the biases are not in all layers."""
 
 
 @spec
@@ -36,7 +38,7 @@ class Moe(FeedForward):
     d_ff: Count | None = None
     """Width of an expert. None: that of the dense layers."""
     expert: Mlp = Mlp()
-    """What each expert computes."""
+    """What each expert computes. With `biases`, the router has one for each expert, too."""
     router: Router = Top2()
     """Chooses the experts of each token."""
     dispatch: Dispatch = "gather"
@@ -52,8 +54,6 @@ class Moe(FeedForward):
     if the batch of an evaluation does not divide into groups of this size."""
 
     def __post_init__(self) -> None:
-        if self.expert.biases:
-            raise UserError("Mlp.biases = True: experts have no biases.  Legal: False in experts.")
         self.router.check(self.experts)
 
     def check(self, sizes: Sizes, block: BlockParts, *, causal: bool) -> None:
@@ -113,6 +113,11 @@ class MoeLayer(nnx.Module):
         if spec.expert.gated:
             self.wg_EDF = weights.normal("EDF", fan_in="D")
         self.wo_EFD = weights.normal("EFD", fan_in="F")
+        if spec.expert.biases:
+            self.router_bias_E = weights.zeros("E")
+            self.bi_EF, self.bo_ED = weights.zeros("EF"), weights.zeros("ED")
+            if spec.expert.gated:
+                self.bg_EF = weights.zeros("EF")
         if spec.router.has_bias:
             # A step of 0.001 is lost in 16 bits where the bias is above 0.25.
             wide: FloatType = "float64" if weights.dtype == "float64" else "float32"
@@ -159,8 +164,7 @@ class MoeLayer(nnx.Module):
             capacity = router.capacity(tokens, self.spec.experts, training=training)
         with jax.named_scope("gate"):
             routing = router.route(layout, gates_Gse, segments_Gs, capacity, route_key, bias_e)
-        names = ("wi_EDF", "wg_EDF", "wo_EFD") if self.spec.expert.gated else ("wi_EDF", "wo_EFD")
-        weights = {name: getattr(self, name)[...] for name in names}
+        weights = {name: getattr(self, name)[...] for name in WEIGHTS if hasattr(self, name)}
         if capacity is None:  # products in blocks read ordinary arrays
             weights = {name: merged(weight) for name, weight in weights.items()}
         experts = Experts(
@@ -190,7 +194,12 @@ class MoeLayer(nnx.Module):
             wide_GsD *= 1 + rate * (2 * drawn_GsD - 1)
         router_De = self.router_DE[...].astype(float)
         router_De = self.layout.reshard(router_De, "De", stored=True)
-        return self.layout.einsum("GsD,De->Gse", wide_GsD, router_De)
+        logits_Gse = self.layout.einsum("GsD,De->Gse", wide_GsD, router_De)
+        if self.spec.expert.biases:
+            bias_E = self.router_bias_E[...].astype(float)
+            bias_e = self.layout.reshard(bias_E, "e", stored=True)
+            logits_Gse += self.layout.broadcast_like(bias_e, "e", "Gse")
+        return logits_Gse
 
 
 def load_of(

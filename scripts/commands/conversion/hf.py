@@ -29,7 +29,7 @@ from scripts.commands.conversion.flags import (
     ImportPeftFlags,
 )
 from scripts.devices import start_devices
-from trainer.checkpoints.huggingface import convert, peft
+from trainer.checkpoints.huggingface import convert, mxfp4, peft
 from trainer.checkpoints.huggingface.families import FAMILIES, SOFTMAX, Family, Settings
 from trainer.checkpoints.huggingface.folder import (
     INDEX,
@@ -40,6 +40,7 @@ from trainer.checkpoints.huggingface.folder import (
     read_json,
     stored_tensors,
     tensors_of_file,
+    with_joined_blocks,
 )
 from trainer.checkpoints.huggingface.tokenizer import SENTENCE_PIECES, source_files, tokenizer_files
 from trainer.checkpoints.huggingface.weights import (
@@ -72,12 +73,13 @@ def import_hf(flags: ImportHfFlags) -> None:
     folder, model_dir = local_path(flags.input, "--input"), flags.model_dir
     folders.check_new_run(model_dir)
     whole = read_json(folder, SETTINGS)
-    settings = convert.text_part(whole)
+    text_part = convert.text_part(whole)
+    settings = mxfp4.without_method(text_part)
     convert.check_settings(settings, folder / SETTINGS)
     family = convert.family_of(settings, folder / SETTINGS)
-    stored, images = stored_tensors(folder), list[str]()
+    stored, images = with_joined_blocks(stored_tensors(folder)), list[str]()
     stored = {convert.full_name(name, family): tensor for name, tensor in stored.items()}
-    if settings is not whole:
+    if text_part is not whole:
         images = [name for name in stored if convert.text_name(name) is None]
         stored = {text: x for name, x in stored.items() if (text := convert.text_name(name))}
     copies = [name for name in stored if convert.is_copy(name, settings)]
@@ -130,8 +132,8 @@ def import_hf(flags: ImportHfFlags) -> None:
     for name in FILES:
         if (folder / name).is_file():
             (model_dir / HUGGINGFACE).mkdir(parents=True, exist_ok=True)
-            is_text = name == SETTINGS and settings is not whole
-            kept = folders.json_bytes(settings) if is_text else (folder / name).read_bytes()
+            is_changed = name == SETTINGS and settings is not whole
+            kept = folders.json_bytes(settings) if is_changed else (folder / name).read_bytes()
             atomic_write(model_dir / HUGGINGFACE / name, kept)
     atomic_write(model_dir / MODEL_FILE, model_text(run))
     ModelDir(model_dir).save(config, run, vocabs)  # last: it is what makes a run of the folder

@@ -507,7 +507,8 @@ def settings_of(spec: Transformer, kind: str) -> families.Settings:
     moe = next((part for part in parts if isinstance(part, Moe)), None)
     mlp = of_kind(spec.feed_forward, Mlp) if moe is None else moe.expert
     is_named = mlp.gated and "gated" not in family.mlp
-    names = [name for name, same in family.activations.items() if same == mlp.activation]
+    same = [name for name, one in family.activations.items() if one == mlp.activation]
+    names = same or [*family.activations]
     activation = min(names, key=lambda name: name.startswith(GATED) != is_named)
     local, query = rotary.get(rope.SLIDING), attention.query_scale
     every: families.Settings = {

@@ -3,7 +3,6 @@
 import contextlib
 import json
 import logging
-import math
 import struct
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -16,6 +15,7 @@ from safetensors import SafetensorError, safe_open
 from configs import json_reader
 from configs.errors import UserError, brief
 from data.storage.files import atomic_path, atomic_write
+from trainer.checkpoints.huggingface import mxfp4
 from trainer.checkpoints.huggingface.weights import Place, TensorInfo
 
 logger = logging.getLogger(__name__)
@@ -70,18 +70,22 @@ class StoredTensor(NamedTuple):
     info: TensorInfo
     place: Place | None = None
     """What is read of it; None is all."""
+    scales: "StoredTensor | None" = None
+    """Of a weight in MXFP4, whose blocks this tensor has."""
 
     def read(self) -> np.ndarray:
         """Reads the tensor, and warns of values that no model can use.
 
         The file is mapped into memory no longer than that takes.
         """
+        place = self.place or Place(self.name, self.info.shape, self.info.shape)
+        is_sliced = self.scales is None and place.view == self.info.shape
         with safe_open(self.file, "numpy") as file:
-            part = () if self.place is None else self.place.part
-            if self.place is None or self.place.view == self.info.shape:
-                array: np.ndarray = file.get_slice(self.name)[part]
-            else:
-                array = file.get_tensor(self.name).reshape(self.place.view)[part]
+            array: np.ndarray = file.get_slice(self.name)[place.part if is_sliced else ()]
+        if self.scales is not None:
+            array = mxfp4.dequantized(array, self.scales.read())
+        if not is_sliced:
+            array = array.reshape(place.view)[place.part]
         if count := array.size - np.count_nonzero(np.isfinite(array)):
             logger.warning(
                 "Warning: %s: %d of the %d values of %s are infinite or not a number.",
@@ -102,6 +106,19 @@ def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
             if tensor.name not in stored or (file_of or {}).get(tensor.name) == file.name:
                 stored[tensor.name] = tensor
     return stored
+
+
+def with_joined_blocks(stored: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
+    """Returns the tensors with one for the blocks and the scales of each weight in MXFP4."""
+    joined = dict(stored)
+    for name, tensor in stored.items():
+        scales = stored.get(name.removesuffix(mxfp4.BLOCKS) + mxfp4.SCALES)
+        if name.endswith(mxfp4.BLOCKS) and scales and len(tensor.info.shape) == 4:
+            del joined[name], joined[scales.name]
+            info = TensorInfo(mxfp4.shape_of(tensor.info.shape), "bfloat16")
+            whole = tensor._replace(info=info, scales=scales)
+            joined[name.removesuffix(mxfp4.BLOCKS)] = whole
+    return joined
 
 
 def weight_map(folder: Path) -> dict[str, str] | None:
@@ -161,16 +178,11 @@ class TensorWriter:
             file.truncate(self.first + end)
 
     def write(self, place: Place, tensor: np.ndarray) -> None:
-        """Writes a tensor, or a part of it along one axis, to its place."""
-        name, shape, part = place.tensor, place.view, place.part
-        axis = max(len(part) - 1, 0)
-        rows = tensor.reshape(math.prod(shape[:axis]), -1)
-        before = part[axis].start * math.prod(shape[axis + 1 :]) * tensor.itemsize if part else 0
-        with open(self.path, "r+b") as file:
-            for i, row in enumerate(rows):
-                row_start = i * (self.infos[name].bytes // len(rows))
-                file.seek(self.first + self.places[name] + row_start + before)
-                file.write(row.tobytes())
+        """Writes a tensor, or a part of it, to its place."""
+        start = self.first + self.places[place.tensor]
+        file = np.memmap(self.path, tensor.dtype, "r+", start, place.view)
+        file[place.part or ...] = tensor.reshape(file[place.part or ...].shape)
+        file.flush()
 
 
 @contextlib.contextmanager

@@ -126,6 +126,10 @@ CASES: dict[str, dict[str, Any]] = {
         "num_hidden_layers": 4, "num_experts": 5, "num_experts_per_tok": 2, "head_dim": 4,
         "moe_intermediate_size": 8, "mlp_only_layers": [3], "decoder_sparse_step": 2,
     },
+    "gpt_oss": {
+        "num_hidden_layers": 3, "head_dim": 4, "num_local_experts": 5, "num_experts_per_tok": 2,
+        "sliding_window": 5, "rope_parameters": {**YARN, "truncate": False},
+    },
     "olmoe": {"num_experts": 5, "num_experts_per_tok": 3, "num_key_value_heads": 3},
     "glm4_moe": {
         "num_hidden_layers": 3, "head_dim": 8, "n_routed_experts": 6, "num_experts_per_tok": 2,
@@ -161,6 +165,7 @@ SEEDS = {"gemma2": 6, "gemma3_text": 2, "olmo2": 18, "smollm3": 18, "granite": 4
 LONG = (
     "gemma2", "gemma3_text", "olmo2", "smollm3", "granite", "phi3", "gpt2", "deepseek_v3",
     "deepseek_v2", "qwen3_moe, mixed", "olmoe", "glm4_moe", "dots1",
+    "gpt_oss",
 )  # fmt: skip
 """Cases with longer texts, and with a bound of the logits' difference by their spread."""
 Case = dict[str, Any]
@@ -383,6 +388,7 @@ LAYOUTS = {
         ("heads, padded", "gemma2"), ("fsdp", "gpt2"), ("heads, padded", "phi3"),
         ("fsdp", "deepseek_v3"), ("experts, padded", "deepseek_v2"),
         ("heads, padded", "deepseek_v3"), ("fsdp", "glm4_moe"), ("experts, padded", "olmoe"),
+        ("fsdp", "gpt_oss"), ("experts, padded", "gpt_oss"), ("heads, padded", "gpt_oss"),
     ],
 )  # fmt: skip
 def test_no_layout_changes_the_logits(imported: Path, layout: str, name: str) -> None:

@@ -1,0 +1,53 @@
+"""Reads weights in MXFP4: numbers of 4 bits, of which 32 share a power of two.
+
+Rouhani et al. 2023 (OCP Microscaling Formats), section 5.
+"""
+
+import ml_dtypes
+import numpy as np
+
+from trainer.checkpoints.huggingface.families import Settings
+
+BLOCKS, SCALES = "_blocks", "_scales"
+"""End the names of the two tensors of a weight."""
+METHOD = "mxfp4"
+MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+VALUES = np.array([sign * value for sign in (1, -1) for value in MAGNITUDES], np.float32)
+"""By the 4 bits."""
+BIAS = 127
+"""Of the exponents."""
+
+
+def without_method(settings: Settings) -> Settings:
+    """Returns the settings of the model whose experts are in MXFP4 as if they were not."""
+    method = settings.get("quantization_config")
+    if not isinstance(method, dict) or method.get("quant_method") != METHOD:
+        return settings
+    return {name: value for name, value in settings.items() if name != "quantization_config"}
+
+
+def shape_of(blocks: tuple[int, ...]) -> tuple[int, ...]:
+    """Returns the shape of the weight with these blocks: [E, O, I / 32, 16] -> [E, I, O].
+
+    >>> shape_of((4, 6, 2, 16))
+    (4, 64, 6)
+    """
+    experts, outputs, count, size = blocks
+    return experts, count * size * 2, outputs
+
+
+def dequantized(blocks: np.ndarray, scales: np.ndarray) -> np.ndarray:
+    """Returns the weight in bfloat16, which holds all its numbers.
+
+    >>> blocks, scales = np.full((1, 1, 1, 16), 0x9F, np.uint8), np.full((1, 1, 1), 128, np.uint8)
+    >>> dequantized(blocks, scales)[0, :3, 0].tolist()
+    [-12.0, -1.0, -12.0]
+    """
+
+    def expert(blocks: np.ndarray, scales: np.ndarray) -> np.ndarray:
+        values = VALUES[np.stack([blocks & 15, blocks >> 4], axis=-1)]
+        values = values.reshape(*scales.shape, -1)
+        scaled = np.ldexp(values, scales.astype(np.int32)[..., None] - BIAS)
+        return scaled.reshape(len(scales), -1).T.astype(ml_dtypes.bfloat16)
+
+    return np.stack([expert(*one) for one in zip(blocks, scales, strict=True)])
