@@ -21,7 +21,7 @@ from models.attention.latent import Latent
 from models.attention.multi_head import MultiHead
 from models.feed_forward.mlp import Mlp
 from models.feed_forward.moe.layer import Dispatch, Moe
-from models.feed_forward.moe.routing import SigmoidTopK, Top2
+from models.feed_forward.moe.routing import SigmoidTopK, Top2, TopK
 from models.loss import Criterion, LossSums
 from models.norms.layer import LayerNorm
 from models.parts import Block
@@ -294,6 +294,22 @@ def test_layers_of_two_kinds_are_equal_too(name: str) -> None:
     window = Block(attention=attention, positions=Rotary(theta=100.0), norm_places="both")
     pattern = (window, Block(norm_places="after", residual_scale=0.5))
     spec = dataclasses.replace(SPEC, layers=4, pattern=pattern, logit_cap=3.0)
+    computed, expected = trained(ADAMW, LAYOUTS[name], spec), trained(ADAMW, WHOLE, spec)
+    assert_equal_to_round_off(computed, expected)
+
+
+@pytest.mark.parametrize("dispatch", ["gather", "dropless"])
+@pytest.mark.parametrize(
+    "name", ["sequence_parallel", "two_dimensional", "expert_and_model_parallel", "pipeline"]
+)
+def test_sinks_and_biases_of_experts_are_equal_too(name: str, dispatch: Dispatch) -> None:
+    expert = Mlp(activation="clamped_swiglu", gated=True, biases=True)
+    router = TopK(k=2, normalises=True, capacity_factor=4.0)
+    moe = Moe(experts=8, d_ff=24, expert=expert, router=router, dispatch=dispatch, shared_d_ff=8)
+    attention = dataclasses.replace(SPEC.attention, sinks=True, window=3)
+    positions = Rotary(fraction=0.7)  # 4 of 6 columns
+    pattern = (Block(attention=attention, positions=positions), Block(feed_forward=moe))
+    spec = dataclasses.replace(SPEC, layers=4, pattern=pattern)
     computed, expected = trained(ADAMW, LAYOUTS[name], spec), trained(ADAMW, WHOLE, spec)
     assert_equal_to_round_off(computed, expected)
 

@@ -302,6 +302,7 @@ def by_rules(rules: str) -> dict[str, Any]:
 LIMITED: list[tuple[str, dict[str, Any]]] = [
     ("Relative", {"spec": {"positions": Relative()}}),
     ("logit_cap", {"spec": {"attention": MultiHead(logit_cap=30.0)}}),
+    ("MultiHead.sinks", {"spec": {"attention": MultiHead(sinks=True)}}),
     ("MultiHead.dropout", {"spec": {"attention": MultiHead(dropout=0.1)}, "training": True}),
     ("splits `length`", by_rules("length:x")),
     ("splits `length`", by_rules("length:x;memory:x")),

@@ -42,6 +42,7 @@ def reference(
     v_BJMK: np.ndarray,
     table_RJQ: np.ndarray,
     logit_cap: float | None = None,
+    sink_JQ: np.ndarray | None = None,
 ) -> np.ndarray:
     """Attention one query at a time.  Vaswani et al. 2017, equation 1."""
     y_BJQLK = np.zeros(q_BJQLK.shape)
@@ -52,7 +53,8 @@ def reference(
             logits = logit_cap * np.tanh(logits / logit_cap)
         logits = logits + table_RJQ[BUCKETS_BLM[b, i, keys], j, q]
         probs = np.exp(logits - logits.max())
-        y_BJQLK[b, j, q, i] = probs / probs.sum() @ v_BJMK[b, j, keys]
+        total = probs.sum() + (0 if sink_JQ is None else np.exp(sink_JQ[j, q] - logits.max()))
+        y_BJQLK[b, j, q, i] = probs / total @ v_BJMK[b, j, keys]
     return y_BJQLK
 
 
@@ -63,12 +65,13 @@ def attend(
     table_RJQ: jax.Array,
     logit_cap: float | None = None,
     chunks: int = 1,
+    sink_JQ: jax.Array | None = None,
 ) -> jax.Array:
     values_BJQLM = jnp.transpose(jax.lax.stop_gradient(table_RJQ)[BUCKETS_BLM], (0, 3, 4, 1, 2))
     bias = Bias(table_RJQ, jnp.asarray(BUCKETS_BLM), values_BJQLM)
     mask_B11LM = jnp.asarray(mask_BLM())[:, None, None]
-    operands = Operands(q_BJQLK, k_BJMK, v_BJMK, bias, mask_B11LM)
-    if logit_cap is None:
+    operands = Operands(q_BJQLK, k_BJMK, v_BJMK, bias, mask_B11LM, sink_JQ)
+    if logit_cap is None and sink_JQ is None:
         return dot_product_attention(WHOLE, operands)
     return attend_in_chunks(WHOLE, chunks, operands, logit_cap)
 
@@ -86,6 +89,20 @@ def test_bounded_logits_are_those_of_the_oracle(chunks: int) -> None:
     small = {k: v.astype(np.float32) for k, v in given.items()}
     y_BJQLK = jax.jit(functools.partial(attend, logit_cap=1.5, chunks=chunks))(**small)
     expected_BJQLK = reference(**given, logit_cap=1.5)
+    np.testing.assert_allclose(y_BJQLK, expected_BJQLK, rtol=1e-4, atol=1e-5)
+    assert np.abs(expected_BJQLK - reference(**given)).max() > 0.1
+
+
+@pytest.mark.parametrize("sink", [-2.0, 2.0, 300.0])
+@pytest.mark.parametrize("chunks", [1, 4])
+def test_sinks_take_a_part_of_the_probability(chunks: int, sink: float) -> None:
+    """Also where a sink is far above the logits."""
+    given = arrays()
+    sink_JQ = np.random.default_rng(3).normal(sink, 1, (2, 3))
+    small = {k: v.astype(np.float32) for k, v in given.items()}
+    run = jax.jit(functools.partial(attend, chunks=chunks))
+    y_BJQLK = run(**small, sink_JQ=sink_JQ.astype(np.float32))
+    expected_BJQLK = reference(**given, sink_JQ=sink_JQ)
     np.testing.assert_allclose(y_BJQLK, expected_BJQLK, rtol=1e-4, atol=1e-5)
     assert np.abs(expected_BJQLK - reference(**given)).max() > 0.1
 

@@ -44,9 +44,12 @@ def load_of(sums: LossSums) -> Load:
 
 
 def trained_on(
-    spec: Transformer, batch: dict[str, Any] = ROWS, key: jax.Array | None = KEY
+    spec: Transformer,
+    batch: dict[str, Any] = ROWS,
+    key: jax.Array | None = KEY,
+    spread: float = 0.0,
 ) -> tuple[LossSums, Any]:
-    """Sums and gradients under random weights."""
+    """Sums and gradients under random weights; `spread` moves those that begin at 0."""
     model = spec.model(WHOLE)
 
     def objective(params: Any) -> tuple[jax.Array, LossSums]:
@@ -56,6 +59,8 @@ def trained_on(
     mesh, batch = on_mesh(WHOLE, batch)
     with jax.set_mesh(mesh):
         params = model.init(jax.random.key(1))
+        waves = jax.tree.map(lambda x: np.cos(np.arange(x.size)).reshape(x.shape), params)
+        params = jax.tree.map(lambda x, wave: x + np.float32(spread * wave), params, waves)
         gradients, sums = jax.jit(jax.grad(objective, has_aux=True))(params)
     return sums, gradients
 
@@ -77,6 +82,19 @@ def test_ways_to_dispatch_agree(router: type[Router], factor: float) -> None:
     assert_equal(trained_on(moe(router_spec, "gather")), expected)
     if factor > 1:
         assert_equal(trained_on(moe(router_spec, "dropless")), expected)
+
+
+@pytest.mark.parametrize("gated", [True, False])
+def test_experts_with_biases_agree(gated: bool) -> None:
+    """Biases of experts and of their router, in all ways to dispatch."""
+    expert = Mlp(activation="clamped_swiglu" if gated else "relu", gated=gated, biases=True)
+    router_spec = TopK(k=2, normalises=True, capacity_factor=9.0)
+    expected = trained_on(moe(router_spec, expert=expert), spread=0.5)
+    mlp = expected[1]["decoder"]["layers_N"]["mlp"]
+    names = {"bi_EF", "bo_ED", "router_bias_E"} | ({"bg_EF"} if gated else set())
+    assert names <= {*mlp} and all(float(jnp.abs(mlp[name]).max()) > 1e-4 for name in names)
+    for dispatch in ("gather", "dropless"):
+        assert_equal(trained_on(moe(router_spec, dispatch, expert=expert), spread=0.5), expected)
 
 
 def test_dropless_drops_nothing() -> None:
