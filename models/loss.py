@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from layouts.layout import Layout
 from layouts.reduction import scaled, zero_gradient
 from layouts.shards import spec_of
+from models.attention.plain import capped
 
 Array = jax.Array
 
@@ -27,10 +28,6 @@ class LossSums(NamedTuple):
     source_objective: Array | None = (
         None  # what is minimized as well, but summed over source tokens
     )
-
-    def __add__(self, other: object) -> "LossSums":
-        assert isinstance(other, LossSums)
-        return jax.tree.map(jnp.add, self, other)
 
     def total_objective(self, source_weight: Array) -> Array:
         """Returns what is minimized, if each source token counts as this many targets."""
@@ -96,12 +93,10 @@ def softmax_loss(
     layout: Layout,
     criterion: Criterion,
     chunks: int,
-    x_BLD: Array,
-    softmax_VD: Array,
+    output: LogitOperands,
     targets_BL: Array,
     counted_BL: Array,
     teacher: LogitOperands | None = None,
-    bias_V: Array | None = None,
 ) -> LossSums:
     """Sums the loss over the counted tokens of softmax(x softmax_VD^T) against the targets.
 
@@ -110,24 +105,16 @@ def softmax_loss(
     teacher, the objective has T^2 KL(teacher || student), by logits over the temperature T (Hinton
     et al. 2015).  A bias of logits has no gradient.
     """
-    return _in_slices(
-        layout, criterion, chunks, x_BLD, softmax_VD, targets_BL, counted_BL, teacher, bias_V
-    )[0]
+    return _in_slices(layout, criterion, chunks, output, targets_BL, counted_BL, teacher)[0]
 
 
-def biased_logits(
-    layout: Layout, axes: str, x: Array, softmax_VD: Array, bias_V: Array | None
-) -> Array:
-    """Returns the logits of hidden states with axes "BLV" or "BlV", in JAX's float type."""
-    logits = layout.einsum(f"{axes[:2]}D,VD->{axes}", x, softmax_VD, dtype=float)
-    if bias_V is None:
-        return logits
-    return logits + layout.broadcast_like(bias_V.astype(float), "V", axes)
-
-
-def capped(logits: Array, cap: float | None) -> Array:
-    """Bounds logits softly by cap * tanh(logits / cap); None is no bound."""
-    return logits if cap is None else cap * jnp.tanh(logits / cap)
+def bounded_logits(layout: Layout, axes: str, output: LogitOperands, cap: float | None) -> Array:
+    """Returns logits with axes "BLV" or "BlV", in JAX's float type, that a cap bounds softly."""
+    x_BLD, softmax_VD, bias_V = output
+    logits = layout.einsum(f"{axes[:2]}D,VD->{axes}", x_BLD, softmax_VD, dtype=float)
+    if bias_V is not None:
+        logits += layout.broadcast_like(bias_V.astype(float), "V", axes)
+    return capped(logits, cap)
 
 
 class TokenLosses(NamedTuple):
@@ -139,16 +126,13 @@ class TokenLosses(NamedTuple):
 
 def token_losses(
     layout: Layout,
-    x_BLD: Array,
-    softmax_VD: Array,
+    output: LogitOperands,
     targets_BL: Array,
     counted_BL: Array,
     logit_cap: float | None = None,
-    bias_V: Array | None = None,
 ) -> TokenLosses:
     """Returns the loss of each counted target, and whether greedy decoding chooses it."""
-    logits_BLV = biased_logits(layout, "BLV", x_BLD, softmax_VD, bias_V)
-    logits_BLV = capped(logits_BLV, logit_cap)
+    logits_BLV = bounded_logits(layout, "BLV", output, logit_cap)
     logits_BLV = layout.mask_padding(logits_BLV, "BLV", "V", -jnp.inf)
     target_logit_BL1 = layout.take_last(
         logits_BLV, layout.broadcast_like(targets_BL, "BL", "BLV"), "BLV"
@@ -165,24 +149,22 @@ def divergence(
     layout: Layout,
     criterion: Criterion,
     chunks: int,
-    first_BLD: Array,
-    second_BLD: Array,
-    softmax_VD: Array,
+    output: LogitOperands,
+    other_BLD: Array,
     counted_BL: Array,
-    bias_V: Array | None = None,
 ) -> Array:
     """Sums the divergence of two predictions of the same target over the counted tokens.
 
     It is the mean of both Kullback-Leibler divergences (R-drop, Liang et al. 2021, equation 2).
     """
-    count, axes, take = _slices(layout, chunks, first_BLD, second_BLD, counted_BL)
+    count, axes, take = _slices(layout, chunks, output.x_BLD, other_BLD, counted_BL)
     axes = f"{axes[:2]}V"
 
     @jax.checkpoint
     def part(index: Array | int) -> Array:
         first, second, counted = take(index)
         (logits_BLV, probs_BLV), (other_logits_BLV, other_probs_BLV) = (
-            _predictions(layout, criterion, axes, x, softmax_VD, bias_V) for x in (first, second)
+            _predictions(layout, criterion, axes, output._replace(x_BLD=x)) for x in (first, second)
         )
         # What each softmax divides by cancels: the differences of the probabilities sum to zero.
         apart_BLV = (probs_BLV - other_probs_BLV) * (logits_BLV - other_logits_BLV)
@@ -199,16 +181,10 @@ def divergence(
 
 
 def _predictions(
-    layout: Layout,
-    criterion: Criterion,
-    axes: str,
-    x: Array,
-    softmax_VD: Array,
-    bias_V: Array | None,
+    layout: Layout, criterion: Criterion, axes: str, output: LogitOperands
 ) -> tuple[Array, Array]:
     """Returns the logits, zero in padding, and the probabilities of one slice."""
-    logits_BLV = biased_logits(layout, axes, x, softmax_VD, bias_V)
-    logits_BLV = capped(logits_BLV, criterion.logit_cap) * criterion.logit_scale
+    logits_BLV = bounded_logits(layout, axes, output, criterion.logit_cap) * criterion.logit_scale
     probs_BLV = jax.nn.softmax(layout.mask_padding(logits_BLV, axes, "V", -jnp.inf), axis=-1)
     return layout.mask_padding(logits_BLV, axes, "V", 0), probs_BLV
 
@@ -217,18 +193,15 @@ def _with_gradients(
     layout: Layout,
     criterion: Criterion,
     chunks: int,
-    x_BLD: Array,
-    softmax_VD: Array,
+    output: LogitOperands,
     targets_BL: Array,
     counted_BL: Array,
-    teacher: LogitOperands | None = None,
-    bias_V: Array | None = None,
+    teacher: LogitOperands | None,
 ) -> tuple[LossSums, tuple[Array, Array]]:
     """Returns the sums, and the objective's gradients by x and by the softmax weights."""
     sums, gradients = _in_slices(
-        layout, criterion, chunks, x_BLD, softmax_VD, targets_BL, counted_BL, teacher,
-        bias_V, gradients=True,
-    )  # fmt: skip
+        layout, criterion, chunks, output, targets_BL, counted_BL, teacher, gradients=True
+    )
     assert gradients is not None
     dsoftmax_VD = layout.einsum("DV->VD", gradients.dsoftmax_DV, stored=True)
     return sums, (gradients.dx_BLD, dsoftmax_VD)
@@ -240,9 +213,9 @@ def _scale_gradients(
     chunks: int,
     gradients: tuple[Array, Array],
     cotangent: LossSums,
-) -> tuple[Array, Array, None, None, None, None]:
-    dx_BLD, dsoftmax_VD = (scaled(g, cotangent.objective.astype(g.dtype)) for g in gradients)
-    return dx_BLD, dsoftmax_VD, None, None, None, None
+) -> tuple[LogitOperands, None, None, None]:
+    products = LogitOperands(*(scaled(g, cotangent.objective.astype(g.dtype)) for g in gradients))
+    return products, None, None, None
 
 
 softmax_loss.defvjp(_with_gradients, _scale_gradients)
@@ -263,12 +236,10 @@ def _in_slices(
     layout: Layout,
     criterion: Criterion,
     chunks: int,
-    x_BLD: Array,
-    softmax_VD: Array,
+    output: LogitOperands,
     targets_BL: Array,
     counted_BL: Array,
     teacher: LogitOperands | None,
-    bias_V: Array | None,
     *,
     gradients: bool = False,
 ) -> tuple[LossSums, Gradients | None]:
@@ -277,15 +248,14 @@ def _in_slices(
     The slices run one after another, so only the logits of one slice exist at a time.
     """
     of_teacher = [] if teacher is None else [teacher.x_BLD]
-    count, axes, take = _slices(layout, chunks, x_BLD, targets_BL, counted_BL, *of_teacher)
+    count, axes, take = _slices(layout, chunks, output.x_BLD, targets_BL, counted_BL, *of_teacher)
 
     def part(index: Array | int) -> tuple[LossSums, Gradients | None]:
         x, targets, counted, *of_teacher = take(index)
-        output = None if teacher is None else teacher._replace(x_BLD=of_teacher[0])
-        sums, dlogits = _forward(
-            layout, criterion, axes[1], softmax_VD, x, targets, counted, output, bias_V
-        )
-        return sums, _backward(layout, axes, softmax_VD, x, dlogits) if gradients else None
+        here = output._replace(x_BLD=x)
+        taught = None if teacher is None else teacher._replace(x_BLD=of_teacher[0])
+        sums, dlogits = _forward(layout, criterion, axes[1], here, targets, counted, taught)
+        return sums, _backward(layout, axes, output.softmax_VD, x, dlogits) if gradients else None
 
     if count == 1:
         return part(0)
@@ -297,7 +267,7 @@ def _in_slices(
 
     zero_DV = None
     if gradients:
-        zero_VD = zero_gradient(softmax_VD, softmax_VD.dtype)
+        zero_VD = zero_gradient(output.softmax_VD, output.softmax_VD.dtype)
         zero_DV = layout.reshard(zero_VD.T, "DV", stored=True)
     zero = LossSums(*(jnp.zeros(()) for _ in range(4))), zero_DV
     (sums, dsoftmax_DV), dx_slices = jax.lax.scan(add, zero, jnp.arange(count, dtype=jnp.int32))
@@ -345,17 +315,14 @@ def _forward(
     layout: Layout,
     criterion: Criterion,
     length: str,
-    softmax_VD: Array,
-    x_BLD: Array,
+    output: LogitOperands,
     targets_BL: Array,
     counted_BL: Array,
     teacher: LogitOperands | None,
-    bias_V: Array | None,
 ) -> tuple[LossSums, Array]:
     """Returns the sums of one slice and the objective's gradient by its logits."""
     axes = f"B{length}V"
-    logits_BLV = biased_logits(layout, axes, x_BLD, softmax_VD, bias_V)
-    bounded_BLV = capped(logits_BLV, criterion.logit_cap)
+    bounded_BLV = bounded_logits(layout, axes, output, criterion.logit_cap)
     logits_BLV = layout.mask_padding(bounded_BLV * criterion.logit_scale, axes, "V", -jnp.inf)
     vocab = layout.unpadded_shape(axes, logits_BLV.shape)[-1]
     target_BL1 = layout.broadcast_like(targets_BL, axes[:2], axes)
@@ -402,8 +369,7 @@ def _divergence_from_teacher(
 ) -> tuple[Array, Array]:
     """Returns the divergence of predictions from a teacher's, and its gradient by the logits."""
     temperature = criterion.temperature
-    teacher_BLV = biased_logits(layout, axes, *teacher)
-    teacher_BLV = capped(teacher_BLV, criterion.teacher_cap)
+    teacher_BLV = bounded_logits(layout, axes, teacher, criterion.teacher_cap)
     teacher_BLV = layout.mask_padding(teacher_BLV, axes, "V", -jnp.inf)
     expected_BLV, predicted_BLV = (
         jax.nn.log_softmax(x / temperature, axis=-1) for x in (teacher_BLV, logits_BLV)

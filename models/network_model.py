@@ -19,6 +19,7 @@ from models.api import Batch, Cache, Params, WeightInfo
 from models.initializers import Weights, infos_of
 from models.loss import (
     Criterion,
+    LogitOperands,
     LossSums,
     TokenLosses,
     counted_targets,
@@ -120,8 +121,8 @@ class NetworkModel(abc.ABC, Generic[NetworkT]):
         self, params: Params, batch: Batch, criterion: Criterion, key: jax.Array | None = None
     ) -> LossSums:
         layout, batch, x_BLD, softmax_VD = self.hidden(params, batch)
-        targets_BL, counted_BL = batch["targets_BL"], counted_targets(batch)
-        return softmax_loss(layout, criterion, 1, x_BLD, softmax_VD, targets_BL, counted_BL)
+        output, counted_BL = LogitOperands(x_BLD, softmax_VD), counted_targets(batch)
+        return softmax_loss(layout, criterion, 1, output, batch["targets_BL"], counted_BL)
 
     def prepare(self, params: Params, *, for_one_call: bool = False) -> Params:
         raise UserError(
@@ -150,12 +151,10 @@ class NetworkModel(abc.ABC, Generic[NetworkT]):
 
     def token_losses(self, params: Params, batch: Batch) -> TokenLosses:
         rows = len(batch["targets_BL"])
-        layout, batch, x_BLD, weights_VD = self.hidden(params, batch)
+        layout, batch, x_BLD, softmax_VD = self.hidden(params, batch)
+        output = LogitOperands(x_BLD, softmax_VD, self.logit_bias(params))
         targets_BL, counted_BL = batch["targets_BL"], counted_targets(batch)
-        losses = token_losses(
-            layout, x_BLD, weights_VD, targets_BL, counted_BL, self.logit_cap,
-            self.logit_bias(params),
-        )  # fmt: skip
+        losses = token_losses(layout, output, targets_BL, counted_BL, self.logit_cap)
         if len(losses.loss_BL) == rows:
             return losses
         return TokenLosses(*(layout.reshard(array, "bL") for array in losses))

@@ -50,9 +50,7 @@ def preference_loss(
 
     @functools.partial(jax.checkpoint, static_argnums=1)
     def log_p(output: LogitOperands, cap: float | None) -> Array:
-        x_BLD, softmax_VD, bias_V = output
-        losses = token_losses(layout, x_BLD, softmax_VD, targets_BL, counted_BL, cap, bias_V)
-        return -losses.loss_BL
+        return -token_losses(layout, output, targets_BL, counted_BL, cap).loss_BL
 
     gain_BL = log_p(policy, criterion.logit_cap)
     gain_BL -= jax.lax.stop_gradient(log_p(reference, criterion.teacher_cap))

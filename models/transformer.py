@@ -26,8 +26,7 @@ from models.loss import (
     Criterion,
     LogitOperands,
     LossSums,
-    biased_logits,
-    capped,
+    bounded_logits,
     counted_targets,
     divergence,
     softmax_loss,
@@ -304,43 +303,30 @@ class TransformerModel(NetworkModel[Network]):
             )
             chunks *= len(batch["targets_BL"])
 
-        def forward(key: Array | None) -> tuple[Array, dict[str, Loads]]:
+        def forward(key: Array | None) -> tuple[LogitOperands, dict[str, Loads]]:
             if not self.runs_stages:
                 x_BLD, loads = run(batch, key)
             else:
                 x_ABLD, loads = jax.vmap(run)(batch, key)
                 loads = jax.tree.map(lambda x: jnp.sum(x, axis=0), loads)
                 x_BLD = join_microbatches(layout, x_ABLD, "BLD")
-            return x_BLD * self.spec.logit_scale, loads
+            return LogitOperands(x_BLD * self.spec.logit_scale, weights_VD, bias_V), loads
 
         teacher = self.teacher_output(params, batch)
 
-        def sums_of(x_BLD: Array) -> LossSums:
+        def sums_of(output: LogitOperands) -> LossSums:
             if criterion.dpo_beta is not None and teacher is not None:
-                policy = LogitOperands(x_BLD, weights_VD, bias_V)
                 return preference_loss(
-                    layout, criterion, policy, teacher, targets_BL, counted_BL, segments_BL
+                    layout, criterion, output, teacher, targets_BL, counted_BL, segments_BL
                 )
-            return softmax_loss(
-                layout,
-                criterion,
-                chunks,
-                x_BLD,
-                weights_VD,
-                targets_BL,
-                counted_BL,
-                teacher,
-                bias_V,
-            )
+            return softmax_loss(layout, criterion, chunks, output, targets_BL, counted_BL, teacher)
 
         passes = [forward(key) for key in pass_keys(criterion, key)]
-        sums = mean_of_passes([sums_of(x_BLD) for x_BLD, _ in passes])
+        sums = mean_of_passes([sums_of(output) for output, _ in passes])
         loads = mean_of_passes([loads for _, loads in passes])
         if len(passes) == 2:
-            (first_BLD, _), (second_BLD, _) = passes
-            kl_sum = divergence(
-                layout, criterion, chunks, first_BLD, second_BLD, weights_VD, counted_BL, bias_V
-            )
+            (first, _), (second, _) = passes
+            kl_sum = divergence(layout, criterion, chunks, first, second.x_BLD, counted_BL)
             sums = sums._replace(objective=sums.objective + criterion.r_drop / 2 * kl_sum)
         if self.spec.router is None:
             return sums
@@ -442,9 +428,8 @@ class TransformerModel(NetworkModel[Network]):
             prepared["decoder"]["layers_N"], x_BLD, cache["layers"], contexts
         )
         x_BLD *= self.spec.logit_scale
-        bias_V = self.logit_bias(prepared)
-        logits_BLV = biased_logits(layout, "BLV", x_BLD, prepared[OUTPUT], bias_V)
-        logits_BLV = capped(logits_BLV, self.logit_cap)
+        output = LogitOperands(x_BLD, prepared[OUTPUT], self.logit_bias(prepared))
+        logits_BLV = bounded_logits(layout, "BLV", output, self.logit_cap)
         logits_BLV = layout.mask_padding(logits_BLV, "BLV", "V", -jnp.inf)
         return {**cache, "positions_BM": positions_BM, "layers": layers}, logits_BLV
 

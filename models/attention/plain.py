@@ -87,9 +87,9 @@ def unnormalized_probs(
     return masked_probs(logits_BJQLM, mask_B11LM, sink_BJQL1)
 
 
-def capped(logits_BJQLM: Array, logit_cap: float | None) -> Array:
-    """Bounds logits softly."""
-    return logits_BJQLM if logit_cap is None else logit_cap * jnp.tanh(logits_BJQLM / logit_cap)
+def capped(logits: Array, cap: float | None) -> Array:
+    """Bounds logits softly by cap * tanh(logits / cap); None is no bound."""
+    return logits if cap is None else cap * jnp.tanh(logits / cap)
 
 
 def masked_probs(

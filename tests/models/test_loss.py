@@ -80,7 +80,8 @@ def sums(
     targets_BL: jax.Array,
 ) -> LossSums:
     counted_BL = jnp.asarray(COUNTED_BL)
-    return softmax_loss(WHOLE, criterion, chunks, x_BLD, softmax_VD, targets_BL, counted_BL)
+    output = LogitOperands(x_BLD, softmax_VD)
+    return softmax_loss(WHOLE, criterion, chunks, output, targets_BL, counted_BL)
 
 
 @pytest.mark.parametrize("chunks", [1, 3])
@@ -94,9 +95,8 @@ def test_sums_and_gradients_equal_the_oracle(name: str, chunks: int) -> None:
 
     def objective(x_BLD: jax.Array, softmax_VD: jax.Array) -> tuple[jax.Array, LossSums]:
         counted_BL = jnp.asarray(COUNTED_BL)
-        computed = softmax_loss(
-            WHOLE, criterion, chunks, x_BLD, softmax_VD, given[2], counted_BL, teacher
-        )
+        output = LogitOperands(x_BLD, softmax_VD)
+        computed = softmax_loss(WHOLE, criterion, chunks, output, given[2], counted_BL, teacher)
         return computed.objective, computed
 
     run = jax.jit(jax.value_and_grad(objective, argnums=(0, 1), has_aux=True))
@@ -135,8 +135,9 @@ def test_divergence_and_its_gradients_equal_the_oracle(chunks: int) -> None:
             total += np.exp(second_V) @ (second_V - first_V) / 2
         return float(total)
 
-    def summed(*values: jax.Array) -> jax.Array:
-        return divergence(WHOLE, Criterion(logit_scale=0.5), chunks, *values, counted_BL)
+    def summed(first: jax.Array, second: jax.Array, softmax: jax.Array) -> jax.Array:
+        output = LogitOperands(first, softmax)
+        return divergence(WHOLE, Criterion(logit_scale=0.5), chunks, output, second, counted_BL)
 
     given = [value.astype(np.float32) for value in values]
     computed, gradients = jax.jit(jax.value_and_grad(summed, argnums=(0, 1, 2)))(*given)
@@ -157,7 +158,7 @@ def test_divergence_and_its_gradients_equal_the_oracle(chunks: int) -> None:
 def test_token_losses_sum_to_the_loss_and_are_zero_elsewhere() -> None:
     x_BLD, softmax_VD, targets_BL = arrays()
     given = x_BLD.astype(np.float32), softmax_VD.astype(np.float32), targets_BL.astype(np.int32)
-    losses = token_losses(WHOLE, *given, jnp.asarray(COUNTED_BL))
+    losses = token_losses(WHOLE, LogitOperands(*given[:2]), given[2], jnp.asarray(COUNTED_BL))
     losses_BL, is_likeliest_BL = map(np.asarray, losses)
     assert not losses_BL[~COUNTED_BL].any() and (losses_BL[COUNTED_BL] > 0).all()
     expected = reference(Criterion(), x_BLD, softmax_VD, targets_BL)
@@ -181,12 +182,12 @@ def test_a_bias_of_logits_is_a_column_whose_input_is_one() -> None:
     def computed(
         x: jax.Array, softmax: jax.Array, taught: LogitOperands, bias: jax.Array | None
     ) -> object:
-        given = softmax, targets, counted_BL
+        output = LogitOperands(x, softmax, bias)
         moved = x * 1.1 if bias is not None else x.at[..., :10].multiply(1.1)
         return (
-            softmax_loss(WHOLE, criterion, 3, x, *given, taught, bias),
-            divergence(WHOLE, criterion, 3, x, moved, softmax, counted_BL, bias),
-            token_losses(WHOLE, x, *given, criterion.logit_cap, bias),
+            softmax_loss(WHOLE, criterion, 3, output, targets, counted_BL, taught),
+            divergence(WHOLE, criterion, 3, output, moved, counted_BL),
+            token_losses(WHOLE, output, targets, counted_BL, criterion.logit_cap),
         )
 
     plain, taught, bias, other = (

@@ -14,11 +14,12 @@ from models.api import Batch, Params
 from models.attention.context import cross_context, packed_context
 from models.attention.latent import Latent
 from models.attention.multi_head import MultiHead
+from models.attention.plain import capped
 from models.feed_forward.mlp import Mlp
 from models.feed_forward.moe.layer import Moe
 from models.feed_forward.moe.routing import Top2
 from models.layers.blocks import Contexts
-from models.loss import Criterion, LossSums, capped
+from models.loss import Criterion, LossSums
 from models.norms.rms import RmsNorm
 from models.parts import Block, BlockParts
 from models.positions.none import NoPositions

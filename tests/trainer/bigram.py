@@ -9,7 +9,14 @@ import numpy as np
 from data.packing.rows import Counts, Rows
 from layouts.layout import Layout
 from models.api import Batch, Params, WeightInfo
-from models.loss import Criterion, LossSums, TokenLosses, softmax_loss, token_losses
+from models.loss import (
+    Criterion,
+    LogitOperands,
+    LossSums,
+    TokenLosses,
+    softmax_loss,
+    token_losses,
+)
 
 VOCAB, WIDTH, LENGTH = 64, 16, 24
 
@@ -42,16 +49,14 @@ class Bigram:
     ) -> LossSums:
         x_BLD = self.layout.take(params["embed_VD"], batch["inputs_BL"], "BLD")
         counted_BL = batch["segments_BL"] > 0
-        return softmax_loss(
-            self.layout, criterion, 1, x_BLD, params["softmax_VD"], batch["targets_BL"], counted_BL
-        )
+        output = LogitOperands(x_BLD, params["softmax_VD"])
+        return softmax_loss(self.layout, criterion, 1, output, batch["targets_BL"], counted_BL)
 
     def token_losses(self, params: Params, batch: Batch) -> TokenLosses:
         x_BLD = self.layout.take(params["embed_VD"], batch["inputs_BL"], "BLD")
         counted_BL = batch["segments_BL"] > 0
-        return token_losses(
-            self.layout, x_BLD, params["softmax_VD"], batch["targets_BL"], counted_BL
-        )
+        output = LogitOperands(x_BLD, params["softmax_VD"])
+        return token_losses(self.layout, output, batch["targets_BL"], counted_BL)
 
 
 def weights(seed: int = 0) -> dict[str, np.ndarray]:

@@ -28,9 +28,9 @@ from layouts.layout import Layout
 from layouts.mesh import make_mesh
 from models.api import Batch, Params
 from models.attention.multi_head import MultiHead
+from models.attention.plain import capped
 from models.decoding.sampling import Sampling
 from models.feed_forward.mlp import Mlp
-from models.loss import capped
 from models.parts import Block
 from models.positions.learned import Learned
 from models.transformer import TransformerModel
