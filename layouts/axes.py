@@ -13,10 +13,10 @@ class Axis(NamedTuple):
     letter: str
     name: str
     meaning: str = ""
-    meets: str = (
-        ""  # letters with which it may share a mesh axis in one tensor; the leftmost gets it
-    )
-    pads: bool = False  # whether a rule may pad it, "batch:data+"
+    meets: str = ""
+    """Letters with which it may share a mesh axis in one tensor; the leftmost gets it."""
+    pads: bool = False
+    """Whether a rule may pad it, "batch:data+"."""
 
 
 AXES = (

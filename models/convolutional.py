@@ -63,7 +63,6 @@ class ConvNet(ModelSpec):
 
     @property
     def array_shapes(self) -> dict[str, tuple[int | None, ...]]:
-        """Names arrays that the model reads, each with its shape in a row; None is any size."""
         return {"images_BYXZ": (None, None, self.channels)}
 
     @property

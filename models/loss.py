@@ -25,9 +25,8 @@ class LossSums(NamedTuple):
     correct: Array  # tokens whose target had the largest logit
     tokens: Array
     loads: Any = ()  # of the experts, by stack; sums as well
-    source_objective: Array | None = (
-        None  # what is minimized as well, but summed over source tokens
-    )
+    source_objective: Array | None = None
+    """What is minimized as well, but summed over source tokens."""
 
     def total_objective(self, source_weight: Array) -> Array:
         """Returns what is minimized, if each source token counts as this many targets."""

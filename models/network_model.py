@@ -130,20 +130,12 @@ class NetworkModel(abc.ABC, Generic[NetworkT]):
             "meshloom evaluate and meshloom score."
         )
 
-    def init_cache(
-        self, prepared: Params, source: Batch | None, batch_sequences: int, cache_length: int
-    ) -> Cache:
+    # `prepare` refuses before either is called, where a model does not define them.
+
+    def init_cache(self, *arguments: Any, **named: Any) -> Cache:
         raise NotImplementedError
 
-    def step(
-        self,
-        prepared: Params,
-        cache: Cache,
-        tokens_BL: jax.Array,
-        positions_BL: jax.Array,
-        mask_BLM: jax.Array,
-        cache_index: jax.Array,
-    ) -> tuple[Cache, jax.Array]:
+    def step(self, *arguments: Any, **named: Any) -> tuple[Cache, jax.Array]:
         raise NotImplementedError
 
     def update_routers(self, params: Params, loads: Any) -> Params:

@@ -206,7 +206,6 @@ class TransformerSpec(Sizes):
 
     @property
     def array_shapes(self) -> dict[str, tuple[int | None, ...]]:
-        """Names arrays that the model reads, each with its shape in a row; None is any size."""
         return {"inputs_BL": (None,)}
 
     @property

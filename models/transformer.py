@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -173,20 +173,19 @@ class Network(nnx.Module):
         return weights_VD[...].astype(self.spec.precision.compute)
 
 
+def by_block(tree: Any, blocks: int) -> dict[str, Any]:
+    """Returns the parts of a stack's tree by the name of their block; "" where it has only one."""
+    return {"": tree} if blocks == 1 else {f"block{i}": tree[f"block{i}"] for i in range(blocks)}
+
+
 def router_loss(blocks: Sequence[BlockParts], loads: Loads) -> Array:
     """Sums, over the tokens, what the routers of a stack's layers add to the loss."""
     total = jnp.zeros(())
-    for index, block in enumerate(blocks):
+    for block, load in zip(blocks, by_block(loads, len(blocks)).values(), strict=True):
         router = block.feed_forward.router
-        load = loads if len(blocks) == 1 else loads[f"block{index}"]
         if router is not None:
             total += jnp.sum(router.aux_loss * load.aux + router.z_loss * load.z)
     return total
-
-
-def is_biased(block: BlockParts) -> bool:
-    router = block.feed_forward.router
-    return router is not None and router.has_bias
 
 
 def with_updated_biases(
@@ -196,7 +195,7 @@ def with_updated_biases(
 
     def updated(block: BlockParts, layer: Params, load: Load) -> Params:
         router = block.feed_forward.router
-        if router is None or not is_biased(block):
+        if router is None or not router.has_bias:
             return layer
         bias_NE = layer["mlp"]["bias_E"]
         whole_Ne = layout.reshard(bias_NE, "Ne", stored=True)[:, : load.kept_e.shape[-1]]
@@ -204,15 +203,12 @@ def with_updated_biases(
         new_NE = layout.reshard(new_Ne.astype(bias_NE.dtype), "NE", stored=True)
         return {**layer, "mlp": {**layer["mlp"], "bias_E": new_NE}}
 
-    layers = stack["layers_N"]
-    if len(blocks) == 1:
-        return {**stack, "layers_N": updated(blocks[0], layers, loads)}
-    names = [f"block{index}" for index in range(len(blocks))]
+    layers, loads = (by_block(tree, len(blocks)) for tree in (stack["layers_N"], loads))
     parts = {
         name: updated(block, layers[name], loads[name])
-        for name, block in zip(names, blocks, strict=True)
+        for name, block in zip(layers, blocks, strict=True)
     }
-    return {**stack, "layers_N": parts}
+    return {**stack, "layers_N": parts[""] if len(blocks) == 1 else parts}
 
 
 def split_key(key: Array | None) -> tuple[Array | None, Array | None]:
@@ -349,7 +345,7 @@ class TransformerModel(NetworkModel[Network]):
                 ("decoder", self.spec.blocks),
                 ("encoder", self.spec.encoder_blocks),
             )
-            if any(is_biased(block) for block in blocks)
+            if blocks
         }
 
     def hidden(self, params: Params, batch: Batch) -> tuple[Layout, Batch, Array, Array]:

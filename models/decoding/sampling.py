@@ -180,13 +180,14 @@ def likeliest(layout: Layout, logits_BWV: Array) -> Chosen:
     return squeezed(layout, token_BW1, logit_BW1)
 
 
-def likely(weight: Array, min_p: Setting) -> Array:
-    """Masks logits of tokens whose probability is below min_p times the largest.
-
-    Nguyen et al. 2024.
+def with_noise(layout: Layout, weight: Array, draw: Draw, axes: str) -> Array:
+    """Adds noise to logits, so that the largest is a sample; of tokens whose probability is at
+    least min_p times the largest, if that is given (Nguyen et al. 2024).
     """
-    top = jnp.max(weight, axis=-1, keepdims=True)
-    return jnp.where(weight < top + jnp.log(min_p), -jnp.inf, weight)
+    if draw.min_p is not None:
+        top = jnp.max(weight, axis=-1, keepdims=True)
+        weight = jnp.where(weight < top + jnp.log(draw.min_p), -jnp.inf, weight)
+    return weight + gumbel(layout, draw.seeds_B, draw.step, axes, weight.shape)
 
 
 def sampled(layout: Layout, logits_BWV: Array, draw: Draw) -> Chosen:
@@ -194,10 +195,7 @@ def sampled(layout: Layout, logits_BWV: Array, draw: Draw) -> Chosen:
     weight_BWV = logits_BWV / draw.temperature
     if draw.top_p is not None:
         weight_BWV = nucleus(layout, weight_BWV, draw.top_p)
-    if draw.min_p is not None:
-        weight_BWV = likely(weight_BWV, draw.min_p)
-    weight_BWV += gumbel(layout, draw.seeds_B, draw.step, "BWV", weight_BWV.shape)
-    _, token_BW1 = layout.top_k(weight_BWV, 1, "BWV")
+    _, token_BW1 = layout.top_k(with_noise(layout, weight_BWV, draw, "BWV"), 1, "BWV")
     return squeezed(layout, token_BW1, layout.take_last(logits_BWV, token_BW1, "BWV"))
 
 
@@ -215,9 +213,7 @@ def sampled_of_best(layout: Layout, logits_BWV: Array, candidates: int, draw: Dr
         weight_BWU = jnp.where(rank_BWU < draw.top_k, weight_BWU, -jnp.inf)
     if draw.top_p is not None:
         weight_BWU = nucleus_of_sorted(layout, weight_BWU, draw.top_p)
-    if draw.min_p is not None:
-        weight_BWU = likely(weight_BWU, draw.min_p)
-    weight_BWU += gumbel(layout, draw.seeds_B, draw.step, "BWU", weight_BWU.shape)
+    weight_BWU = with_noise(layout, weight_BWU, draw, "BWU")
     at_BW1 = jax.lax.argmax(weight_BWU, 2, jnp.int32)[:, :, None]
     return squeezed(layout, *(layout.take_last(x, at_BW1, "BWU") for x in (id_BWU, best_BWU)))
 

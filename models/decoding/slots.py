@@ -188,10 +188,7 @@ class SlotDecoder:
         position_BM = (index_BM - slots.cache_index + lengths_B[:, None]) % self.cache_length
         zeros_B, ones_B = jnp.zeros_like(last_B), jnp.ones_like(last_B, bool)
         new = Slots(cache, slots.cache_index, lengths_B, last_B, zeros_B, ones_B, joining.settings)
-
-        def put(axes: str, old: Array, new: Array) -> Array:
-            return put_rows(joining.slots_B, old, new, axes, position_BM if "M" in axes else None)
-
+        put = functools.partial(put_rows, joining.slots_B, position_BM)
         return each_array(put, slots, new)
 
     def resize(self, slots: Slots, slots_B: Array) -> Slots:
@@ -199,10 +196,7 @@ class SlotDecoder:
 
         If that is out of range, the slot is empty.  The cache must be long enough for each text.
         """
-
-        def move(axes: str, old: Array) -> Array:
-            return move_rows(slots_B, slots.cache_index, self.cache_length, old, axes)
-
+        move = functools.partial(move_rows, slots_B, slots.cache_index, self.cache_length)
         moved = each_array(move, slots)
         return moved._replace(cache_index=jnp.zeros_like(slots.cache_index))
 
@@ -321,9 +315,7 @@ def each_array(change: Callable[..., Array], *slots: Slots) -> Slots:
     return jax.tree.map_with_path(changed, *slots)
 
 
-def put_rows(
-    slots_B: Array, old: Array, new: Array, axes: str, position_BM: Array | None = None
-) -> Array:
+def put_rows(slots_B: Array, position_BM: Array, axes: str, old: Array, new: Array) -> Array:
     """Puts rows into slots.  Along M, index m gets what a row has at position_BM[row, m].
 
     Entries whose position is beyond the row are undefined.  Stacked layers have a leading axis.
@@ -341,10 +333,10 @@ def put_rows(
 
     spec = spec_of(old)
     placed = jax.sharding.auto_axes(put, out_sharding=spec) if any(spec) else put
-    return placed(old, new, slots_B, slots_B if position_BM is None else position_BM)
+    return placed(old, new, slots_B, position_BM)
 
 
-def move_rows(slots_B: Array, cache_index: Array, length: int, old: Array, axes: str) -> Array:
+def move_rows(slots_B: Array, cache_index: Array, length: int, axes: str, old: Array) -> Array:
     """Returns the rows of these slots, and zeros for a slot out of range.
 
     The result has `length` entries along M: the newest token is the last, and entries before the
