@@ -137,23 +137,18 @@ def abstract_params(model: Model, mesh: Mesh | AbstractMesh) -> Params:
 
 def abstract(make: Callable[..., Any], mesh: Mesh | AbstractMesh, *arguments: Any) -> Any:
     """Returns what a function would make of such arguments on a mesh, allocating nothing."""
+    with use_mesh(mesh):
+        return abstract_like(jax.eval_shape(make, *arguments), mesh)
 
-    def sharded(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+
+def abstract_like(tree: Any, mesh: Mesh | AbstractMesh) -> Any:
+    """Returns shapes, types and shardings of arrays, as they would be on this mesh."""
+
+    def sharded(leaf: Any) -> jax.ShapeDtypeStruct:  # an array, or what describes one
         spec = leaf.sharding.spec if leaf.sharding is not None else jax.P()
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=NamedSharding(mesh, spec))
 
-    with use_mesh(mesh):
-        return jax.tree.map(sharded, jax.eval_shape(make, *arguments))
-
-
-def abstract_like(state: State, mesh: Mesh) -> State:
-    """Returns shapes, types and shardings of a state, as it would be on this mesh."""
-    return jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(
-            x.shape, x.dtype, sharding=NamedSharding(mesh, x.sharding.spec)
-        ),
-        state,
-    )
+    return jax.tree.map(sharded, tree)
 
 
 def init_state(step_spec: TrainStepSpec, mesh: Mesh) -> State:

@@ -29,8 +29,7 @@ from configs.errors import RunError, one_line
 from data.storage import lookup, remote
 from data.storage.files import sync_below
 from trainer.metrics.jsonl import Line
-from trainer.resume.history import MANIFEST as MANIFEST
-from trainer.resume.history import sign, verified
+from trainer.resume.history import MANIFEST, sign, verified
 
 T = TypeVar("T")
 CHECKSUM_UP_TO_BYTES = 1 << 24

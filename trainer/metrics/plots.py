@@ -12,9 +12,8 @@ import numpy as np
 
 from configs.errors import extra_required
 from data.storage.files import atomic_write
-from trainer.metrics.jsonl import EVALUATIONS, METRICS, is_number, read_lines
+from trainer.metrics.jsonl import EVALUATIONS, METRICS, Line, is_number, read_lines
 
-Line = dict[str, Any]
 SCALE = 9.5  # of smoothing, in steps
 
 
