@@ -2,7 +2,9 @@
 
 import functools
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import jax
 
 from configs.errors import UserError
 
@@ -107,6 +109,11 @@ def letters_of(name: str) -> str:
     """
     _, _, suffix = name.rpartition("_")
     return suffix if suffix.isalpha() and suffix.isupper() else ""
+
+
+def leaf_path(keys: tuple[Any, ...]) -> str:
+    """Returns the path of a leaf from its keys in a tree, "decoder/layers_N/mlp/wi_DF"."""
+    return jax.tree_util.keystr(keys, simple=True, separator="/")
 
 
 def axes_of_path(path: str) -> str:

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from layouts.axes import Axis, alphabet
+from layouts.axes import Axis, alphabet, leaf_path
 from layouts.layout import Layout
 from layouts.padding import with_axes
 from models.api import WeightInfo
@@ -70,7 +70,4 @@ def infos_of(network: nnx.Module) -> Mapping[str, WeightInfo]:
     weights = jax.tree.leaves_with_path(
         nnx.split(network)[1], is_leaf=lambda leaf: isinstance(leaf, nnx.Param)
     )
-    return {
-        jax.tree_util.keystr(path, simple=True, separator="/"): weight.get_metadata()["info"]
-        for path, weight in weights
-    }
+    return {leaf_path(path): weight.get_metadata()["info"] for path, weight in weights}

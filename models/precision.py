@@ -8,6 +8,7 @@ from flax import nnx
 
 from configs.errors import UserError
 from configs.spec import spec
+from layouts.axes import leaf_path
 from layouts.low_rank import Adapted
 from layouts.quantized import Rounded, RoundedInProducts, Rounding, quantize
 from models.api import Model, Params
@@ -21,10 +22,6 @@ FloatType = Literal["float32", "bfloat16", "float16", "float64"]
 
 def is_rounded(x: object) -> bool:
     return isinstance(x, Rounded)
-
-
-def name_of(path: tuple[Any, ...]) -> str:
-    return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
 @spec
@@ -67,7 +64,7 @@ class Precision:
         def marked(path: tuple[Any, ...], weight: nnx.Param) -> Any:
             array = weight.get_value()
             reads = weight.get_metadata()["info"].reads
-            if not reads or is_rounded(array) or name_of(path).endswith(KEPT):
+            if not reads or is_rounded(array) or leaf_path(path).endswith(KEPT):
                 return weight
             rounded: Any = RoundedInProducts(getattr(array, "base", array), rounding)
             if isinstance(array, Adapted):
@@ -84,7 +81,7 @@ def quantize_weights(model: Model, params: Params) -> Params:
     infos = model.weights()
 
     def rounded(path: tuple[Any, ...], weight: jax.Array) -> Any:
-        name = name_of(path)
+        name = leaf_path(path)
         _, axes, reads = infos[name]
         if not reads or name.endswith(KEPT):
             return weight

@@ -73,18 +73,15 @@ class Network(nnx.Module):
         """Returns the last layer's normed output for every target, and the loads of each stack."""
         segments_BL, memory_BMD = batch["segments_BL"], None
         loads, training = dict[str, Loads](), key is not None
+        row_context = functools.partial(
+            self.row_context, drop_tokens=drop_tokens, training=training
+        )
         if self.spec.has_encoder:
             key, source_key = split_key(key)
             memory_BMD, loads["encoder"] = self.encode(batch, source_key, drop_tokens=drop_tokens)
 
         def contexts(block: BlockParts) -> Contexts:
-            row = self.row_context(
-                block,
-                batch["positions_BL"],
-                segments_BL,
-                drop_tokens=drop_tokens,
-                training=training,
-            )
+            row = row_context(block, batch["positions_BL"], segments_BL)
             if memory_BMD is None:
                 return Contexts(row)
             lengths = (segments_BL.shape[1], memory_BMD.shape[1])
@@ -139,18 +136,12 @@ class Network(nnx.Module):
         x_BLD = self.embed(table[...], tokens_BL, positions_BL)
         key, input_key = split_key(key)
         x_BLD = dropout(self.layout, input_key, self.spec.dropout, x_BLD, "BLD")
-        training = key is not None
+        row_context = functools.partial(
+            self.row_context, causal=False, drop_tokens=drop_tokens, training=key is not None
+        )
 
         def contexts(block: BlockParts) -> Contexts:
-            row = self.row_context(
-                block,
-                positions_BL,
-                segments_BL,
-                causal=False,
-                drop_tokens=drop_tokens,
-                training=training,
-            )
-            return Contexts(row)
+            return Contexts(row_context(block, positions_BL, segments_BL))
 
         x_BLD, loads = self.encoder(x_BLD, contexts, key)
         return self.layout.reshard(x_BLD, "BMD"), loads

@@ -5,7 +5,6 @@ wrong gradient of an embedding whose vocabulary is split as the batch is.
 """
 
 import dataclasses
-import functools
 import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -15,6 +14,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from configs.errors import UserError
+from layouts.axes import leaf_path
 from layouts.layout import Layout, parse_rules
 from layouts.mesh import make_mesh, mesh_of_devices
 from layouts.shards import num_shards
@@ -157,11 +157,11 @@ def gradients(
     )
 
     def summed(params: Any, batch: dict[str, jax.Array]) -> Any:
-        return add_microbatches(step_spec, params, batch, jax.random.key(0))[0]
+        sums, _ = add_microbatches(step_spec, params, batch, jax.random.key(0))
+        return jax.tree.map(lambda x: jax.sharding.reshard(x, jax.P()), sums)
 
-    whole = functools.partial(jax.sharding.reshard, out_shardings=jax.P())
     with jax.set_mesh(mesh), jax.default_matmul_precision("highest"):
-        sums = jax.jit(lambda *given: jax.tree.map(whole, summed(*given)))(*arguments)
+        sums = jax.jit(summed)(*arguments)
     return jax.tree.map(lambda x: np.asarray(x.addressable_data(0)), sums)
 
 
@@ -170,8 +170,7 @@ def largest_difference(computed: Any, expected: Any) -> tuple[float, str]:
 
     def difference(path: Any, x: np.ndarray, y: np.ndarray) -> tuple[float, str]:
         relative = float(np.abs(x - y).max() / max(np.abs(y).max(), 1e-30))
-        name = jax.tree_util.keystr(path, simple=True, separator="/")
-        return (math.inf if math.isnan(relative) else relative), name
+        return (math.inf if math.isnan(relative) else relative), leaf_path(path)
 
     pairs = jax.tree.map_with_path(difference, computed, expected)
     return max(jax.tree.leaves(pairs, is_leaf=lambda pair: isinstance(pair, tuple)))

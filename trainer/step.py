@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import AbstractMesh, Mesh, NamedSharding
 
+from layouts.axes import leaf_path
 from layouts.layout import Layout
 from layouts.mesh import use_mesh
 from layouts.padding import without_padding
@@ -239,7 +240,7 @@ def with_deferred_sums(model: Model, params: Params) -> Params:
     rows, columns = map(mesh_axes, place)
 
     def deferred(path: tuple[Any, ...], weight: Array) -> Array:
-        info = infos[jax.tree_util.keystr(path, simple=True, separator="/")]
+        info = infos[leaf_path(path)]
         return defer_sum(weight, rows, (*rows, *columns)) if info.reads else weight
 
     return jax.tree.map_with_path(deferred, params)

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jax.extend.core import Jaxpr
 
 from configs.errors import UserError
-from layouts.axes import Alphabet, Axis, alphabet, axes_of_path
+from layouts.axes import Alphabet, Axis, alphabet, axes_of_path, leaf_path
 from layouts.cost.collectives import checkout_file
 from layouts.cost.dataflow import (
     CONVOLUTION,
@@ -178,10 +178,7 @@ def record(trace: Callable[[Layout], Any], declared: Iterable[Axis] = ()) -> Rec
     """
     axes = with_unique_letters(declared)
     jaxpr, tree = trace_of_axes(trace, axes)
-    paths = [
-        jax.tree_util.keystr(path, simple=True, separator="/")
-        for path, _ in jax.tree_util.tree_leaves_with_path(tree)
-    ]
+    paths = [leaf_path(path) for path, _ in jax.tree.leaves_with_path(tree)]
     weights = []
     for path, out in zip(paths, jaxpr.jaxpr.outvars, strict=True):
         # A type lacks the axes that JAX cannot split in this model; the path has them.

@@ -12,7 +12,7 @@ from flax import nnx
 from jax.sharding import NamedSharding
 
 from configs.load import load
-from layouts.axes import letters_of
+from layouts.axes import leaf_path, letters_of
 from layouts.layout import Layout
 from layouts.mesh import make_mesh
 from models.api import Batch, Params
@@ -23,7 +23,7 @@ from models.feed_forward.moe.layer import Moe
 from models.loss import CROSS_ENTROPY
 from models.parts import Block
 from models.positions.rotary import Rotary
-from models.precision import Precision, is_rounded, name_of, quantize_weights
+from models.precision import Precision, is_rounded, quantize_weights
 from models.transformer import SOURCE_ARRAYS, Transformer, TransformerModel
 from tests.models.decoding.test_generate import (
     APART,
@@ -165,7 +165,7 @@ def test_products_with_weights_of_layers_are_rounded() -> None:
         _, layer = nnx.split(model.abstract().decoder.layers_N)
         marked = Precision(products="int8").to_products(jax.tree.map(jnp.zeros_like, layer))
     leaves = jax.tree.leaves_with_path(marked, is_leaf=is_rounded)
-    rounded = {name_of(path).removesuffix("/value"): is_rounded(leaf) for path, leaf in leaves}
+    rounded = {leaf_path(path).removesuffix("/value"): is_rounded(leaf) for path, leaf in leaves}
     attention = {f"attention/w{name}": True for name in ("k_DJK", "o_JQKD", "q_DJQK", "v_DJK")}
     norms = {"attention_norm/scale_D": False, "mlp_norm/scale_D": False}
     dense = {"mlp/wi_DF": True, "mlp/wo_FD": True}

@@ -32,6 +32,7 @@ from configs.errors import RunError, UserError, one_line
 from configs.paths import absolute, is_remote, path_of
 from data.storage import folders, remote
 from data.storage.files import describe_full
+from layouts.axes import leaf_path
 from trainer.checkpoints import s3
 from trainer.checkpoints.integrity import (
     DamagedCheckpoint,
@@ -283,17 +284,17 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
     def _failed(self, error: Exception) -> RunError:
         """Clears away the save that failed, and says what happened."""
         step, self._current, self._manager = self._current, None, None
-        what = f"saving step {step} to {self.folder} failed: {one_line(error)}"
+        reason = one_line(error)
         is_full = any(words in str(error) for words in ("No space left", "quota", "File too large"))
         if is_full and not is_remote(self.folder):
-            lack = describe_full(self.folder.parent, error)
-            what = f"saving step {step} to {self.folder} failed: {lack}"
+            reason = describe_full(self.folder.parent, error)
         if jax.process_index() == 0:
             for unfinished in self.folder.glob(f"{step}.orbax-checkpoint-tmp*"):
                 # Other writes may still be under way; then a later save removes what they leave.
                 with contextlib.suppress(OSError):
                     unfinished.rmtree()
         last = "none" if self.latest is None else f"step {self.latest}"
+        what = f"saving step {step} to {self.folder} failed: {reason}"
         return RunError(f"{what}; the last good checkpoint is {last}")
 
     def _set_aside(self, steps: Sequence[int]) -> None:
@@ -332,11 +333,9 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
         total = self.restore_params(float32, steps[0])
         for step in steps[1:]:
             total = add(total, self.restore_params(float32, step))
-
-        def mean(weight: jax.Array, leaf: jax.ShapeDtypeStruct) -> jax.Array:
-            return (weight / len(steps)).astype(leaf.dtype)
-
-        return jax.tree.map(mean, total, abstract_params)
+        return jax.tree.map(
+            lambda weight, leaf: (weight / len(steps)).astype(leaf.dtype), total, abstract_params
+        )
 
     def _first_whole(self, abstract: Tree, steps: Sequence[int]) -> tuple[Tree, int, list[int]]:
         damaged: dict[int, str] = {}
@@ -441,8 +440,7 @@ def _sync(name: str) -> None:
 
 
 def _by_path(tree: Tree) -> dict[str, Any]:
-    leaves, _ = jax.tree.flatten_with_path(tree)
-    return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in leaves}
+    return {leaf_path(path): leaf for path, leaf in jax.tree.leaves_with_path(tree)}
 
 
 def _part(path: str) -> str:

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from layouts.axes import leaf_path
 from models.api import Params
 
 PARTS = {
@@ -38,7 +39,7 @@ def grad_norms(gradients: Params) -> dict[str, jax.Array]:
     parts = dict[str, list[jax.Array]]()
     squares = jax.tree.map(lambda gradient: jnp.sum(gradient * gradient), gradients)
     for path, square in jax.tree.leaves_with_path(squares):
-        part = part_of(jax.tree_util.keystr(path, simple=True, separator="/"))
+        part = part_of(leaf_path(path))
         parts.setdefault(f"grad_norm/{part}", []).append(square)
     every = {"grad_norm": jax.tree.leaves(squares), **parts}
     return {name: jnp.sqrt(optax.tree.sum(part)) for name, part in every.items()}

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from configs.errors import UserError, brief
+from layouts.axes import leaf_path
 from trainer.checkpoints.restore import TrainedModel
 from trainer.multihost import fetched
 from trainer.serving.service import ServedWeights, Service
@@ -30,7 +31,7 @@ def check_finite(trained: TrainedModel) -> None:
     paths, arrays = zip(*jax.tree.leaves_with_path(trained.params), strict=True)
     with jax.set_mesh(trained.mesh):
         finite = fetched(_all_finite(arrays))
-    names = [jax.tree_util.keystr(path, simple=True, separator="/") for path in paths]
+    names = [leaf_path(path) for path in paths]
     bad = [name for name, is_finite in zip(names, finite, strict=True) if not is_finite]
     if bad:
         raise UserError(
