@@ -42,10 +42,8 @@ def _rank_shards(
     if mesh_axis is None:
         return best, index
     index += jax.lax.axis_index(mesh_axis) * x.shape[-1]
-    best, index = (
-        jax.lax.all_gather(part, mesh_axis, axis=part.ndim - 1, tiled=True)
-        for part in (best, index)
-    )
+    best = jax.lax.all_gather(best, mesh_axis, axis=best.ndim - 1, tiled=True)
+    index = jax.lax.all_gather(index, mesh_axis, axis=index.ndim - 1, tiled=True)
     best, at = jax.lax.top_k(best, k)
     return best, jnp.take_along_axis(index, at, axis=-1)
 

@@ -42,9 +42,8 @@ def source_token_weight(batch: Mapping[str, Array]) -> Array:
     """
     if "segments_BM" not in batch:
         return jnp.ones(())
-    targets, sources = (
-        jnp.sum(batch[name] > 0, dtype=float) for name in ("segments_BL", "segments_BM")
-    )
+    targets = jnp.sum(batch["segments_BL"] > 0, dtype=float)
+    sources = jnp.sum(batch["segments_BM"] > 0, dtype=float)
     return targets / jnp.maximum(sources, 1)
 
 
@@ -370,9 +369,8 @@ def _divergence_from_teacher(
     temperature = criterion.temperature
     teacher_BLV = bounded_logits(layout, axes, teacher, criterion.teacher_cap)
     teacher_BLV = layout.mask_padding(teacher_BLV, axes, "V", -jnp.inf)
-    expected_BLV, predicted_BLV = (
-        jax.nn.log_softmax(x / temperature, axis=-1) for x in (teacher_BLV, logits_BLV)
-    )
+    expected_BLV = jax.nn.log_softmax(teacher_BLV / temperature, axis=-1)
+    predicted_BLV = jax.nn.log_softmax(logits_BLV / temperature, axis=-1)
     apart_BLV = layout.mask_padding(expected_BLV - predicted_BLV, axes, "V", 0)
     probs_BLV = jnp.exp(expected_BLV)
     divergence_BL1 = jnp.sum(probs_BLV * apart_BLV, axis=-1, keepdims=True)

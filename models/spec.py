@@ -275,9 +275,8 @@ class TransformerSpec(Sizes):
 
         `lengths` are those of queries and keys.
         """
-        attention, layout = block.attention, inside_stages(layout)
-        if is_cross:
-            attention = block.source_attention
+        attention = block.source_attention if is_cross else block.attention
+        layout = inside_stages(layout)
         return attention.kernel(block, self, layout, lengths, is_cross=is_cross, training=training)
 
     def attention_choices(self, layout: Layout, lengths: Mapping[str, int]) -> dict[str, str]:

@@ -63,10 +63,8 @@ def compare_with_cpu(layout: Layout) -> Iterator[Comparison]:
                 f"rule {rule}: no such mesh axis: {rule.mesh_axis}.  "
                 f"Legal: {', '.join(mesh.shape)}."
             )
-    alone, cpu = (
-        mesh_of_devices(devices[:1], {"data": 1}, None)
-        for devices in (jax.local_devices(), jax.local_devices(backend="cpu"))
-    )
+    alone = mesh_of_devices(jax.local_devices()[:1], {"data": 1}, None)
+    cpu = mesh_of_devices(jax.local_devices(backend="cpu")[:1], {"data": 1}, None)
     cases = [
         ("one device", WHOLE, alone, 1),
         (f"{mesh.size} devices", layout, mesh, 1),

@@ -268,11 +268,7 @@ def read_trace(jaxpr: Jaxpr, declared: tuple[Axis, ...]) -> tuple[list[Tensor], 
             axes, flops = letters_of_type(out.aval, declared), flops_of(eqn)
             name = f"{axes} at {line}"
             if flops is not None:
-                left, right = (
-                    letters_of_type(operand.aval, declared)
-                    + varying_letters(operand.aval, declared)
-                    for operand in eqn.invars
-                )
+                left, right = (letters_of_operand(v.aval, declared) for v in eqn.invars)
                 equation = f"{left},{right}->{axes}"
                 name = f"{equation} at {line}"
                 in_layers = LAYERS in str(eqn.source_info.name_stack).split("/")
@@ -301,11 +297,11 @@ def letters_of_type(aval: Any, declared: tuple[Axis, ...]) -> str:
     return "".join("_" if name is None else by_name[name.rstrip(STORED)].letter for name in names)
 
 
-def varying_letters(aval: Any, declared: tuple[Axis, ...]) -> str:
-    """Returns the letters over whose devices a tensor differs inside a `shard_map`."""
+def letters_of_operand(aval: Any, declared: tuple[Axis, ...]) -> str:
+    """Returns also the letters over whose devices a tensor differs inside a `shard_map`."""
     by_name = alphabet(declared).by_name
-    names = aval.manual_axis_type.varying
-    return "".join(sorted({by_name[name.rstrip(STORED)].letter for name in names}))
+    varying = {by_name[name.rstrip(STORED)].letter for name in aval.manual_axis_type.varying}
+    return letters_of_type(aval, declared) + "".join(sorted(varying))
 
 
 def is_of_layouts(eqn: Any) -> bool:

@@ -122,9 +122,8 @@ def block_sizes(length: int, memory: int, token_bytes: int) -> "BlockSizes":
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as kernels
 
     fitting = [size for size in BLOCKS if size * token_bytes <= MAX_BLOCK_BYTES] or BLOCKS[-1:]
-    block_q, block_kv = (
-        next(size for size in fitting if count % size == 0) for count in (length, memory)
-    )
+    block_q = next(size for size in fitting if length % size == 0)
+    block_kv = next(size for size in fitting if memory % size == 0)
     compute = min(block_kv, MAX_COMPUTED_KEYS)
     fused = memory // block_kv <= MAX_PARTIAL_SUMS
     return kernels.BlockSizes(

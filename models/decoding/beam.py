@@ -62,9 +62,8 @@ class Beam:
         best_BWU, token_BWU = layout.reshard(best_BWU, "BWU"), layout.reshard(token_BWU, "BWU")
         best_BWU = allowed(layout, best_BWU, token_BWU, inputs, step, "BWU")
         score_BWU = state.score_BW[:, :, None] + best_BWU - log_z_BW1
-        score_BU, token_BU = (
-            layout.reshape(x, (rows, width * k), "BU") for x in (score_BWU, token_BWU)
-        )
+        score_BU = layout.reshape(score_BWU, (rows, width * k), "BU")
+        token_BU = layout.reshape(token_BWU, (rows, width * k), "BU")
         score_BU, at_BU = layout.top_k(score_BU, min(best, width * k), "BU")
         token_BU, parent_BU = layout.take_along_axis(token_BU, at_BU, "BU"), at_BU // k
         tokens_BUT = layout.take_along_axis(state.tokens_BWT, parent_BU, "BUT")

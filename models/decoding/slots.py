@@ -275,10 +275,8 @@ class SlotDecoder:
         draw = Draw(settings.seeds_B, steps_B, temperature_B11, top_p_B11, min_p_B11, top_k_B11)
 
         def replace(chosen_B: Array, new: Chosen, old: Chosen) -> Chosen:
-            token_BW, logit_BW = (
-                jnp.where(chosen_B[:, None], *pair) for pair in zip(new, old, strict=True)
-            )
-            return token_BW, logit_BW
+            token_BW = jnp.where(chosen_B[:, None], new[0], old[0])
+            return token_BW, jnp.where(chosen_B[:, None], new[1], old[1])
 
         def of_all(chosen: Chosen) -> Chosen:
             new = jax.lax.cond(

@@ -91,9 +91,8 @@ class MetricsWriter(Observer):
         ids = (tracker.ID_FILE for tracker in run.trackers)
         ends, files = ("", DAMAGED, REPLACED), (METRICS, EVALUATIONS)
         self._folder.fetch(*(file + end for file in files for end in ends), *filter(None, ids))
-        self._train, self._evaluations = (
-            MetricsFile(self._folder.path / name, first_step) for name in (METRICS, EVALUATIONS)
-        )
+        self._train = MetricsFile(self._folder.path / METRICS, first_step)
+        self._evaluations = MetricsFile(self._folder.path / EVALUATIONS, first_step)
         for file in (self._train, self._evaluations):
             self._open.callback(file.close)
         tracked = TrackedRun(self._folder.path, self.model_dir.name, first_step, self.settings)

@@ -61,11 +61,10 @@ def split(
         return first.init(chosen), second.init(others)
 
     def update(updates: Tree, state: Tree, params: Tree) -> tuple[Tree, Tree]:
-        pairs = zip((first, second), parts(updates), state, parts(params), strict=True)
-        (chosen, state), (others, other_state) = (
-            transform.update(changed, kept, read) for transform, changed, kept, read in pairs
-        )
-        return chosen | others, (state, other_state)
+        (chosen, others), (chosen_params, other_params) = parts(updates), parts(params)
+        chosen, chosen_state = first.update(chosen, state[0], chosen_params)
+        others, other_state = second.update(others, state[1], other_params)
+        return chosen | others, (chosen_state, other_state)
 
     return by_path(optax.GradientTransformation(init, update))
 
