@@ -188,18 +188,10 @@ def _predictions(
 
 
 def _with_gradients(
-    layout: Layout,
-    criterion: Criterion,
-    chunks: int,
-    output: LogitOperands,
-    targets_BL: Array,
-    counted_BL: Array,
-    teacher: LogitOperands | None,
+    layout: Layout, criterion: Criterion, chunks: int, *operands: Any
 ) -> tuple[LossSums, tuple[Array, Array]]:
     """Returns the sums, and the objective's gradients by x and by the softmax weights."""
-    sums, gradients = _in_slices(
-        layout, criterion, chunks, output, targets_BL, counted_BL, teacher, gradients=True
-    )
+    sums, gradients = _in_slices(layout, criterion, chunks, *operands, gradients=True)
     assert gradients is not None
     dsoftmax_VD = layout.einsum("DV->VD", gradients.dsoftmax_DV, stored=True)
     return sums, (gradients.dx_BLD, dsoftmax_VD)
