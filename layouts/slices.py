@@ -76,5 +76,4 @@ def side_by_side(meshes: Sequence[np.ndarray], counts: Sequence[int]) -> np.ndar
     blocks = np.empty(len(meshes), object)
     for i, mesh in enumerate(meshes):
         blocks[i] = mesh
-    joined: np.ndarray = np.block(blocks.reshape(tuple(counts)).tolist())
-    return joined
+    return np.block(blocks.reshape(tuple(counts)).tolist())

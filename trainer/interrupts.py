@@ -18,7 +18,6 @@ from trainer.processes.ending import handle
 logger = logging.getLogger(__name__)
 
 NAMES = {"loss": "loss", "grad_norm": "gradient norm"}
-BOUNDS = {"loss": "loss_bound", "grad_norm": "grad_norm_bound"}
 
 
 class Diverged(RunError):
@@ -130,11 +129,11 @@ def check_finite(
 
 def describe_spike(numbers: Mapping[str, float]) -> str:
     """Says why an update was skipped, and how many were."""
-    spikes = [
-        f"{NAMES[name]} {numbers[name]:.4g} (bound {numbers[bound]:.4g})"
-        for name, bound in BOUNDS.items()
-        if not (math.isfinite(numbers[name]) and numbers[name] <= numbers[bound])
-    ]
+    spikes = []
+    for name, words in NAMES.items():
+        number, bound = numbers[name], numbers[f"{name}_bound"]
+        if not (math.isfinite(number) and number <= bound):
+            spikes.append(f"{words} {number:.4g} (bound {bound:.4g})")
     return (
         f"update skipped: {' and '.join(spikes)}; {numbers['skipped']:.0f} in a row, "
         f"{numbers['skipped_total']:.0f} in all."

@@ -60,8 +60,7 @@ def from_first_process(call: Callable[[], T]) -> T:
     others = peers.current()
     if others is None:
         return call()
-    value: T = others.gather(call() if others.index == 0 else None)[0]
-    return value
+    return others.gather(call() if others.index == 0 else None)[0]
 
 
 def fetched(arrays: Sequence[jax.Array]) -> list[np.ndarray]:

@@ -31,9 +31,7 @@ def prepare(
     Raises in every process unless all have the same rows.  Without a worker_count there are as many
     workers as cores.
     """
-    build: dict[str, Any] = {
-        "worker_count": worker_count or cores(), "on_progress": on_progress,
-    }  # fmt: skip
+    build: dict[str, Any] = {"worker_count": worker_count or cores(), "on_progress": on_progress}
     given: dict[str, Any] = {"content_hash": content_hash}
     if vocabs is not None:
         given |= {"vocab": vocabs.target, "source_vocab": vocabs.source}

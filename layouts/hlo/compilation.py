@@ -81,8 +81,7 @@ def text_of(executable: Any, dump: Path | None = None) -> str:
     text that the compiler itself has left in `dump`.
     """
     try:
-        text: str = executable.as_text()
-        return text
+        return executable.as_text()
     except jax.errors.JaxRuntimeError as error:
         if dump is not None and (dumped := sorted(dump.glob(f"*{DUMPED}"))):
             return dumped[-1].read_text()

@@ -184,8 +184,7 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
             partial_restore=True,
         )
         restored = read(lambda: self._reader.restore(self._path(step), args=args))
-        array: np.ndarray = traverse_util.flatten_dict(restored, sep="/")[path]
-        return array
+        return traverse_util.flatten_dict(restored, sep="/")[path]
 
     def _path(self, step: int) -> epath.Path:
         return self.folder / str(step) / ITEM

@@ -150,10 +150,7 @@ class Decoder:
             banned_ids=self.banned_ids,
         )
         with jax.set_mesh(self.mesh):
-            output: DecodeOutput = generate(
-                self.model, self.search, new_tokens, self.params, inputs
-            )
-        return output
+            return generate(self.model, self.search, new_tokens, self.params, inputs)
 
     def _finish(
         self, batch: Sequence[Request], output: DecodeOutput

@@ -51,8 +51,7 @@ def in_child(
             process.join()
     if error is not None:
         raise error(answer)
-    result: Result = answer
-    return result
+    return answer
 
 
 def describe_abort(exit_code: int | None, log: str) -> str:

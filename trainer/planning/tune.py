@@ -105,8 +105,7 @@ class TrialLog:
         if name not in self._values:
             self._values[name] = compute()
             self._append(json.dumps({"name": name, "value": self._values[name]}))
-        value: T = self._values[name]
-        return value
+        return self._values[name]
 
     def trial(self, by: str, candidate: Candidate, measure: Callable[[], Trial]) -> Trial:
         """Returns what an earlier search measured, or measures it and adds it to the file."""
