@@ -58,8 +58,7 @@ class Schedule(NamedTuple):
         >>> Schedule(4, 12).ticks, Schedule(4, 12, repeats=3).ticks
         (15, 39)
         """
-        last: int = self.turn(self.repeats - 1, self.microbatches - 1)
-        return last + self.stages
+        return self.turn(self.repeats - 1, self.microbatches - 1) + self.stages
 
     @property
     def bubble(self) -> float:
