@@ -1,7 +1,6 @@
 """Searches settings that change what a step costs and not what it computes, by compiled plans."""
 
 import dataclasses
-import functools
 import json
 import logging
 import math
@@ -107,11 +106,11 @@ class TrialLog:
             self._append(json.dumps({"name": name, "value": self._values[name]}))
         return self._values[name]
 
-    def trial(self, by: str, candidate: Candidate, measure: Callable[[], Trial]) -> Trial:
+    def trial(self, by: str, candidate: Candidate, measure: Callable[[Candidate], Trial]) -> Trial:
         """Returns what an earlier search measured, or measures it and adds it to the file."""
         key = self._key(by, candidate.settings)
         if key not in self._trials:
-            trial = self._trials[key] = measure()
+            trial = self._trials[key] = measure(candidate)
             entry = {"by": by, "settings": candidate.settings, "trial": trial._asdict()}
             self._append(json.dumps(entry))
         return self._trials[key]
@@ -156,8 +155,7 @@ class Tuner:
             if out_of_time and not self._log.holds("trial", candidate):
                 self.left = promising
                 return
-            measure = functools.partial(self._try, candidate)
-            self.trials[candidate] = self._log.trial("trial", candidate, measure)
+            self.trials[candidate] = self._log.trial("trial", candidate, self._try)
             logger.info("%s", describe(candidate, self.trials[candidate]))
 
     @property
@@ -194,12 +192,11 @@ class Tuner:
 
     def _trace(self, candidate: Candidate) -> Trial:
         run = dataclasses.replace(candidate.run, compiler_options=())  # a trace depends on none
+        return self._log.trial("trace", candidate._replace(run=run), self._plan)
 
-        def plan() -> Trial:
-            step = plan_if_traceable(run, candidate.layout, self._hardware)
-            return Trial(fits=False) if step is None else Trial.of(step)
-
-        return self._log.trial("trace", candidate._replace(run=run), plan)
+    def _plan(self, candidate: Candidate) -> Trial:
+        plan = plan_if_traceable(candidate.run, candidate.layout, self._hardware)
+        return Trial(fits=False) if plan is None else Trial.of(plan)
 
     def _may_fit(self, candidate: Candidate) -> bool:
         if candidate in self.trials:
