@@ -42,18 +42,12 @@ _FILES = (manifest.NAME, "*vocab.model", *(f"{split}.*.npy" for split in SPLITS)
 class Prepared:
     """Holds a task's vocabs, its rows by split, and what the cache says about them."""
 
-    vocab: Vocab
-    source_vocab: Vocab | None
-    """Equal to vocab where one serves both sides; None without a source side."""
+    vocabs: Vocabs
     splits: dict[str, Rows]
     manifest: dict[str, Any]
     folder: Path
     rows_hash: str
     """Of the training rows."""
-
-    @property
-    def vocabs(self) -> Vocabs:
-        return Vocabs(self.vocab, self.source_vocab)
 
     def examples(self, task: Task, split: str, on_bytes: OnBytes) -> Iterator[Example]:
         """Yields the examples of a split, in the order in which `Documents` counts them.
@@ -243,7 +237,7 @@ class TaskCaches:
         columns = sorted(task.columns(vocabs))
         sums = [checksums_path(folder / f"train.{name}.npy").read_bytes() for name in columns]
         rows_hash = hashlib.sha256(b"".join(sums)).hexdigest()[:16]
-        return Prepared(vocabs.target, vocabs.source, splits, stored, match.folder, rows_hash)
+        return Prepared(vocabs, splits, stored, match.folder, rows_hash)
 
     def _is_of_the_run(self, stored: dict[str, Any]) -> bool:
         return (

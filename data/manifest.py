@@ -71,8 +71,8 @@ class CacheKey:
     """Versions of the packages that train vocabularies and tokenize."""
     vocabs: dict[str, str]
     """Hashes of the vocabularies that are given instead of trained."""
-    named_vocabs: dict[str, str] = dataclasses.field(default_factory=dict)
-    """Hashes of the vocabularies that the settings themselves name, or the cache has."""
+    named_vocabs: dict[str, str]
+    """Hashes of the vocabularies that the settings themselves name."""
 
     @classmethod
     def of(cls, task: Task, given: Mapping[str, Vocab | None]) -> "CacheKey":
@@ -86,15 +86,6 @@ class CacheKey:
         packages = {tokenizer.package for tokenizer in task.vocab_settings.values()}
         versions = {p: importlib.metadata.version(p) for p in sorted(filter(None, packages))}
         return cls(settings(task), defaults, versions, vocabs, named_now)
-
-    @classmethod
-    def read(cls, stored: dict[str, Any]) -> "CacheKey":
-        """Returns the key of a cache."""
-        names = [name for name in ("vocab", "source_vocab") if f"{name}_hash" in stored]
-        hashes = {name: stored[f"{name}_hash"][:16] for name in names}
-        vocabs = {name: hashes[name] for name in stored.get(_GIVEN, ())}
-        versions = stored.get("versions", {})
-        return cls(stored.get("settings", {}), frozenset(), versions, vocabs, hashes)
 
     def written(self) -> dict[str, Any]:
         """Returns what a manifest keeps of the key."""

@@ -168,7 +168,7 @@ class Inspection:
 
     def _segments(self, row: int, rows: Rows) -> list[Line]:
         """Describes each segment of a row; one that is excluded has no tokens."""
-        vocab, source_vocab = self.prepared.vocab, self.prepared.source_vocab
+        vocab, source_vocab = self.prepared.vocabs
         batch = rows.batch(np.array([row]))
         tokens_BL, segments_BL = read_rows(np.array([row]), rows.targets_BL, rows.segments_BL)
         names = rows.documents.names(rows.documents.of_row(row)) if rows.documents else []
