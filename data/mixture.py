@@ -128,11 +128,6 @@ class MixtureOrder:
         of_stages = ((step, _quotas(later_rates)) for step, later_rates in stages)
         return cls(tuple(rows), _quotas(rates), tuple(of_stages))
 
-    @property
-    def rates(self) -> tuple[float, ...]:
-        """Returns the share of rows that each part has, before any stage."""
-        return self.rates_after(0)
-
     def rates_after(self, step: int) -> tuple[float, ...]:
         """Returns the share of rows that each part has after a number of steps."""
         return tuple(quota / BLOCK for quota in self._stage(step)[1])

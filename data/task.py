@@ -277,6 +277,17 @@ class Task:
         """Returns the share of slots in the rows that hold a token."""
         return {"fill": counts.tokens / (counts.rows * self.length)}
 
+    def numbers(self, counts: Counts) -> dict[str, int | str]:
+        """Returns what a table shows of the rows of a split."""
+        return {
+            "examples": counts.lines,
+            "words": counts.words,
+            "bytes": counts.bytes,
+            "tokens": counts.tokens,
+            "rows": counts.rows,
+            "fill": f"{self.fills(counts)['fill']:.1%}",
+        }
+
     def summary(self, counts: Counts) -> str:
         """Describes the rows of a split in a line."""
         return (

@@ -50,7 +50,7 @@ class Vocab(abc.ABC):
     """
 
     model: bytes
-    """What `save` writes."""
+    """What the file of the vocab holds."""
     size: int
     """One more than the largest id."""
     _: dataclasses.KW_ONLY
@@ -130,9 +130,6 @@ class Vocab(abc.ABC):
     @abc.abstractmethod
     def pieces(self, ids: Iterable[int]) -> list[str]:
         """Returns the sub-words as the vocab writes them."""
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        path_of(path).write_bytes(self.model)
 
 
 def read_model(path: str | os.PathLike[str]) -> bytes:

@@ -12,7 +12,7 @@ TARGET_FILE, SOURCE_FILE = "vocab.model", "source_vocab.model"
 
 
 def load_vocab(path: str | os.PathLike[str]) -> Vocab:
-    """Reads a vocab of any kind that `Vocab.save` wrote, or a SentencePiece model."""
+    """Reads a vocab of any kind that `Vocabs.save` wrote, or a SentencePiece model."""
     model = read_model(path)
     if model.startswith(labels.FORMAT.encode()):
         return labels.LabelVocab(model, str(path))

@@ -20,28 +20,6 @@ class PairRows(Rows):
     def sources_BM(self) -> RowArray:
         return self.arrays["sources"]
 
-    @property
-    def source_length(self) -> int:
-        return int(self.sources_BM.shape[1])
-
-    @property
-    def source_fill(self) -> float:
-        """Returns the share of slots on the source side that hold a token."""
-        return self.counts.source_tokens / max(1, self.sources_BM.size)
-
-    def numbers(self) -> dict[str, int | str]:
-        counts = self.counts
-        return {
-            "pairs": counts.lines,
-            "source words": counts.source_words,
-            "words": counts.words,
-            "source tokens": counts.source_tokens,
-            "tokens": counts.tokens,
-            "rows": counts.rows,
-            "source fill": f"{self.source_fill:.1%}",
-            "fill": f"{self.fill:.1%}",
-        }
-
     def batch(self, row_ids: np.ndarray) -> dict[str, np.ndarray]:
         sources_BM, segments_BM = read_rows(
             row_ids, self.sources_BM, self.arrays["source_segments"]
@@ -70,12 +48,9 @@ def packed_pairs(
         sources = vocabs.of_source.encode([tagged(pair.source, tag) for pair in chunk])
         targets = vocabs.target.encode([pair.target for pair in chunk])
         kept = np.flatnonzero(packer.fits(targets, sources))
-        of_sources, of_targets = (Counts.of([chunk[i][side] for i in kept]) for side in (0, 1))
         parts.append(packer.add(targets, sources))
-        counts += dataclasses.replace(
-            of_targets,
-            source_words=of_sources.words,
-            source_bytes=of_sources.bytes,
+        counts += Counts.of_pairs(
+            [chunk[i] for i in kept],
             tokens=sum(len(targets[i]) + 1 for i in kept),
             source_tokens=sum(len(sources[i]) + 1 for i in kept),
             left_out=len(chunk) - len(kept),

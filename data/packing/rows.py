@@ -62,6 +62,13 @@ class Counts:
         )
 
     @classmethod
+    def of_pairs(cls, pairs: Sequence[Sequence[str]], **others: int) -> "Counts":
+        """Counts the texts of some pairs; others are the numbers that no text tells."""
+        sources, targets = (cls.of([pair[side] for pair in pairs]) for side in (0, 1))
+        texts = {"source_words": sources.words, "source_bytes": sources.bytes}
+        return dataclasses.replace(targets, **texts, **others)
+
+    @classmethod
     def read(cls, entry: Mapping[str, Any]) -> "Counts":
         """Takes the counts out of a manifest; older ones lack some."""
         return cls(**{f.name: entry.get(f.name, f.default) for f in dataclasses.fields(cls)})
@@ -114,15 +121,6 @@ class Rows:
         return self.arrays["segments"]
 
     @property
-    def length(self) -> int:
-        return int(self.targets_BL.shape[1])
-
-    @property
-    def fill(self) -> float:
-        """Returns the share of slots that hold a token."""
-        return self.counts.tokens / max(1, self.targets_BL.size)
-
-    @property
     def counted_BL(self) -> np.ndarray:
         """Returns which tokens of all rows the loss counts."""
         return self._counted(self.segments_BL)
@@ -158,18 +156,6 @@ class Rows:
             for name, array in self.arrays.items()
         }
         return dataclasses.replace(self, arrays=arrays)
-
-    def numbers(self) -> dict[str, int | str]:
-        """Returns what a table shows of these rows."""
-        counts = self.counts
-        return {
-            "examples": counts.lines,
-            "words": counts.words,
-            "bytes": counts.bytes,
-            "tokens": counts.tokens,
-            "rows": counts.rows,
-            "fill": f"{self.fill:.1%}",
-        }
 
     def batch(self, row_ids: np.ndarray) -> dict[str, np.ndarray]:
         """Returns rows as int32 arrays; NO_ROW gives a row of padding."""

@@ -35,11 +35,6 @@ class PromptRows(Rows):
     def counted_BL(self) -> np.ndarray:
         return self._counted(self.loss_mask_BL)
 
-    @property
-    def fill(self) -> float:
-        """Returns the share of slots that hold a token of a prompt or of an answer."""
-        return (self.counts.tokens + self.counts.source_tokens) / max(1, self.targets_BL.size)
-
     def batch(self, row_ids: np.ndarray) -> dict[str, np.ndarray]:
         (loss_mask_BL,) = read_rows(row_ids, self.loss_mask_BL)
         batch = {**super().batch(row_ids), "loss_mask_BL": loss_mask_BL.astype(np.int32)}
@@ -106,17 +101,19 @@ class PromptTask(PairTask):
         return {**super().columns(vocabs), "loss_mask": (self.length, np.uint8)}
 
     def chunk_packer(self, vocabs: Vocabs) -> PackChunk:
+        return lambda pairs, tag, training: packed_prompts(
+            self.prompted(pairs), vocabs.target, self.length, packs=self.packs
+        )
 
-        def pack(pairs: Sequence[Pair], tag: str | None, training: bool) -> tuple[Packed, Counts]:
-            prompted = [Pair(self.prompt(pair.source), pair.target) for pair in pairs]
-            return packed_prompts(prompted, vocabs.target, self.length, packs=self.packs)
-
-        return pack
+    def prompted(self, pairs: Sequence[Any]) -> list[Any]:
+        """Returns pairs whose sources are what the model reads of them."""
+        return [pair._replace(source=self.prompt(pair.source)) for pair in pairs]
 
     def row_settings(self, vocabs: Vocabs) -> dict[str, Any]:
         return {"reads_begin": vocabs.target.reads_begin}
 
     def fills(self, counts: Counts) -> dict[str, float]:
+        """Returns the share of slots in the rows that hold a token of a prompt or an answer."""
         return {"fill": (counts.tokens + counts.source_tokens) / (counts.rows * self.length)}
 
     def summary(self, counts: Counts) -> str:
@@ -147,7 +144,7 @@ class PreferenceTask(PromptTask):
         def pack(pairs: Sequence[Any], tag: str | None, training: bool) -> tuple[Packed, Counts]:
             if not training:
                 return pack_preferred(pairs, tag, training)
-            prompted = [pair._replace(source=self.prompt(pair.source)) for pair in pairs]
+            prompted = self.prompted(pairs)
             return packed_preferences(prompted, vocabs.target, self.length, packs=self.packs)
 
         return pack
@@ -159,38 +156,43 @@ def packed_prompts(
     """Packs pairs, each a prompt and right behind it the answer, without those that do not fit."""
     prompts = vocab.encode([pair.source for pair in pairs])
     answers = vocab.encode([pair.target for pair in pairs])
-    sizes = zip(prompts, answers, strict=True)
-    kept = [i for i, (prompt, answer) in enumerate(sizes) if len(prompt) + len(answer) < length]
-    # A packer has one array of tokens: those of prompts are negative there.
-    signed = [np.r_[-1 - prompts[i].astype(np.int32), answers[i].astype(np.int32)] for i in kept]
-    packer = Packer(Side(length, np.int32, vocab.end_id), packs=packs)
-    packed = joined([*([packer.add(signed)] if signed else []), packer.finish()])
-    signed_BL, segments_BL = packed.arrays["targets"], packed.arrays["segments"]
-    targets_BL = np.where(signed_BL < 0, -1 - signed_BL, signed_BL)
-    arrays = answer_arrays(targets_BL.astype(vocab.dtype), segments_BL, signed_BL >= 0)
-    pieces = packed.pieces.copy()
-    pieces[:, 0] = np.array(kept, np.int64)[pieces[:, 0]]
+    examples = [
+        np.r_[-1 - prompt.astype(np.int32), answer.astype(np.int32)]
+        for prompt, answer in zip(prompts, answers, strict=True)
+    ]
+    kept, packed = packed_answers(examples, length, vocab.end_id, packs=packs)
+    arrays = packed.arrays | {"targets": packed.arrays["targets"].astype(vocab.dtype)}
     # Without a beginning, nothing predicts the first token behind an empty prompt.
     read_only = 0 if vocab.reads_begin else sum(not len(prompts[i]) for i in kept)
-    of_prompts = Counts.of([pairs[i].source for i in kept])
-    counts = dataclasses.replace(
-        Counts.of([pairs[i].target for i in kept]),
+    counts = Counts.of_pairs(
+        [pairs[i] for i in kept],
         tokens=sum(len(answers[i]) + 1 for i in kept) - read_only,
         rows=packed.rows,
-        source_words=of_prompts.words,
-        source_bytes=of_prompts.bytes,
         source_tokens=sum(len(prompts[i]) for i in kept) + read_only,
         left_out=len(pairs) - len(kept),
     )
-    return Packed(arrays, pieces), counts
+    return packed._replace(arrays=arrays), counts
 
 
-def answer_arrays(
-    targets_BL: np.ndarray, segments_BL: np.ndarray, is_answer_BL: np.ndarray
-) -> dict[str, np.ndarray]:
-    """Returns the arrays of rows whose loss counts the answers alone."""
-    mask_BL = (is_answer_BL & (segments_BL > 0)).astype(np.uint8)
-    return {"targets": targets_BL, "segments": segments_BL, "loss_mask": mask_BL}
+def packed_answers(
+    examples: Sequence[np.ndarray], length: int, end_id: int, *, packs: bool
+) -> tuple[list[int], Packed]:
+    """Packs the examples that fit a row, for a loss of the answers alone; returns their numbers.
+
+    A packer has one array of tokens: those of prompts, as -1 - id, are negative there.
+    """
+    kept = [i for i, example in enumerate(examples) if len(example) < length]
+    packer = Packer(Side(length, np.int32, end_id), packs=packs)
+    packed = joined([packer.add([examples[i] for i in kept]), packer.finish()])
+    signed_BL, segments_BL = packed.arrays["targets"], packed.arrays["segments"]
+    arrays = {
+        "targets": np.where(signed_BL < 0, -1 - signed_BL, signed_BL),
+        "segments": segments_BL,
+        "loss_mask": ((signed_BL >= 0) & (segments_BL > 0)).astype(np.uint8),
+    }
+    pieces = packed.pieces.copy()
+    pieces[:, 0] = np.array(kept, np.int64)[pieces[:, 0]]
+    return kept, Packed(arrays, pieces)
 
 
 def packed_preferences(
@@ -198,35 +200,27 @@ def packed_preferences(
 ) -> tuple[Packed, Counts]:
     """Packs both answers of each prompt into one row, each right behind the prompt."""
     prompts, chosen, rejected = (vocab.encode([pair[i] for pair in pairs]) for i in range(3))
-    # A packer has one array of tokens: those of prompts are negative there, and those of what is
-    # rejected are larger, or smaller, by `far`.
+    # While they are packed, the ids of what is rejected are larger by `far`.
     far, end = vocab.size, np.array([vocab.end_id])
     examples = list[np.ndarray]()
     for prompt, good, bad in zip(prompts, chosen, rejected, strict=True):
         read = -1 - prompt.astype(np.int32)
         parts = (read, good, end, read - far, bad.astype(np.int32) + far)
         examples.append(np.concatenate(parts).astype(np.int32))
-    kept = [i for i, example in enumerate(examples) if len(example) < length]
-    signed = [examples[i] for i in kept]
-    packer = Packer(Side(length, np.int32, vocab.end_id + far), packs=packs)
-    packed = joined([*([packer.add(signed)] if signed else []), packer.finish()])
-    signed_BL, segments_BL = packed.arrays["targets"], packed.arrays["segments"]
-    ids_BL = np.where(signed_BL < 0, -1 - signed_BL, signed_BL)
+    kept, packed = packed_answers(examples, length, vocab.end_id + far, packs=packs)
+    ids_BL, segments_BL = packed.arrays["targets"], packed.arrays["segments"]
     is_rejected_BL = (ids_BL >= far) & (segments_BL > 0)
-    targets_BL = (ids_BL - far * is_rejected_BL).astype(vocab.dtype)
-    segments_BL = np.where(segments_BL > 0, 2 * segments_BL - 1 + is_rejected_BL, 0)
-    segments_BL = segments_BL.astype(packed.arrays["segments"].dtype)
-    arrays = answer_arrays(targets_BL, segments_BL, signed_BL >= 0)
+    of_answers_BL = np.where(segments_BL > 0, 2 * segments_BL - 1 + is_rejected_BL, 0)
+    arrays = packed.arrays | {
+        "targets": (ids_BL - far * is_rejected_BL).astype(vocab.dtype),
+        "segments": of_answers_BL.astype(segments_BL.dtype),
+    }
     example, row, segment = packed.pieces.T
-    example = np.array(kept, np.int64)[example]
     pieces = [np.stack([example, row, 2 * segment - which], axis=1) for which in (1, 0)]
-    of_prompts = Counts.of([pairs[i].source for i in kept])
-    counts = dataclasses.replace(
-        Counts.of([pairs[i].target for i in kept]),
+    counts = Counts.of_pairs(
+        [pairs[i] for i in kept],
         tokens=sum(len(chosen[i]) + len(rejected[i]) + 2 for i in kept),
         rows=packed.rows,
-        source_words=of_prompts.words,
-        source_bytes=of_prompts.bytes,
         source_tokens=2 * sum(len(prompts[i]) for i in kept),
         left_out=len(pairs) - len(kept),
     )

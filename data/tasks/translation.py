@@ -1,13 +1,11 @@
 """Defines tasks of translation, for models with an encoder."""
 
-from collections.abc import Sequence
-
 from configs.errors import UserError
 from configs.spec import spec
-from data.packing.pack import Packed, place_dtype
+from data.packing.pack import place_dtype
 from data.packing.pair_rows import PairRows, packed_pairs
 from data.packing.rows import Counts
-from data.sources.pairs import Pair, tag_word
+from data.sources.pairs import tag_word
 from data.task import Length, PackChunk, PairsOfPart
 from data.tasks.pairs import PairTask
 from data.vocab import Tokenizer, Vocab
@@ -84,16 +82,25 @@ class Translation(PairTask):
 
     def chunk_packer(self, vocabs: Vocabs) -> PackChunk:
         lengths = self.length, self.source_length
-
-        def pack(pairs: Sequence[Pair], tag: str | None, training: bool) -> tuple[Packed, Counts]:
-            return packed_pairs(pairs, vocabs, lengths, self.packs, tag)
-
-        return pack
+        return lambda pairs, tag, training: packed_pairs(pairs, vocabs, lengths, self.packs, tag)
 
     def fills(self, counts: Counts) -> dict[str, float]:
         """Returns the share of slots in the rows that hold a token, on each side."""
         source_fill = counts.source_tokens / (counts.rows * self.source_length)
         return {**super().fills(counts), "source_fill": source_fill}
+
+    def numbers(self, counts: Counts) -> dict[str, int | str]:
+        fills = self.fills(counts)
+        return {
+            "pairs": counts.lines,
+            "source words": counts.source_words,
+            "words": counts.words,
+            "source tokens": counts.source_tokens,
+            "tokens": counts.tokens,
+            "rows": counts.rows,
+            "source fill": f"{fills['source_fill']:.1%}",
+            "fill": f"{fills['fill']:.1%}",
+        }
 
     def summary(self, counts: Counts) -> str:
         fills = self.fills(counts)

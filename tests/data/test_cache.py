@@ -56,7 +56,7 @@ def decoded(prepared, split):
     batch = rows.batch(np.arange(len(rows)))
     for targets, segments in zip(batch["targets_BL"], batch["segments_BL"], strict=True):
         for segment in range(1, segments.max() + 1):
-            result.append(prepared.vocab.decode(targets[segments == segment]))
+            result.append(prepared.vocabs.target.decode(targets[segments == segment]))
     return result
 
 
@@ -83,7 +83,7 @@ def test_a_second_call_reads_no_text_and_writes_nothing(text, data_dir, log_line
     second = prepare(task_of(text), data_dir)
     assert log_lines == []
     assert {p.name: p.stat().st_mtime_ns for p in (data_dir / "mine").iterdir()} == stamps
-    assert second.vocab.hash == first.vocab.hash
+    assert second.vocabs.target.hash == first.vocabs.target.hash
     assert decoded(second, "train") == decoded(first, "train")
 
 
@@ -98,7 +98,7 @@ def test_other_settings_are_built_beside_and_named(text, data_dir, log_lines):
     before = _contents(first.folder)
     other = task_of(text, size=330, length=48, packs=False)
     second = prepare(other, data_dir)
-    assert (first.folder.name, second.vocab.size) == ("mine", 330)
+    assert (first.folder.name, second.vocabs.target.size) == ("mine", 330)
     [said] = reasons_in(log_lines)
     assert f"mine: builds {second.folder} beside mine, because " in said
     assert "SentencePiece.size was 320 and is 330" in said
@@ -125,7 +125,7 @@ def test_another_version_of_a_package_builds_beside(text, data_dir, log_lines, m
     ordinary = importlib.metadata.version
     versions = {"sentencepiece": "99.1"}
     monkeypatch.setattr(importlib.metadata, "version", lambda n: versions.get(n) or ordinary(n))
-    of_run = {"vocab": first.vocab, "content_hash": first.manifest["content_hash"]}
+    of_run = {"vocab": first.vocabs.target, "content_hash": first.manifest["content_hash"]}
     assert prepare(task_of(text), data_dir, **of_run).folder == first.folder
     second = prepare(task_of(text), data_dir)
     assert second.folder != first.folder
@@ -179,7 +179,7 @@ def test_files_of_the_home_folder_are_read(text, data_dir, tmp_path, monkeypatch
     prepared = prepare(
         dataclasses.replace(task, vocab=SentencePiece(model_file="~/given.model")), data_dir
     )
-    assert prepared.vocab.size == 300
+    assert prepared.vocabs.target.size == 300
     assert decoded(prepared, "train")[0].startswith("the row")
 
 
@@ -196,7 +196,7 @@ def test_other_text_builds_beside_but_a_new_date_does_not(text, data_dir, log_li
     other = prepare(task_of(text), data_dir)
     assert other.folder != first.folder
     assert reasons_in(log_lines)[0].endswith("because the text changed.")
-    of_run = {"vocab": first.vocab, "content_hash": first.manifest["content_hash"]}
+    of_run = {"vocab": first.vocabs.target, "content_hash": first.manifest["content_hash"]}
     assert prepare(task_of(text), data_dir, **of_run).folder == first.folder
     text.write_text("\n".join(TEXT) + "\n")
     assert prepare(task_of(text), data_dir).folder == first.folder
@@ -220,15 +220,15 @@ def test_a_cache_serves_without_its_text(text, data_dir, log_lines):
 def test_a_given_vocab_is_used_and_another_builds_beside(text, data_dir, log_lines):
     given, other = (make(SentencePiece(size=n), iter(TEXT)) for n in (300, 310))
     first = prepare(task_of(text), data_dir, vocab=given)
-    assert first.vocab.hash == given.hash
+    assert first.vocabs.target.hash == given.hash
     assert prepare(task_of(text), data_dir, vocab=given).folder == first.folder
     second = prepare(task_of(text), data_dir, vocab=other)
-    assert second.vocab.hash == other.hash
+    assert second.vocabs.target.hash == other.hash
     said = f"because vocab was '{given.hash[:16]}' and is '{other.hash[:16]}'"
     assert said in reasons_in(log_lines)[0]
     trained = prepare(task_of(text), data_dir)
-    assert trained.vocab.size == 320
-    assert prepare(task_of(text), data_dir, vocab=trained.vocab).folder == trained.folder
+    assert trained.vocabs.target.size == 320
+    assert prepare(task_of(text), data_dir, vocab=trained.vocabs.target).folder == trained.folder
 
 
 def test_a_cache_of_another_runs_vocab_says_so_where_the_settings_train_one(
@@ -404,7 +404,9 @@ def decoded_pairs(prepared, split, ids=None):
         for segment in range(1, batch["segments_BL"][row].max() + 1):
             source = batch["inputs_BM"][row][batch["segments_BM"][row] == segment]
             target = batch["targets_BL"][row][batch["segments_BL"][row] == segment]
-            result.append((prepared.source_vocab.decode(source), prepared.vocab.decode(target)))
+            result.append(
+                (prepared.vocabs.source.decode(source), prepared.vocabs.target.decode(target))
+            )
     return result
 
 
@@ -414,13 +416,13 @@ def test_the_rows_hold_the_pairs(pairs, data_dir, source_size):
     for prepared in (prepare(task, data_dir), prepare(task, data_dir)):
         splits = [decoded_pairs(prepared, split) for split in ("train", "validation")]
         assert sorted(splits[0] + splits[1]) == sorted(PAIRS)
-        assert (prepared.source_vocab is prepared.vocab) == (source_size is None)
-    assert prepared.splits["train"].fill > 0.8
+        assert (prepared.vocabs.source is prepared.vocabs.target) == (source_size is None)
+    assert task.fills(prepared.splits["train"].counts)["fill"] > 0.8
     assert (data_dir / "pair" / "source_vocab.model").exists() == (source_size is not None)
 
 
 def test_a_language_model_has_no_source(text, data_dir):
-    assert prepare(task_of(text), data_dir).source_vocab is None
+    assert prepare(task_of(text), data_dir).vocabs.source is None
 
 
 def test_other_settings_of_a_translation_are_named(pairs, data_dir, log_lines):
@@ -452,7 +454,7 @@ def test_other_parts_of_a_mixture_are_named_but_other_rates_serve(
         changed = prepare(translation_of(Mixture(parts=parts, **rates)), data_dir).splits["train"]
         ids = np.arange(len(first))
         assert (changed.targets_BL[ids] == first.targets_BL[ids]).all()
-        assert changed.mix.rates != first.mix.rates
+        assert changed.mix.rates_after(0) != first.mix.rates_after(0)
     parts[1] = Tsv(train=str(others), validation=str(others), tag="2de")
     parts[0] = Tsv(train=str(pairs), tag="2en")
     prepare(translation_of(*parts), data_dir)
@@ -487,7 +489,9 @@ def test_rates_by_size_and_by_temperature_are_of_rows(pairs, others, data_dir):
         mixture = Mixture(parts=parts, temperature=temperature)
         train = prepare(translation_of(mixture), data_dir).splits["train"]
         expected = np.array([len(part.rows) for part in train.parts]) ** (1 / temperature)
-        np.testing.assert_allclose(train.mix.rates, expected / expected.sum(), atol=1 / 4096)
+        np.testing.assert_allclose(
+            train.mix.rates_after(0), expected / expected.sum(), atol=1 / 4096
+        )
 
 
 def test_dropped_pairs_are_logged_and_kept_in_the_manifest(pairs, data_dir, log_lines):
@@ -516,13 +520,13 @@ def test_given_vocabs_are_used_and_others_build_beside(pairs, data_dir, log_line
     given, other = (make(SentencePiece(size=n), iter(TEXT + SOURCES)) for n in (300, 310))
     joint = translation_of(Tsv(train=str(pairs)))
     prepared = prepare(joint, data_dir, vocab=given)
-    assert prepared.source_vocab.hash == given.hash
-    assert prepare(joint, data_dir, vocab=other).source_vocab.hash == other.hash
+    assert prepared.vocabs.source.hash == given.hash
+    assert prepare(joint, data_dir, vocab=other).vocabs.source.hash == other.hash
     separate = translation_of(Tsv(train=str(pairs)), source_size=320, name="two")
     prepared = prepare(separate, data_dir, source_vocab=given)
-    assert (prepared.source_vocab.hash, prepared.vocab.size) == (given.hash, 340)
+    assert (prepared.vocabs.source.hash, prepared.vocabs.target.size) == (given.hash, 340)
     log_lines.clear()
-    assert prepare(separate, data_dir, source_vocab=other).source_vocab.hash == other.hash
+    assert prepare(separate, data_dir, source_vocab=other).vocabs.source.hash == other.hash
     assert "because source_vocab was '" in reasons_in(log_lines)[0]
 
 
@@ -534,8 +538,10 @@ def test_separate_vocabs_may_be_equal(pairs, data_dir, tmp_path):
     task = translation_of(Tsv(train=str(pairs)), source_size=300)
     task = dataclasses.replace(task, vocab=vocab, source_vocab=vocab)
     prepared = prepare(task, data_dir)
-    assert prepared.source_vocab.hash == prepared.vocab.hash == given.hash
-    again = prepare(task, data_dir, vocab=prepared.vocab, source_vocab=prepared.source_vocab)
+    assert prepared.vocabs.source.hash == prepared.vocabs.target.hash == given.hash
+    again = prepare(
+        task, data_dir, vocab=prepared.vocabs.target, source_vocab=prepared.vocabs.source
+    )
     assert again.folder == prepared.folder
     assert [*prepared.vocabs.files()] == ["vocab.model", "source_vocab.model"]
     joint = dataclasses.replace(task, source_vocab=None, name="joint")

@@ -176,9 +176,9 @@ def text_of(prepared: Prepared, split: str, pieces: np.ndarray) -> str:
     All but the last fill rows, one after another; the last may fill up an earlier row.
     """
     arrays = prepared.splits[split].arrays
-    halves = [("targets", "segments", prepared.vocab)]
-    if prepared.source_vocab is not None:
-        halves = [("sources", "source_segments", prepared.source_vocab), *halves]
+    halves = [("targets", "segments", prepared.vocabs.target)]
+    if prepared.vocabs.source is not None:
+        halves = [("sources", "source_segments", prepared.vocabs.source), *halves]
     text = ""
     for tokens, segments, vocab in halves:
         ids = [arrays[tokens][r][arrays[segments][r] == s] for _, r, s in pieces.tolist()]
@@ -239,7 +239,7 @@ def test_documents_that_are_excluded_are_padding_and_all_else_stays(
                     expected[row][segments[row] == segment] = 0
         assert after[name].dtype == array.dtype and (after[name] == expected).all()
         assert (expected != array).any()
-    assert whole.without(()) is whole and (len(rows), rows.length) == (len(whole), whole.length)
+    assert whole.without(()) is whole and rows.targets_BL.shape == whole.targets_BL.shape
 
 
 def test_ranges_of_lines_and_whole_files_are_named(tmp_path: Path, vocab: Vocab) -> None:

@@ -27,14 +27,14 @@ def test_every_block_has_the_rates_exactly(mix):
     ids = mix.row_ids(3, np.arange(5 * BLOCK))
     for block in parts_of(ids).reshape(5, BLOCK):
         assert tuple(np.bincount(block)) == mix.quotas
-    np.testing.assert_allclose(mix.rates, np.array(RATES) / 10, atol=1 / BLOCK)
+    np.testing.assert_allclose(mix.rates_after(0), np.array(RATES) / 10, atol=1 / BLOCK)
 
 
 def test_short_stretches_have_the_rates_too(mix):
     ids = mix.row_ids(3, np.arange(5 * BLOCK))
     for batch in parts_of(ids).reshape(-1, 64):
         counts = np.bincount(batch, minlength=4)
-        assert (abs(counts - 64 * np.array(mix.rates)) < 2.5).all()
+        assert (abs(counts - 64 * np.array(mix.rates_after(0))) < 2.5).all()
 
 
 def test_no_row_of_a_part_is_lost_or_comes_twice_in_its_epoch(mix):

@@ -92,10 +92,10 @@ def test_a_vocab_from_elsewhere_begins_and_ends_each_example(documents, tmp_path
         )
         assert (
             (inputs[0], targets[-1])
-            == (prepared.vocab.begin_id, prepared.vocab.end_id)
+            == (prepared.vocabs.target.begin_id, prepared.vocabs.target.end_id)
             == (256, 257)
         )
-        assert prepared.vocab.decode(targets) == "number 0\nof many"
+        assert prepared.vocabs.target.decode(targets) == "number 0\nof many"
 
 
 def test_another_tokenizer_file_is_another_cache(documents, tmp_path, log_lines):
@@ -103,14 +103,14 @@ def test_another_tokenizer_file_is_another_cache(documents, tmp_path, log_lines)
     task = Task(name="x", source=documents, vocab=TokenizerJson(path=str(tmp_path)), length=30)
     prepare(task, tmp_path / "data")
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|user|>"}))
-    assert prepare(task, tmp_path / "data").vocab.end_id == 258
+    assert prepare(task, tmp_path / "data").vocabs.target.end_id == 258
     assert any("the text of TokenizerJson.path" in line for line in log_lines)
 
 
 def test_a_trained_vocab_keeps_newlines_and_one_that_does_not_is_named(documents, tmp_path, caplog):
     def vocab_of(source, name):
         task = Task(name=name, source=source, vocab=SentencePiece(size=300), length=30)
-        return prepare(task, tmp_path / "data").vocab
+        return prepare(task, tmp_path / "data").vocabs.target
 
     vocab = vocab_of(documents, "paragraphs")
     [ids] = vocab.encode(["many\nnumber"])

@@ -35,7 +35,7 @@ def prepare_task(flags: PrepareFlags) -> None:
             task, data_dir, vocabs=vocabs, rebuild=flags.rebuild, worker_count=flags.workers,
             on_progress=on_progress,
         )  # fmt: skip
-    numbers = {name: rows.numbers() for name, rows in prepared.splits.items()}
+    numbers = {name: task.numbers(rows.counts) for name, rows in prepared.splits.items()}
     print_table(["split", *numbers["train"]], [(s, *n.values()) for s, n in numbers.items()])
     print_parts(prepared.splits)
     if config.value("Run.epochs") is not None and "Run.model" in config.bound:

@@ -50,9 +50,7 @@ def test_counts_are_of_the_pairs_that_fit(rows, vocabs):
     )
     assert rows.counts.tokens == (rows.segments_BL > 0).sum()
     assert rows.counts.source_tokens == (rows.arrays["source_segments"] > 0).sum()
-    assert rows.fill == rows.counts.tokens / (len(rows) * 20)
-    assert rows.source_fill == rows.counts.source_tokens / (len(rows) * 30)
-    assert (rows.length, rows.source_length) == (20, 30)
+    assert (rows.targets_BL.shape[1], rows.sources_BM.shape[1]) == (20, 30)
 
 
 def test_pieces_lead_from_each_pair_to_its_tokens_on_both_sides(rows, vocabs):
@@ -108,4 +106,4 @@ def test_a_tag_is_in_front_of_each_source_and_no_word_of_the_text():
 
 def test_no_pairs_make_no_rows(vocabs):
     rows = rows_of([], vocabs)
-    assert (len(rows), rows.counts, rows.fill, rows.source_fill) == (0, Counts(), 0, 0)
+    assert (len(rows), rows.counts) == (0, Counts())

@@ -43,7 +43,6 @@ def test_counts_are_of_the_raw_text(vocab):
     assert rows.counts.tokens == sum(len(ids) + 1 for ids in vocab.encode(LINES))
     assert rows.counts.tokens == (rows.segments_BL > 0).sum()
     assert rows.counts.rows == len(rows)
-    assert rows.fill == rows.counts.tokens / (len(rows) * 16)
 
 
 def test_bytes_are_those_of_the_file_and_carriage_returns_are_no_text(vocab, tmp_path):
@@ -85,7 +84,7 @@ def test_a_batch_has_four_int32_arrays_and_empty_rows_where_asked(vocab):
 
 def test_no_lines_make_no_rows(vocab):
     rows = rows_of([], vocab, 16)
-    assert (len(rows), rows.counts, rows.fill) == (0, Counts(), 0)
+    assert (len(rows), rows.counts) == (0, Counts())
 
 
 def test_word_list_changes_words_but_not_their_count(vocab, tmp_path):

@@ -117,7 +117,7 @@ def test_the_parts_come_at_their_rates_in_one_cache(parts, tmp_path):
     in_web = drawn >= rows.parts[1].rows.start
     assert 0.74 < in_web.mean() < 0.76
     for row in (0, rows.parts[1].rows.start):
-        text = prepared.vocab.decode(rows.targets_BL[row][rows.segments_BL[row] == 1])
+        text = prepared.vocabs.target.decode(rows.targets_BL[row][rows.segments_BL[row] == 1])
         assert ("\n" in text) == (row > 0), text
 
 
@@ -125,7 +125,7 @@ def test_other_rates_are_another_order_of_the_same_cache(parts, tmp_path, log_li
     for rates in ((1, 3), (2, 1)):
         source = TextMixture(parts=parts, rates=rates)
         task = Task(name="mixed", source=source, vocab=SentencePiece(size=310), length=16)
-        assert prepare(task, tmp_path).splits["train"].mix.rates[0] == pytest.approx(
+        assert prepare(task, tmp_path).splits["train"].mix.rates_after(0)[0] == pytest.approx(
             rates[0] / sum(rates), abs=1e-3
         )
         log_lines.clear() if rates == (1, 3) else None
