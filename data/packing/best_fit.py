@@ -1,5 +1,6 @@
 """Chooses rows for examples by best fit, among a bounded number of open rows."""
 
+import bisect
 from collections.abc import Sequence
 from operator import sub
 from typing import NamedTuple
@@ -57,43 +58,33 @@ class BestFit:
 
 
 class RowsOfTexts:
-    """Keeps open rows of one side; a bit set of the free spaces finds the tightest at once."""
+    """Keeps open rows of one side, ordered by their free places; of equals the newest is first."""
 
     def __init__(self, length: int, *, limit: int):
         self._limit = limit
-        self._by_space: list[list[int]] = [[] for _ in range(length + 1)]
-        self._spaces = 0  # bit s: some open row has s places free
-        self._count = 0
+        self._open: list[tuple[int, int, int]] = []  # free places, minus the time of `put`, row
+        self._time = 0
 
     def rows(self) -> list[int]:
-        return [row for rows in self._by_space for row in rows]
+        return [row for _, _, row in self._open]
 
     def take(self, size: Room) -> tuple[int, Room] | None:
         """Removes and returns the fullest row that has room, if one does."""
-        fitting = self._spaces >> size[0]
-        if not fitting:
+        place = bisect.bisect_left(self._open, (size[0],))
+        if place == len(self._open):
             return None
-        space = size[0] + (fitting & -fitting).bit_length() - 1
-        return self._pop(space), (space,)
+        space, _, row = self._open.pop(place)
+        return row, (space,)
 
     def put(self, row: int, room: Room) -> None:
         """Adds the row that was taken last, or a new one, unless a side is full."""
         (space,) = room
         if not space or not self._limit:
             return
-        if self._count == self._limit:
-            self._pop((self._spaces & -self._spaces).bit_length() - 1)
-        self._by_space[space].append(row)
-        self._spaces |= 1 << space
-        self._count += 1
-
-    def _pop(self, space: int) -> int:
-        rows = self._by_space[space]
-        row = rows.pop()
-        if not rows:
-            self._spaces ^= 1 << space
-        self._count -= 1
-        return row
+        if len(self._open) == self._limit:
+            self._open.pop(0)
+        self._time += 1
+        bisect.insort(self._open, (space, -self._time, row))
 
 
 class RowsOfPairs:
