@@ -20,7 +20,7 @@ def read_json(text: str | bytes, kind: type[T], name: object) -> T:
     An integer of more than 20 digits reads as a float, perhaps an infinite one.
     """
     try:
-        value = json.loads(text, parse_int=_number)
+        value = json.loads(text, parse_int=lambda n: int(n) if len(n) <= 20 else float(n))
     except RecursionError:
         raise UserError(f"{name}: is not JSON: its values are nested too deeply.") from None
     except ValueError as error:
@@ -40,7 +40,3 @@ def checked(value: Any, kind: type[T], name: object) -> T:
         shown = brief(repr(first["input"]))
         raise UserError(f"{name}: {brief(place)}{problem} (found {shown}).") from None
     return result
-
-
-def _number(digits: str) -> int | float:
-    return int(digits) if len(digits) <= 20 else float(digits)

@@ -221,7 +221,7 @@ def load(gin_files: Sequence[str], gin_params: Sequence[str] = ()) -> Config:
     for name in gin_files:
         reader.file(str(name))
     for param in gin_params:
-        reader.param(param)
+        reader.parse(param)
     reader.check()
     if reader.problems:
         raise UserError(listed("Configuration", list(dict.fromkeys(reader.problems))))

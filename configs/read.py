@@ -131,10 +131,7 @@ class Reader:
             except OSError as error:
                 self.problems.append(f"{origin}{name}: cannot be read: {error.strerror}.")
             else:
-                self._parse(text, name, (*outer, path))
-
-    def param(self, text: str) -> None:
-        self._parse(text, None, ())
+                self.parse(text, name, (*outer, path))
 
     def check(self) -> None:
         """Finds names that lead nowhere; what is known is settled only at the end."""
@@ -186,7 +183,8 @@ class Reader:
             self.problems.append(f"{origin}: no spec is named {name}.{near}  Legal: {known}.")
         return name in SPECS
 
-    def _parse(self, text: str, file: str | None, files: tuple[Path, ...]) -> None:
+    def parse(self, text: str, file: str | None = None, files: tuple[Path, ...] = ()) -> None:
+        """Reads the text of a file, or that of a flag."""
         self.characters += len(text)
         if self.characters > MAX_CHARACTERS:
             name = brief(file or FLAG)

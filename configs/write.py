@@ -82,7 +82,7 @@ def _labels(specs: Iterable[Any]) -> dict[Any, str]:
             name = type(made).__name__
             free = name not in labels.values()
             assert free or field, f"two top-level specs of the class {name}"
-            bare = free and not (in_tuple and kinds[type(made)] > 1 and not _is_default(made))
+            bare = free and not (in_tuple and kinds[type(made)] > 1 and not is_default(made))
             labels[made] = name if bare else f"{field}_{len(labels)}/{name}"
     return labels
 
@@ -98,7 +98,8 @@ def _nested(made: Any, *, in_tuple: bool) -> Iterator[tuple[str, Any, bool]]:
                 yield from _nested(item, in_tuple=in_tuple or is_tuple)
 
 
-def _is_default(made: Any) -> bool:
+def is_default(made: Any) -> bool:
+    """Returns whether all settings of a spec are those of its class."""
     return all(
         field.default == getattr(made, field.name) for field in dataclasses.fields(type(made))
     )

@@ -24,7 +24,7 @@ from data.packing.rows import Rows
 from data.sources.compression import counted_bytes
 from data.sources.text import SPLITS
 from data.storage import folders, locks, lookup, remote
-from data.storage.arrays import CheckedArray, checksums_path
+from data.storage.arrays import REBUILD, CheckedArray, checksums_path
 from data.task import Example, Task
 from data.vocab import Vocab
 from data.vocabs import Vocabs
@@ -224,14 +224,14 @@ class TaskCaches:
         for name, hash_now in vocabs.hashes().items():
             if stored.get(name) != hash_now:
                 file = folder / f"{name.removesuffix('_hash')}.model"
-                raise UserError(f"{file}: the file is damaged.  {manifest.rebuild_hint()}")
+                raise UserError(f"{file}: the file is damaged.  {REBUILD}")
         splits = {}
         for name, entry in stored["splits"].items():
             arrays = {
-                column: CheckedArray(folder / f"{name}.{column}.npy", manifest.rebuild_hint())
+                column: CheckedArray(folder / f"{name}.{column}.npy")
                 for column in task.columns(vocabs)
             }
-            documents = Documents.open(folder, name, entry, manifest.rebuild_hint())
+            documents = Documents.open(folder, name, entry)
             rows = task.cached_rows(name, entry, arrays, vocabs)
             splits[name] = dataclasses.replace(rows, documents=documents)
         columns = sorted(task.columns(vocabs))
@@ -290,4 +290,4 @@ def check_rows(folder: Path) -> None:
     """Reads every row of a cache and raises where one is damaged."""
     folder = folders.fetch(folder, last=manifest.NAME)
     for path in sorted(set(folder.glob("*.npy")) - set(folder.glob("*.crc32.npy"))):
-        CheckedArray(path, manifest.rebuild_hint()).verify_all()
+        CheckedArray(path).verify_all()

@@ -57,15 +57,13 @@ class Documents:
     arrays: Mapping[str, CheckedArray]
 
     @classmethod
-    def open(
-        cls, folder: Path, split: str, entry: Mapping[str, Any], remedy: str
-    ) -> "Documents | None":
+    def open(cls, folder: Path, split: str, entry: Mapping[str, Any]) -> "Documents | None":
         """Opens what a cache knows of a split's documents; those of older versions know nothing."""
         if "chunk_sizes" not in entry:
             return None
         starts = np.cumsum([(0, 0, 0), *entry["chunk_sizes"]], axis=0)
-        paths = {name: folder / f"{split}.{name}.npy" for name in COLUMNS}
-        return cls(entry["files"], starts, {n: CheckedArray(p, remedy) for n, p in paths.items()})
+        arrays = {name: CheckedArray(folder / f"{split}.{name}.npy") for name in COLUMNS}
+        return cls(entry["files"], starts, arrays)
 
     def names(self, documents: np.ndarray) -> list[str]:
         """Returns the file of each document, a colon, and the number of its line or record."""

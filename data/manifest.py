@@ -17,6 +17,7 @@ from configs.json_reader import checked, read_json
 from configs.paths import path_of
 from data.packing.rows import Counts
 from data.storage import lookup, remote
+from data.storage.arrays import REBUILD
 from data.storage.files import atomic_write
 from data.task import Task
 from data.tokenizers.tokenizer_json import read_bundle
@@ -194,7 +195,7 @@ def read(folder: Path) -> dict[str, Any]:
         if size_now != size:
             raise UserError(
                 f"{path}: holds {size_now:,} bytes, {size:,} were written: the file is damaged.  "
-                f"{rebuild_hint()}"
+                f"{REBUILD}"
             )
     return manifest
 
@@ -213,7 +214,7 @@ def load(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError, KeyError) as error:
         remote.raise_failure(error)
         raise UserError(
-            f"{folder}: is not a complete cache ({str(error).rstrip('.')}).  {rebuild_hint()}"
+            f"{folder}: is not a complete cache ({str(error).rstrip('.')}).  {REBUILD}"
         ) from None
 
 
@@ -225,7 +226,3 @@ def write(folder: Path, manifest: dict[str, Any]) -> None:
 
 def _checksum(manifest: dict[str, Any]) -> int:
     return zlib.crc32(json.dumps(manifest).encode())
-
-
-def rebuild_hint() -> str:
-    return "Build it again: meshloom prepare --rebuild, with the same flags."

@@ -15,6 +15,8 @@ from data.storage.files import sync
 
 _CHUNK_BYTES = 1 << 16
 """Rows that share a checksum take at most as much: part of the format of a cache."""
+REBUILD = "Build it again: meshloom prepare --rebuild, with the same flags."
+"""What to do about a damaged file of a cache."""
 _CHUNKS_IN_MEMORY = 1 << 9
 """Chunks that `verify_all` reads before it gives their memory back."""
 
@@ -78,7 +80,7 @@ class GrowingArray:
 class CheckedArray:
     """Reads rows of a .npy file; each chunk is compared with its checksum when first read."""
 
-    def __init__(self, path: Path, remedy: str):
+    def __init__(self, path: Path, remedy: str = REBUILD):
         """Opens a file that `GrowingArray` wrote."""
         self._path, self._remedy = path, remedy
         self._rows = self._load(path, dimensions=2, mmap_mode="r")

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from configs.errors import UserError, did_you_mean
 from configs.spec import SPECS, is_spec, legal
-from configs.write import shown
+from configs.write import is_default, shown
 from layouts.layout import Layout
 from scripts.commands import common
 from scripts.commands.inspect.flags import InspectConfigFlags, InspectSettingsFlags
@@ -110,11 +110,8 @@ def _folder(spec: type[Any]) -> str:
 
 def _written(value: object) -> str:
     """Writes a default as a gin file does."""
-    name = type(value).__name__
-    if is_spec(value) and all(
-        getattr(value, field.name) == field.default for field in dataclasses.fields(SPECS[name])
-    ):
-        return f"@{name}()"
+    if is_spec(value) and is_default(value):
+        return shown(value)
     has_specs = isinstance(value, tuple) and any(map(is_spec, value))
     return shown(value) if has_specs else repr(value)
 
