@@ -1,11 +1,18 @@
 """Writes numbers as people read them."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from layouts.cost.collectives import scaled, size_text
 from trainer.checkpoints.interval import HOUR_S
 
 SHORT_HOURS = 0.1  # shown in seconds
+
+
+def shortened(items: Sequence[object], count: int) -> str:
+    """Joins items, the first ones of many."""
+    more = [f"{len(items) - count:,} more"] if len(items) > count else []
+    return ", ".join([*map(str, items[:count]), *more])
 
 
 def cell(value: object) -> str:

@@ -199,8 +199,7 @@ def export_hf(flags: ExportHfFlags) -> None:
     start_devices()
     output, model_dir = local_path(flags.output, "--output"), flags.model.model_dir
     folders.check_new_folder(output, (TENSORS, INDEX, *FILES))
-    config = ModelDir(model_dir).load(flags.model.gin_file, flags.model.gin_param)
-    run = config.make(Run)
+    run = ModelDir(model_dir).load(flags.model.gin_file, flags.model.gin_param).make(Run)
     vocab = ModelDir(model_dir).vocabs(run.task).target
     kept = model_dir / HUGGINGFACE
     files = {name: (kept / name).read_bytes() for name in FILES if (kept / name).is_file()}

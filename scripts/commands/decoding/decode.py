@@ -164,7 +164,7 @@ class DecodeJob:
                 )
             print_note(f"{output} exists already, made with the same settings.")
             return
-        texts: dict[int, Sequence[Sequence[Any]]] = dict(done)
+        texts = {line: [Hypothesis(*one) for one in decoded] for line, decoded in done}
         if texts:
             print_note(f"Continuing after {len(texts):,} of {len(self.lines):,} lines.")
         left = [line for line in range(len(self.lines)) if line not in texts]
@@ -208,7 +208,7 @@ class DecodeJob:
                 done += len(batch)
                 update(done, len(left))
 
-    def write(self, file: TextIO, texts: Mapping[int, Sequence[Sequence[Any]]]) -> None:
+    def write(self, file: TextIO, texts: Mapping[int, Sequence[Hypothesis]]) -> None:
         """Writes the texts of all lines; those in columns behind a line with their names."""
         if self.flags.written_format == "tsv":
             file.write("line\trank\tscore\tlog_probability\ttext\n")
@@ -217,9 +217,7 @@ class DecodeJob:
             rows = format_line(self.flags.written_format, line, source, texts[line], alone)
             file.writelines(rows)
 
-    def write_json(
-        self, texts: Mapping[int, Sequence[Sequence[Any]]], steps: Sequence[int]
-    ) -> None:
+    def write_json(self, texts: Mapping[int, Sequence[Hypothesis]], steps: Sequence[int]) -> None:
         """Writes the settings and the texts of all lines as one JSON object, if a file is named."""
         if self.flags.json_file is None:
             return
@@ -228,32 +226,28 @@ class DecodeJob:
 
 
 def format_line(
-    format: Format, line: int, source: str, hypotheses: Sequence[Sequence[Any]], alone: bool = False
-) -> Iterable[str]:  # fmt: skip
+    format: Format, line: int, source: str, hypotheses: Sequence[Hypothesis], alone: bool = False
+) -> Iterable[str]:
     """Returns the lines of the output for one line of the input.
 
     JSON keeps newlines in texts, as does an answer that is alone in the output.
     """
-    rows = [Hypothesis(*one) for one in hypotheses]
     match format:
         case "text":
-            return [f"{one.text if alone else in_one_line(one.text)}\n" for one in rows]
+            return [f"{one.text if alone else in_one_line(one.text)}\n" for one in hypotheses]
         case "tsv":
             return [
                 f"{line + 1}\t{rank}\t{one.score:.6f}\t{one.log_probability:.6f}\t"
                 f"{in_one_line(one.text).replace(chr(9), ' ')}\n"
-                for rank, one in enumerate(rows, 1)
+                for rank, one in enumerate(hypotheses, 1)
             ]
         case "jsonl":
             return [json.dumps(entry_of(source, hypotheses), ensure_ascii=False) + "\n"]
 
 
-def entry_of(source: str, hypotheses: Sequence[Sequence[Any]]) -> dict[str, Any]:
+def entry_of(source: str, hypotheses: Sequence[Hypothesis]) -> dict[str, Any]:
     """Returns the JSON object of one line of the input."""
-    return {
-        "source": source,
-        "hypotheses": [Hypothesis(*one)._asdict() for one in hypotheses],
-    }
+    return {"source": source, "hypotheses": [one._asdict() for one in hypotheses]}
 
 
 class Throughput:

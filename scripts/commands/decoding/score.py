@@ -11,7 +11,6 @@ from data.sources.pairs import Pair
 from data.task import Task
 from scripts.commands.common import input_lines, open_output
 from scripts.commands.decoding.flags import RescoreFlags, ScoreFlags
-from scripts.commands.shared_flags import CheckpointFlags
 from scripts.commands.trained import batch_of, single_checkpoint, trained_models
 from scripts.terminal import print_note, progress_bar
 from trainer.decoding.score import Score, score_lines
@@ -21,29 +20,23 @@ from trainer.traces import trace_score_step
 def score_file(flags: ScoreFlags) -> None:
     """Scores each line, or each pair of a source and a target with a tab between."""
     lines = input_lines(flags.input)
-    scores = scores_of(lambda task: lines, flags.model, flags.batch_sequences, flags.tag)
+    scores = scores_of(flags, lambda task: lines)
     with open_output(flags.output) as file:
         file.write("log_likelihood\twords\ttokens\n")
         file.writelines(f"{s.log_likelihood:.6f}\t{s.words}\t{s.tokens}\n" for s in scores)
 
 
-def scores_of(
-    lines_for: Callable[[Task], Sequence[str]],
-    model: CheckpointFlags,
-    batch_sequences: int | None = None,
-    tag: str | None = None,
-) -> list[Score]:
+def scores_of(flags: ScoreFlags, lines_for: Callable[[Task], Sequence[str]]) -> list[Score]:
     """Scores the lines for the model's task with one checkpoint; warns of those too long."""
     with (
-        trained_models(model, lambda run: [trace_score_step]) as models,
+        trained_models(flags.model, lambda run: [trace_score_step]) as models,
         progress_bar("score") as update,
     ):
-        trained = models.restore(
-            single_checkpoint(models.checkpoints, model.checkpoint), model.average
-        )
-        task, rows = trained.run.task, batch_of(trained, batch_sequences)
+        step = single_checkpoint(models.checkpoints, flags.model.checkpoint)
+        trained = models.restore(step, flags.model.average)
+        task, rows = trained.run.task, batch_of(trained, flags.batch_sequences)
         lines = lines_for(task)
-        scores = score_lines(trained, lines, rows, update, tag)
+        scores = score_lines(trained, lines, rows, update, flags.tag)
     too_long = sum(not score.tokens for score in scores)
     if too_long:
         print_note(
@@ -70,7 +63,7 @@ def rescore_file(flags: RescoreFlags) -> None:
             return [pair.target for pair in pairs]
         return ["\t".join(part.replace("\t", " ") for part in pair) for pair in pairs]
 
-    scores = iter(scores_of(lines_for, flags.model, flags.batch_sequences, flags.tag))
+    scores = iter(scores_of(flags, lines_for))
     with open_output(flags.output) as file:
         for entry in entries:
             ranked = rank(entry["hypotheses"], scores, flags.weight, flags.alpha)

@@ -16,6 +16,7 @@ from scripts.commands.common import data_dir_of, input_lines, settings_of, task_
 from scripts.commands.inspect.flags import InspectDataFlags
 from scripts.flag import given_flags
 from scripts.terminal import print_note, print_table, progress_bar
+from scripts.texts import shortened
 from trainer.ledger import Ledger
 from trainer.model_dir import ModelDir
 from trainer.prepare import prepare
@@ -209,5 +210,4 @@ def shown(value: object) -> object:
     """
     if not isinstance(value, list):
         return f"{value:.3f}" if isinstance(value, float) else value
-    more = [f"{len(value) - MOST_ITEMS:,} more"] if len(value) > MOST_ITEMS else []
-    return ", ".join([*map(str, value[:MOST_ITEMS]), *more]) or "none"
+    return shortened(value, MOST_ITEMS) or "none"

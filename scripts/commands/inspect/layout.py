@@ -1,7 +1,7 @@
 """Runs `meshloom inspect params` and `layout`: shows weights, and how a layout places tensors."""
 
 import linecache
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import jax
 import numpy as np
@@ -23,6 +23,7 @@ from models.transformer import Transformer
 from scripts.commands.common import setting_origins, settings_of, write_json
 from scripts.commands.inspect.flags import InspectLayoutFlags, InspectParamsFlags
 from scripts.terminal import print_table
+from scripts.texts import shortened
 from trainer.checks import find_untraceable, layout_name, record_loss, with_size_origins
 from trainer.run import Run, with_vocab_rows
 from trainer.traces import trace_evaluate_step, trace_train_step
@@ -102,13 +103,12 @@ def layout(flags: InspectLayoutFlags) -> None:
     """
     config = settings_of(flags.settings)
     run, layout = config.make(Run), config.make(Layout)
-    sizes = planned_sizes(layout)
+    sizes, origins = planned_sizes(layout), setting_origins(config)
     tensors = record_loss(run)
-    problems = lint(layout, sizes, tensors, with_size_origins(setting_origins(config)))
+    problems = lint(layout, sizes, tensors, with_size_origins(origins))
     if all(problem.severity == "warning" for problem in problems):
-        untraceable = find_untraceable(
-            run, layout, sizes, setting_origins(config), trace_train_step, trace_evaluate_step
-        )
+        traces = trace_train_step, trace_evaluate_step
+        untraceable = find_untraceable(run, layout, sizes, origins, *traces)
         problems = [*filter(None, [untraceable]), *problems]
     scoped, kinds = with_axes(layout, *tensors.declared_axes), []
     for (axes, stored), names in tensors_by_kind(tensors).items():
@@ -116,7 +116,7 @@ def layout(flags: InspectLayoutFlags) -> None:
         sharding = sharding_text(axis_names, scoped.place(axes, stored=stored))
         kinds.append((axes, "weight" if stored else "activation", sharding, names))
     columns = ("axes", "kind", "place", "tensors")
-    print_table(columns, [(*kind, shortened(names)) for *kind, names in kinds])
+    print_table(columns, [(*kind, shortened(names, SHOWN)) for *kind, names in kinds])
     print()
     print_table(["letter", "axis", "meaning"], legend(tensors.axes, (axes for axes, *_ in kinds)))
     write_json(
@@ -127,7 +127,7 @@ def layout(flags: InspectLayoutFlags) -> None:
             "places": [dict(zip(columns, row, strict=True)) for row in kinds],
         },
     )
-    text = report(layout_name(setting_origins(config)), problems)
+    text = report(layout_name(origins), problems)
     if any(problem.severity == "error" for problem in problems):
         raise UserError(text)
     print(text)
@@ -183,12 +183,6 @@ def names_of(tensor: Tensor) -> list[str]:
     text = linecache.getline(str(CHECKOUT / file), int(number)) if number else ""
     names = [n for n in named_tensors(text) if n.rpartition("_")[2].upper() == tensor.axes]
     return names or ([line] if line else [])
-
-
-def shortened(names: Sequence[str]) -> str:
-    """Joins names, the first few of many."""
-    more = len(names) - SHOWN
-    return ", ".join([*names[:SHOWN], *([f"{more} more"] if more > 0 else [])])
 
 
 def legend(axes: Alphabet, kinds: Iterable[str]) -> list[tuple[str, str, str]]:

@@ -57,15 +57,16 @@ def train_locked(flags: TrainFlags) -> None:
     changes = start.changes_since(
         ModelDir(flags.model_dir), run, override=flags.override, step=step
     )
-    mesh = make_mesh(layout)
+    mesh, origins = make_mesh(layout), setting_origins(config)
+    sizes = dict(mesh.shape)
     checks.check_run(run)
     checks.check_vocab_settings(run)
     for tracker in run.trackers:
         tracker.check()
     profile = profile_observers(flags, run, step or 0)
     for warning in (
-        *checks.check_layout(run, layout, dict(mesh.shape), setting_origins(config)),
-        *checks.check_bubble(run, layout, dict(mesh.shape)),
+        *checks.check_layout(run, layout, sizes, origins),
+        *checks.check_bubble(run, layout, sizes),
         *checks.check_precision(run),
     ):
         print_note(warning)
@@ -73,15 +74,13 @@ def train_locked(flags: TrainFlags) -> None:
         start.note_no_export(run)
     for part, choice in checks.attention_choices(run, layout, mesh).items():
         print_note(f"Attention of the {part}: {choice}")
-    note_layout(layout, mesh, setting_origins(config))
+    note_layout(layout, mesh, origins)
     trace_fns: list[checks.TraceFn] = [trace_train_step, trace_evaluate_step]
     if run.bleu_sentences:
-        rows = batch_shards(layout, mesh.shape) * rows_of_group(run)
+        rows = batch_shards(layout, sizes) * rows_of_group(run)
         one_batch = dataclasses.replace(run, batch_sequences=rows, microbatches=1)
         trace_fns.append(decode_trace_fn(one_batch, Sampling(temperature=0)))
-    with checks.explained_errors(
-        run, layout, dict(mesh.shape), setting_origins(config), *trace_fns
-    ):
+    with checks.explained_errors(run, layout, sizes, origins, *trace_fns):
         check_memory(run, layout, mesh)
         # JAX keeps the traces for the calls that follow.
         for trace_fn in trace_fns:

@@ -21,6 +21,7 @@ from scripts.commands.decoding.flags import DecodeFlags
 from scripts.commands.shared_flags import CheckpointFlags, SearchFlags
 from tests.trainer import word_models
 from trainer.decoding.decoder import BatchShape
+from trainer.decoding.requests import Hypothesis
 
 TASK = Task(name="toy", source=TextFiles(train="none.txt"), length=8, vocab=SentencePiece(size=64))
 
@@ -58,7 +59,7 @@ def test_several_texts_of_a_line_are_a_table_by_default() -> None:
 
 
 def test_texts_with_newlines_are_whole_in_json_and_one_line_elsewhere() -> None:
-    hypotheses = [("a\r\n\tb", -1.0, -2.0)]
+    hypotheses = [Hypothesis("a\r\n\tb", -1.0, -2.0)]
     [text] = format_line("text", 0, "a", hypotheses)
     [row] = format_line("tsv", 0, "a", hypotheses)
     [entry] = format_line("jsonl", 0, "a", hypotheses)
