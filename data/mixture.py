@@ -139,7 +139,7 @@ class MixtureOrder:
         """
         first, quotas = self._stage(step)
         places = np.arange((step - first) * batch_sequences, (step - first + 1) * batch_sequences)
-        return self.row_ids(seed, places, quotas, self.drawn_before(seed, first, batch_sequences))
+        return self._row_ids(seed, places, quotas, self.drawn_before(seed, first, batch_sequences))
 
     def _stage(self, step: int) -> tuple[int, Quotas]:
         """Returns the first step of the stage of a step, and its quotas."""
@@ -174,18 +174,10 @@ class MixtureOrder:
                 place = np.flatnonzero(_block(quotas, seed, block)[0] == part)[rank]
                 yield stage + (block * BLOCK + int(place)) // batch_sequences
 
-    def row_ids(
-        self,
-        seed: int,
-        places: np.ndarray,
-        quotas: Quotas | None = None,
-        drawn: np.ndarray | int = 0,
+    def _row_ids(
+        self, seed: int, places: np.ndarray, quotas: Quotas, drawn: np.ndarray
     ) -> np.ndarray:
-        """Returns the rows at some places of the endless sequence of a stage, the first by default.
-
-        `drawn` counts the rows of each part before that stage.
-        """
-        quotas = quotas or self.quotas
+        """Returns the rows at some places of a stage; `drawn` counts those of each part before."""
         blocks, within = places // BLOCK, places % BLOCK
         # The part of each place, and how many places before it had that part.
         parts, draws = np.empty_like(places), np.empty_like(places)
