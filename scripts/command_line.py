@@ -1,10 +1,10 @@
 """Makes commands whose flags are the fields of one frozen dataclass each."""
 
 import dataclasses
-import importlib
 import inspect
 import math
 import os
+import pkgutil
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -218,11 +218,11 @@ class LazyGroup(click.Group):
         self,
         *arguments: Any,
         work: Mapping[str, tuple[str, str]],
-        renamed: Mapping[str, str] | None = None,
+        renamed: Mapping[str, str],
         **settings: Any,
     ) -> None:
         super().__init__(*arguments, **settings)
-        self.work, self.renamed = work, renamed or {}
+        self.work, self.renamed = work, renamed
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return [*self.work, *self.commands]
@@ -268,6 +268,5 @@ def command_of(name: str | None, flags: type, function: Callable[[Any], object])
 
 def imported(path: str) -> Any:
     """Imports what a path "module:name" below the folder scripts/ names."""
-    module, _, name = path.partition(":")
     with interrupted_after_import():
-        return getattr(importlib.import_module(f"scripts.{module}"), name)
+        return pkgutil.resolve_name(f"scripts.{path}")

@@ -152,17 +152,14 @@ def key_of(paper: str, item: Item) -> str:
     return re.sub(r"\W+", "_", f"{paper} {item.name}".lower()).strip("_")
 
 
-def keyed_items() -> dict[str, Item]:
-    """Returns all items, by these names."""
-    return {key_of(name, item): item for name, paper in PAPERS.items() for item in paper.items}
+ITEMS_BY_KEY = {key_of(name, item): item for name, paper in PAPERS.items() for item in paper.items}
 
 
 def item_named(name: str) -> Item:
     """Returns the item of a name."""
-    items = keyed_items()
-    if name not in items:
+    if name not in ITEMS_BY_KEY:
         raise UserError(
-            f"--table={name}: no such item.{did_you_mean(name, items)}  "
+            f"--table={name}: no such item.{did_you_mean(name, ITEMS_BY_KEY)}  "
             "Legal: the names that `meshloom papers` lists, such as gshard_table_3."
         )
-    return items[name]
+    return ITEMS_BY_KEY[name]

@@ -21,6 +21,7 @@ from scripts.commands.papers.flags import PapersFlags
 from scripts.commands.papers.items import (
     COLUMNS,
     FOLDER,
+    ITEMS_BY_KEY,
     PAPERS,
     RUNS,
     Column,
@@ -29,7 +30,6 @@ from scripts.commands.papers.items import (
     Row,
     item_named,
     key_of,
-    keyed_items,
 )
 from scripts.devices import start_devices
 from scripts.templates import render
@@ -79,7 +79,7 @@ def show_item(flags: PapersFlags, name: str) -> None:
 
 def write(folder: Path, table: str | None) -> None:
     """Writes the page and all pictures, or the picture of one item."""
-    items = keyed_items() if table is None else {table: item_named(table)}
+    items = ITEMS_BY_KEY if table is None else {table: item_named(table)}
     (pictures := folder / "papers").mkdir(parents=True, exist_ok=True)
     if table is None:
         atomic_write(folder / "papers.md", page())

@@ -10,7 +10,8 @@ from layouts.axes import alphabet
 from layouts.layout import Layout
 from layouts.lint.recorder import record
 from models.transformer import Transformer
-from scripts.commands.inspect.layout import legend, model_of, shortened, tensors_by_kind
+from scripts.commands.inspect.layout import legend, model_of, tensors_by_kind
+from scripts.texts import shortened
 
 
 def trace(layout: Layout) -> Any:
@@ -54,8 +55,8 @@ def test_the_legend_explains_the_letters_of_the_table() -> None:
 
 
 def test_a_kind_shows_its_first_tensors() -> None:
-    assert shortened(["a", "b"]) == "a, b"
-    assert shortened([*"abcdefg"]) == "a, b, c, d, 3 more"
+    assert shortened(["a", "b"], 4) == "a, b"
+    assert shortened([*"abcdefg"], 4) == "a, b, c, d, 3 more"
 
 
 def test_scopes_of_the_model_and_of_the_task_count() -> None:

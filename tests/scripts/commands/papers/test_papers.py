@@ -9,7 +9,7 @@ import pytest
 
 from configs.errors import UserError
 from scripts.commands.papers.figures import inputs_of, operator
-from scripts.commands.papers.items import COLUMNS, FOLDER, PAPERS, RUNS, Item, keyed_items
+from scripts.commands.papers.items import COLUMNS, FOLDER, ITEMS_BY_KEY, PAPERS, RUNS, Item
 from scripts.commands.papers.papers import (
     LIST_HEAD,
     PAGE,
@@ -24,10 +24,10 @@ from scripts.commands.papers.papers import (
 )
 from tests.scripts.conftest import Meshloom
 
-ROWS = [row for item in keyed_items().values() for row in item.rows]
+ROWS = [row for item in ITEMS_BY_KEY.values() for row in item.rows]
 NAMES = {words[0] for row in ROWS for words in (row.of, row.over) if words}
 PLANNED = sorted(name for name in NAMES & RUNS.keys() if RUNS[name].topology)
-ITEMS = [(paper, key) for paper in PAPERS for key in keyed_items() if key.startswith(paper)]
+ITEMS = [(paper, key) for paper in PAPERS for key in ITEMS_BY_KEY if key.startswith(paper)]
 SECTIONS = {
     part.partition("\n")[0]: part for part in re.split(r"^### ", PAGE.read_text(), flags=re.M)
 }
@@ -51,7 +51,7 @@ def skip_other_jax(item: Item) -> None:
 
 @pytest.mark.parametrize(("paper", "key"), ITEMS, ids=lambda name: name)
 def test_the_page_has_what_is_computed(paper: str, key: str) -> None:
-    item = keyed_items()[key]
+    item = ITEMS_BY_KEY[key]
     skip_other_jax(item)
     on_page = {
         re.sub(r"\[(.*?)\]\(#.*?\)", r"\1", row["item"]): list(row.values())
@@ -74,8 +74,8 @@ def test_the_page_has_what_is_computed(paper: str, key: str) -> None:
 
 
 def test_the_page_has_nothing_else() -> None:
-    sections = [f"{PAPERS[paper].title}, {keyed_items()[key].name}" for paper, key in ITEMS
-                if keyed_items()[key].rows]  # fmt: skip
+    sections = [f"{PAPERS[paper].title}, {ITEMS_BY_KEY[key].name}" for paper, key in ITEMS
+                if ITEMS_BY_KEY[key].rows]  # fmt: skip
     assert list(SECTIONS)[1:] == sections
     introduction = (FOLDER / "introduction.md").read_text().partition("VERSION")[0]
     assert PAGE.read_text().startswith(introduction)
@@ -139,7 +139,7 @@ def test_an_operator_sends_what_its_shardings_ask_for() -> None:
     "key", ["gshard_figure_9", "gshard_figure_10_appendix_a_3", "giant_models_table_1"]
 )
 def test_a_picture_of_each_kind_is_drawn(key: str) -> None:
-    assert picture(keyed_items()[key]).startswith(b"\x89PNG")
+    assert picture(ITEMS_BY_KEY[key]).startswith(b"\x89PNG")
 
 
 def test_every_picture_of_the_page_is_there() -> None:
