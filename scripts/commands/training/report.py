@@ -2,7 +2,7 @@
 
 import contextlib
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from data.sources.text_files import identity
 from data.storage.files import atomic_write
 from scripts.commands.planning.page import head
 from scripts.commands.training.flags import ReportFlags
-from scripts.templates import render
+from scripts.templates import columns, render
 from scripts.texts import with_unit
 from trainer.checkpoints.interval import HOUR_S
 from trainer.metrics.goodput import USES, spent_seconds
@@ -56,7 +56,7 @@ def comparison_page(folders: Mapping[str, Path]) -> str:
     if empty := [name for name, run in runs.items() if not run.train]:
         raise UserError(f"{', '.join(empty)}: no step in its metrics.jsonl.  Train first.")
     spent = {name: spent_seconds(folder) for name, folder in folders.items()}
-    last = [{"run": name, **last_numbers(run, spent[name])} for name, run in runs.items()]
+    last = {name: last_numbers(run, spent[name]) for name, run in runs.items()}
     lines = [line for run in runs.values() for line in run.checks]
     checked = dict.fromkeys(n for line in lines for n in line if n not in NOT_DRAWN)
     drawn = [("validation", name) for name in checked if curve(lines, name)[0]]
@@ -64,7 +64,7 @@ def comparison_page(folders: Mapping[str, Path]) -> str:
         "commands/training/comparison.html",
         title="Comparison of runs",
         differ=settings_that_differ(folders),
-        last=transposed(last),
+        last=table_by_run("run", last),
         pictures={
             f"{split} {heading(name)}".capitalize(): compared(runs, split, name)
             for split, name in [("training", "loss"), *drawn]
@@ -72,18 +72,16 @@ def comparison_page(folders: Mapping[str, Path]) -> str:
     )
 
 
-def settings_that_differ(folders: Mapping[str, Path]) -> list[dict[str, str]]:
+def settings_that_differ(folders: Mapping[str, Path]) -> list[dict[str, Any]]:
     """Returns the rows of a table: a setting, and its value in each of some runs, by name."""
-    settings = dict[str, dict[str, Any]]()
+    settings = dict[str, dict[str, str]]()
     for name, folder in folders.items():
         directory = ModelDir(folder)
         specs = [directory.recorded_run()] if directory.has_run() else []
         layout = directory.layout  # the one that was given last
-        settings[name] = values([*specs, *([] if layout is None else [layout])])
-    rows = [
-        {"setting": setting, **{name: str(run.get(setting, "")) for name, run in settings.items()}}
-        for setting in dict.fromkeys(setting for run in settings.values() for setting in run)
-    ]
+        of_run = values([*specs, *([] if layout is None else [layout])])
+        settings[name] = {setting: str(value) for setting, value in of_run.items()}
+    rows = table_by_run("setting", settings)
     return [row for row in rows if len({row[name] for name in folders}) > 1]
 
 
@@ -100,14 +98,14 @@ def last_numbers(run: RunPlots, spent: Mapping[str, float]) -> dict[str, Any]:
     return sums | numbers(line) | checks
 
 
-def transposed(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Returns the rows of a table as its columns; the first value of each names it.
+def table_by_run(head: str, runs: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Returns the rows of a table: a name, under this head, and its value in each run.
 
-    >>> transposed([{"run": "a", "loss": 1.5}, {"run": "b", "step": 2}])
-    [{'run': 'loss', 'a': 1.5, 'b': None}, {'run': 'step', 'a': None, 'b': 2}]
+    >>> table_by_run("number", {"a": {"loss": 1.5}, "b": {"step": 2}})
+    [{'number': 'loss', 'a': 1.5, 'b': None}, {'number': 'step', 'a': None, 'b': 2}]
     """
-    first, *names = dict.fromkeys(name for row in rows for name in row)
-    return [{first: name, **{row[first]: row.get(name) for row in rows}} for name in names]
+    names = columns(runs.values())
+    return [{head: name, **{run: of.get(name) for run, of in runs.items()}} for name in names]
 
 
 def write_report(model_dir: Path, pictures: RunPlots) -> list[Path]:
