@@ -31,15 +31,6 @@ class Packed(NamedTuple):
         return len(self.arrays["targets"])
 
 
-def joined(parts: Sequence[Packed]) -> Packed:
-    """Joins what a packer returned, one part after another."""
-    names = parts[0].arrays
-    return Packed(
-        {name: np.concatenate([part.arrays[name] for part in parts]) for name in names},
-        np.concatenate([part.pieces for part in parts]),
-    )
-
-
 class Side:
     """Holds tokens and segment numbers of the open rows of a packer: of targets, or of sources."""
 
@@ -82,9 +73,9 @@ class Side:
 class Packer:
     """Packs examples as they come: each piece goes to the open row that it fills best.
 
-    At most OPEN_ROWS rows are open, so that memory is bounded; then the fullest is closed.  Rows
-    are returned once they are closed, in the order in which they were opened.  An example that is
-    longer than a row is cut into pieces.  With two sides the examples are pairs: a row has room
+    At most OPEN_ROWS rows are open; then the fullest is closed.  Rows come in the order in which
+    calls of `add` close them, and of one call in that in which they were opened.  An example that
+    is longer than a row is cut into pieces.  With two sides the examples are pairs: a row has room
     for both halves, and a pair of which one half is longer than a row is left out: it is counted,
     but has no piece.
     """
@@ -99,13 +90,14 @@ class Packer:
         self._rows = np.zeros(0, np.int64)  # the numbers of the rows kept here, as first opened
         self._rows_out = 0
         self._pending = np.zeros((0, 3), np.int64)  # the pieces in these rows
+        self._parts = list[Packed]()  # closed rows
 
     def fits(self, *halves: Sequence[np.ndarray]) -> np.ndarray:
         """Returns which examples are no longer than a row."""
         return np.all(_sizes_of_sides(halves) <= [side.length for side in self._sides], axis=1)
 
-    def add(self, *halves: Sequence[np.ndarray]) -> Packed:
-        """Packs some examples and returns the rows that are closed by now."""
+    def add(self, *halves: Sequence[np.ndarray]) -> None:
+        """Packs some examples."""
         count = len(halves[0])
         if len(halves) == 1:
             whole, length = _sizes_of(halves[0]), self._sides[0].length
@@ -128,14 +120,19 @@ class Packer:
         pieces = np.stack([examples + self._examples, rows, segments], axis=1)
         self._pending = np.concatenate([self._pending, pieces])
         self._examples += count
-        return self._close_rows_except(self._fit.open_rows())
+        self._close_rows_except(self._fit.open_rows())
 
     def finish(self) -> Packed:
-        """Returns the rows that are still open."""
-        return self._close_rows_except([])
+        """Returns the rows of all examples."""
+        self._close_rows_except([])
+        names = self._parts[0].arrays
+        return Packed(
+            {name: np.concatenate([part.arrays[name] for part in self._parts]) for name in names},
+            np.concatenate([part.pieces for part in self._parts]),
+        )
 
-    def _close_rows_except(self, open_rows: list[int]) -> Packed:
-        """Returns the other rows; their pieces count the rows that were returned."""
+    def _close_rows_except(self, open_rows: list[int]) -> None:
+        """Closes the other rows; their pieces count all that are closed."""
         closed = ~np.isin(self._rows, open_rows)
         places = np.searchsorted(self._rows, self._pending[:, 1])
         done = closed[places]
@@ -148,7 +145,7 @@ class Packer:
             for names, side in zip(SIDES, self._sides, strict=False)
             for name, array in zip(names, side.take(closed), strict=True)
         }
-        return Packed(arrays, pieces)
+        self._parts.append(Packed(arrays, pieces))
 
 
 def _sizes_of(examples: Sequence[np.ndarray]) -> np.ndarray:

@@ -43,17 +43,17 @@ def packed_pairs(
     packer = pack.Packer(
         *(pack.Side(n, v.dtype, v.end_id) for n, v in zip(lengths, sides, strict=True)), packs=packs
     )
-    parts, counts = list[pack.Packed](), Counts()
+    counts = Counts()
     for chunk in chunks(pairs):
         sources = vocabs.of_source.encode([tagged(pair.source, tag) for pair in chunk])
         targets = vocabs.target.encode([pair.target for pair in chunk])
         kept = np.flatnonzero(packer.fits(targets, sources))
-        parts.append(packer.add(targets, sources))
+        packer.add(targets, sources)
         counts += Counts.of_pairs(
             [chunk[i] for i in kept],
             tokens=sum(len(targets[i]) + 1 for i in kept),
             source_tokens=sum(len(sources[i]) + 1 for i in kept),
             left_out=len(chunk) - len(kept),
         )
-    packed = pack.joined([*parts, packer.finish()])
+    packed = packer.finish()
     return packed, dataclasses.replace(counts, rows=packed.rows)

@@ -185,13 +185,13 @@ def packed_lines(
     Words outside `words` are read as <UNK>; None keeps all.
     """
     packer = pack.Packer(pack.Side(length, vocab.dtype, vocab.end_id), packs=packs)
-    parts, counts = list[pack.Packed](), Counts()
+    counts = Counts()
     for chunk in chunks(lines):
         texts = [without_carriage_return(line) for line in chunk]
         examples = vocab.encode(texts if words is None else with_unk(texts, words))
-        parts.append(packer.add(examples))
+        packer.add(examples)
         counts += Counts.of(chunk, tokens=sum(map(len, examples)) + len(examples))
-    packed = pack.joined([*parts, packer.finish()])
+    packed = packer.finish()
     return packed, dataclasses.replace(counts, rows=packed.rows)
 
 

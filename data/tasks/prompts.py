@@ -8,7 +8,7 @@ import numpy as np
 
 from configs.errors import UserError
 from configs.spec import spec
-from data.packing.pack import Packed, Packer, Side, inputs, joined
+from data.packing.pack import Packed, Packer, Side, inputs
 from data.packing.rows import Counts, RowArray, Rows, read_rows
 from data.sources.json_lines import JsonlPreferences
 from data.sources.pairs import Pair, Pairs, Preference
@@ -183,7 +183,8 @@ def packed_answers(
     """
     kept = [i for i, example in enumerate(examples) if len(example) < length]
     packer = Packer(Side(length, np.int32, end_id), packs=packs)
-    packed = joined([packer.add([examples[i] for i in kept]), packer.finish()])
+    packer.add([examples[i] for i in kept])
+    packed = packer.finish()
     signed_BL, segments_BL = packed.arrays["targets"], packed.arrays["segments"]
     arrays = {
         "targets": np.where(signed_BL < 0, -1 - signed_BL, signed_BL),

@@ -44,7 +44,7 @@ def meshloom(pairs: Pairs) -> tuple[Epoch, dict[str, object]]:
     """Returns the training step of `meshloom train`, on packed rows."""
     import jax
 
-    from data.packing.pack import Packer, Side, joined
+    from data.packing.pack import Packer, Side
     from data.packing.pair_rows import PairRows
     from data.packing.rows import NO_ROW, Counts
 
@@ -53,7 +53,8 @@ def meshloom(pairs: Pairs) -> tuple[Epoch, dict[str, object]]:
     # Packing adds the END that the sentences have.
     sources, targets = ([ids[:-1] for ids in side] for side in zip(*pairs, strict=True))
     packer = Packer(Side(LENGTH), Side(LENGTH))
-    packed = joined([packer.add(targets, sources), packer.finish()])
+    packer.add(targets, sources)
+    packed = packer.finish()
     rows = PairRows(packed.arrays, Counts())
     ids = np.full(-(-len(rows) // ROWS) * ROWS, NO_ROW)
     ids[: len(rows)] = np.arange(len(rows))

@@ -26,5 +26,6 @@ def pack_at_once(
     halves = [targets] if sources is None else [targets, sources]
     packer = pack.Packer(*sides, packs=packs)
     starts = range(0, len(targets), EXAMPLES_PER_CHUNK)
-    parts = [packer.add(*(half[i : i + EXAMPLES_PER_CHUNK] for half in halves)) for i in starts]
-    return pack.joined([*parts, packer.finish()])
+    for i in starts:
+        packer.add(*(half[i : i + EXAMPLES_PER_CHUNK] for half in halves))
+    return packer.finish()

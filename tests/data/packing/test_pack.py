@@ -69,7 +69,8 @@ def test_a_long_row_has_more_segments_than_sixteen_bits_count():
 def test_segments_begin_and_end_with_the_ids_of_the_vocab():
     packer = pack.Packer(pack.Side(5, end_id=40), pack.Side(7, end_id=50))
     halves = [np.array([2, 3]), np.array([4])], [np.array([5]), np.array([6, 0])]
-    packed = pack.joined([packer.add(*halves), packer.finish()])
+    packer.add(*halves)
+    packed = packer.finish()
     assert packed.arrays["targets"].tolist() == [[2, 3, 40, 4, 40]]
     assert packed.arrays["sources"].tolist() == [[5, 50, 6, 0, 50, 0, 0]]
     packed = pack_at_once([np.array([2, 3]), np.array([4])], 7)
@@ -81,8 +82,9 @@ def test_chunks_do_not_change_what_is_in_the_rows():
     random = np.random.default_rng(0)
     examples = [random.integers(2, 99, n).astype(np.uint16) for n in random.integers(1, 30, 9000)]
     packer = pack.Packer(pack.Side(32))
-    parts = [packer.add(examples[i : i + 700]) for i in range(0, 9000, 700)] + [packer.finish()]
-    packed = pack.joined(parts)
+    for i in range(0, 9000, 700):
+        packer.add(examples[i : i + 700])
+    packed = packer.finish()
     assert [list(e[:-1]) for e in unpack(packed)] == [list(e) for e in examples]
     assert sum(len(e) + 1 for e in examples) / packed.arrays["targets"].size > 0.97
 
@@ -90,4 +92,4 @@ def test_chunks_do_not_change_what_is_in_the_rows():
 def test_open_rows_are_bounded():
     packer = pack.Packer(pack.Side(100))
     packer.add([np.full(59, 5, np.uint16)] * 5000)
-    assert packer.finish().rows == 512
+    assert len(packer._fit.open_rows()) == 512
