@@ -70,13 +70,13 @@ def flag_fields(flags: type) -> Iterator[FlagField]:
         yield FlagField(field.name, kind, flag, field.default)
 
 
-def given_flags(flags: Any) -> list[str]:
-    """Names the flags of a dataclass whose values are not their defaults, without its groups."""
-    names = []
+def given_flags(flags: Any) -> dict[str, Any]:
+    """Returns the flags of a dataclass whose values are not their defaults, without its groups."""
+    given = {}
     for name, _, flag, default in (f for f in flag_fields(type(flags)) if not f.is_group):
         if (value := getattr(flags, name)) != default:
-            names.append(f"--{flag.off}" if flag.off and not value else f"--{flag.name or name}")
-    return names
+            given[f"--{flag.off}" if flag.off and not value else f"--{flag.name or name}"] = value
+    return given
 
 
 def field_docstrings(cls: type) -> dict[str, str]:

@@ -16,13 +16,13 @@ from typing import Annotated, Any
 import click
 
 from configs.errors import UserError
+from configs.imports import CHECKOUT as CHECKOUT
 from data.vocab import cores as cores
 from scripts.commands.shared_flags import JsonFile
 from scripts.flag import Flag, FlagGroup
 
 Count = Annotated[int, Flag(min=1)]
 Answers = dict[str, float]  # of each system in one round
-CHECKOUT = Path(__file__).parents[2]
 LIBRARIES = {  # that a system needs, by the first word of its name
     "torch": ("torch",),
     "huggingface": ("torch", "transformers"),

@@ -5,7 +5,7 @@ import json
 import math
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TextIO
 
@@ -20,6 +20,7 @@ from data.sources.text_files import decoded_lines, read_lines, without_carriage_
 from data.storage.files import atomic_open, write_errors
 from data.task import Task
 from layouts.layout import Layout
+from layouts.mesh import batch_shards
 from models.transformer import Transformer
 from scripts.commands.shared_flags import SavedSettingsFlags, Strings
 from scripts.terminal import print_note
@@ -135,17 +136,16 @@ def epochs_text(run: Run, rows: int) -> str:
     return f"Run.epochs = {run.epochs:g}: {steps:,} steps, as training has {rows:,} rows."
 
 
-def rows_of_group(run: Run) -> int:
-    """Returns how many rows hold whole groups of tokens, where a group spans several rows."""
+def whole_batch(run: Run, layout: Layout, sizes: Mapping[str, int], rows: int) -> int:
+    """Rounds rows up to a batch whose shards are equal, and hold whole groups of tokens.
+
+    A group may span several rows; `sizes` are those of the mesh axes.
+    """
     lengths = run.task.array_lengths
     whole = [math.lcm(group, lengths[name]) // lengths[name]
              for name, group in run.model.groups.items()]  # fmt: skip
-    return math.lcm(*whole)
-
-
-def round_up(rows: int, shards: int) -> int:
-    """Rounds rows up to a multiple of the shards."""
-    return -(-rows // shards) * shards
+    multiple = batch_shards(layout, sizes) * math.lcm(*whole)
+    return -(-rows // multiple) * multiple
 
 
 def input_lines(path: str) -> list[str]:

@@ -9,10 +9,10 @@ from jax.sharding import Mesh
 
 from configs.errors import UserError
 from layouts.layout import Layout
-from layouts.mesh import batch_shards, make_mesh
+from layouts.mesh import make_mesh
 from models.decoding.generate import Search
 from scripts.commands import common
-from scripts.commands.common import round_up, rows_of_group
+from scripts.commands.common import whole_batch
 from scripts.commands.shared_flags import CheckpointFlags
 from scripts.terminal import print_note
 from trainer import checks
@@ -44,7 +44,7 @@ def trained_models(
     run, layout = config.make(Run), config.make(Layout)
     mesh, origins = make_mesh(layout), common.setting_origins(config)
     sizes = dict(mesh.shape)
-    rows = round_up(run.batch_sequences, batch_shards(layout, sizes) * rows_of_group(run))
+    rows = whole_batch(run, layout, sizes, run.batch_sequences)
     fitting = dataclasses.replace(run, batch_sequences=rows, microbatches=1)
     for warning in (
         *checks.check_layout(fitting, layout, sizes, origins),
@@ -85,7 +85,7 @@ def single_checkpoint(checkpoints: Checkpoints, which: str) -> int | None:
 
 def batch_of(trained: TrainedModel, batch_sequences: int | None) -> int:
     """Returns the batch size, the run's by default, rounded up to the shards of the batch."""
-    shards = batch_shards(trained.model.layout, trained.mesh.shape) * rows_of_group(trained.run)
-    rows = round_up(batch_sequences or trained.run.batch_sequences, shards)
-    check_batch_memory(trained.run, trained.model.layout, trained.mesh, rows)
+    run, layout, mesh = trained.run, trained.model.layout, trained.mesh
+    rows = whole_batch(run, layout, mesh.shape, batch_sequences or run.batch_sequences)
+    check_batch_memory(run, layout, mesh, rows)
     return rows

@@ -8,10 +8,10 @@ import importlib
 import inspect
 import re
 import sys
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from configs.errors import UserError, did_you_mean
+from configs.imports import CHECKOUT
 from configs.spec import SPECS, is_spec, legal
 from configs.write import is_default, shown
 from layouts.layout import Layout
@@ -22,8 +22,7 @@ from scripts.templates import render
 from scripts.terminal import print_table
 from trainer.run import Run
 
-ROOT = Path(__file__).resolve().parents[3]
-PAGE = ROOT / "docs" / "settings.md"
+PAGE = CHECKOUT / "docs" / "settings.md"
 TITLES = {
     "trainer": "Runs and optimizers",
     "models": "Models",
@@ -69,9 +68,9 @@ def inspect_settings(flags: InspectSettingsFlags) -> None:
 def specs() -> list[type[Any]]:
     """Returns every spec of the project, in the order of their names."""
     for folder in TITLES:
-        for path in sorted((ROOT / folder).rglob("*.py")):
+        for path in sorted((CHECKOUT / folder).rglob("*.py")):
             if re.search(r"^@spec\b", path.read_text(), re.MULTILINE):
-                importlib.import_module(".".join(path.relative_to(ROOT).with_suffix("").parts))
+                importlib.import_module(".".join(path.relative_to(CHECKOUT).with_suffix("").parts))
     return [spec for _, spec in sorted(SPECS.items()) if _folder(spec) in TITLES]
 
 

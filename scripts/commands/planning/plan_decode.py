@@ -4,9 +4,9 @@ import dataclasses
 import functools
 
 from configs.errors import UserError
-from layouts.mesh import batch_shards, make_mesh
+from layouts.mesh import make_mesh
 from models.decoding.sampling import Sampling
-from scripts.commands.common import refuse_dispatch, round_up, rows_of_group
+from scripts.commands.common import refuse_dispatch, whole_batch
 from scripts.commands.decoding.decode import BATCH, search_of
 from scripts.commands.planning.flags import DecodePlanFlags, PlanFlags
 from scripts.commands.planning.inputs import PlanInputs, can_compile
@@ -30,8 +30,7 @@ def plan_batch(inputs: PlanInputs, flags: PlanFlags) -> DecodePlan:
     """Plans the batch that the flags describe, as well as this machine can."""
     refuse_dispatch(flags.settings.gin_param)
     run, decoding = inputs.run, flags.decoding
-    shards = batch_shards(inputs.layout, inputs.sizes)
-    rows = round_up(decoding.batch_sequences or BATCH, shards * rows_of_group(run))
+    rows = whole_batch(run, inputs.layout, inputs.sizes, decoding.batch_sequences or BATCH)
     inputs.check(dataclasses.replace(run, batch_sequences=rows, microbatches=1))
     names = ("beam", "flat", "temperature", "top_k", "top_p", "min_p", "samples")
     given = SearchFlags(**{name: getattr(decoding, name) for name in names})

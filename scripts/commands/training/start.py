@@ -1,6 +1,5 @@
 """Starts a run, or the next part of one: its settings, what changed, and how to continue."""
 
-import dataclasses
 import shlex
 from collections.abc import Sequence
 
@@ -16,6 +15,7 @@ from scripts.commands.common import data_dir_of, epochs_text, settings
 from scripts.commands.training.flags import TrainFlags
 from scripts.commands.training.prepare import mixture_lines
 from scripts.commands.training.progress import build_bar
+from scripts.flag import given_flags
 from scripts.terminal import print_note
 from trainer.checkpoints.huggingface.convert import closest_family
 from trainer.checks import check_vocabs
@@ -157,15 +157,12 @@ def save_start(
 def continue_command(flags: TrainFlags, layout: Layout) -> str:
     """Returns the command line that continues the run as it ran: what it remembers is left out."""
     directory = ModelDir(flags.model_dir)
-    named: list[tuple[str, object]] = [("model_dir", flags.model_dir)]
+    given: list[tuple[str, object]] = [("--model_dir", flags.model_dir)]
     if directory.layout == layout:
-        named.append(("gin_file", directory.layout_file))
-    named += [("gin_import_path", folder) for folder in flags.settings.gin_import_path]
-    for field in dataclasses.fields(flags.devices):
-        value = getattr(flags.devices, field.name)
-        if value != field.default:
-            named.append((field.name, value))
-    return shlex.join(["meshloom", "train", *(f"--{name}={value}" for name, value in named)])
+        given.append(("--gin_file", directory.layout_file))
+    given += [("--gin_import_path", folder) for folder in flags.settings.gin_import_path]
+    given += given_flags(flags.devices).items()
+    return shlex.join(["meshloom", "train", *(f"{flag}={value}" for flag, value in given)])
 
 
 def remedy(flags: TrainFlags, run: Run, layout: Layout, step: int) -> str:

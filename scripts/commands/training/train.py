@@ -11,9 +11,9 @@ from configs.write import values
 from data.cache import Prepared
 from layouts.cost.hardware import peak_flops
 from layouts.layout import Layout
-from layouts.mesh import batch_shards, make_mesh
+from layouts.mesh import make_mesh
 from models.decoding.sampling import Sampling
-from scripts.commands.common import check_same_settings, rows_of_group, setting_origins, warn_unused
+from scripts.commands.common import check_same_settings, setting_origins, warn_unused, whole_batch
 from scripts.commands.trained import decode_trace_fn, note_layout
 from scripts.commands.training import start
 from scripts.commands.training.flags import TrainFlags
@@ -77,7 +77,7 @@ def train_locked(flags: TrainFlags) -> None:
     note_layout(layout, mesh, origins)
     trace_fns: list[checks.TraceFn] = [trace_train_step, trace_evaluate_step]
     if run.bleu_sentences:
-        rows = batch_shards(layout, sizes) * rows_of_group(run)
+        rows = whole_batch(run, layout, sizes, 1)
         one_batch = dataclasses.replace(run, batch_sequences=rows, microbatches=1)
         trace_fns.append(decode_trace_fn(one_batch, Sampling(temperature=0)))
     with checks.explained_errors(run, layout, sizes, origins, *trace_fns):

@@ -55,7 +55,7 @@ def test_a_baseline_measures_the_systems_of_meshloom_alone(monkeypatch: pytest.M
     command = (*MESHLOOM, "bench", "moe")
     names = ("dense", "torch", "dense")
     assert started == [((*command, f"--worker={name}"), CHECKOUT) for name in names]
-    assert given_flags(flags) == ["--systems", "--baseline"]
+    assert [*given_flags(flags)] == ["--systems", "--baseline"]
 
 
 @pytest.mark.parametrize("one_at_a_time", [False, True])
