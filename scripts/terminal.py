@@ -68,10 +68,11 @@ def table_text(headers: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     return capture.get()
 
 
-def print_note(text: str, *, in_each_process: bool = False) -> None:
-    """Prints a line for the user to the standard error; results go to the standard output."""
+def print_note(*texts: str, in_each_process: bool = False) -> None:
+    """Prints lines for the user to the standard error; results go to the standard output."""
     if in_each_process or is_first_process():
-        console.print(text, markup=False)
+        for text in texts:
+            console.print(text, markup=False)
 
 
 @contextlib.contextmanager

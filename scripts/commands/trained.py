@@ -46,11 +46,7 @@ def trained_models(
     sizes = dict(mesh.shape)
     rows = whole_batch(run, layout, sizes, run.batch_sequences)
     fitting = dataclasses.replace(run, batch_sequences=rows, microbatches=1)
-    for warning in (
-        *checks.check_layout(fitting, layout, sizes, origins),
-        *checks.check_precision(run),
-    ):
-        print_note(warning)
+    print_note(*checks.check_layout(fitting, layout, sizes, origins), *checks.check_precision(run))
     note_layout(layout, mesh, origins)
     with (
         checks.explained_errors(fitting, layout, sizes, origins, *trace_fns(fitting)),

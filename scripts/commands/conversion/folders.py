@@ -80,8 +80,7 @@ def config_of(run: Run, settings: SettingsFlags) -> Config:
 
 def note_import(model_dir: Path, left_out: Iterable[str], types: Iterable[str], count: int) -> None:
     """Prints what was imported, and what was not; each of `left_out` says why."""
-    for tensor in left_out:
-        print_note(f"Left out: {tensor}.")
+    print_note(*(f"Left out: {tensor}." for tensor in left_out))
     types = sorted(types)
     if len(types) > 1:
         print_note(f"Stored as float32: the tensors are of several types, {' and '.join(types)}.")

@@ -12,7 +12,7 @@ from typing import Any
 from configs.errors import UserError, extra_required
 from data.packing.pair_rows import packed_pairs
 from data.packing.rows import Rows
-from data.sources.pairs import Pair, chosen_tag, tagged
+from data.sources.pairs import Pair, chosen_tag
 from data.sources.text_files import read_lines, read_raw_lines
 from data.task import Task
 from models.loss import Criterion
@@ -216,12 +216,9 @@ def evaluation_rows(
     """
     task, vocabs = models.run.task, models.vocabs
     if given is not None:
-        pairs = [
-            Pair(tagged(sentence, given.tag), reference)
-            for sentence, reference in zip(given.sources, given.references[0], strict=True)
-        ]
+        pairs = [Pair(*pair) for pair in zip(given.sources, given.references[0], strict=True)]
         lengths = task.length, task.row_lengths["source_length"]
-        packed, counts = packed_pairs(pairs, vocabs, lengths, True, None)
+        packed, counts = packed_pairs(pairs, vocabs, lengths, True, given.tag)
         return task.rows(packed.arrays, counts, vocabs, pieces=packed.pieces), {}
     if text.text_file is not None:
         of_file = task.rows_of_text(read_raw_lines(text.text_file), vocabs)

@@ -49,10 +49,8 @@ class PlanInputs(NamedTuple):
         torus = None
         if self.topology is not None and self.topology.count == 1:  # it has an order
             torus = self.topology.torus
-        for warning in checks.check_layout(
-            run, self.layout, self.sizes, setting_origins(self.config), torus
-        ):
-            print_note(warning)
+        origins = setting_origins(self.config)
+        print_note(*checks.check_layout(run, self.layout, self.sizes, origins, torus))
 
     @contextlib.contextmanager
     def explained_errors(self, run: Run, trace_fn: TraceFn) -> Iterator[None]:

@@ -68,8 +68,7 @@ def plan_run(flags: PlanFlags) -> None:
         title = f"Decoding: {title}"
     else:
         inputs.check(inputs.run)
-        for warning in check_bubble(inputs.run, inputs.layout, inputs.sizes):
-            print_note(warning)
+        print_note(*check_bubble(inputs.run, inputs.layout, inputs.sizes))
         plan = best_plan(inputs, flags.analytic)
         figures = training_figures(plan, inputs.layout, flags)
         page.print_plan(title, figures)

@@ -43,8 +43,7 @@ def prepare_task(flags: PrepareFlags) -> None:
     steps, batch = config.value("Run.steps"), config.value("Run.batch_sequences")
     seed = config.value("Run.seed") or 0
     length = (seed, steps, batch) if isinstance(steps, int) and isinstance(batch, int) else None
-    for line in mixture_lines(prepared.splits["train"], length):
-        print_note(line)
+    print_note(*mixture_lines(prepared.splits["train"], length))
     print_note(f"content hash {prepared.manifest['content_hash']}")
 
 

@@ -112,8 +112,7 @@ def prepared_data(flags: TrainFlags, run: Run, *, is_continued: bool) -> Prepare
     if run.epochs is not None:
         print_note(epochs_text(run, len(rows)))
     steps = run.with_steps(len(rows)).total_steps
-    for line in mixture_lines(rows, (run.seed, steps, run.batch_sequences)):
-        print_note(line)
+    print_note(*mixture_lines(rows, (run.seed, steps, run.batch_sequences)))
     check_vocabs(run, prepared.vocabs)
     if is_continued:
         directory.check_text(prepared, run.task)

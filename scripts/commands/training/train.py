@@ -64,12 +64,11 @@ def train_locked(flags: TrainFlags) -> None:
     for tracker in run.trackers:
         tracker.check()
     profile = profile_observers(flags, run, step or 0)
-    for warning in (
+    print_note(
         *checks.check_layout(run, layout, sizes, origins),
         *checks.check_bubble(run, layout, sizes),
         *checks.check_precision(run),
-    ):
-        print_note(warning)
+    )
     if step is None:
         start.note_no_export(run)
     for part, choice in checks.attention_choices(run, layout, mesh).items():
