@@ -18,6 +18,7 @@ from layouts.lint.recorder import Record, Tensor, named_tensors, record
 from layouts.lint.report import lint, report, table
 from layouts.mesh import mesh_sizes
 from layouts.padding import with_axes
+from layouts.shards import mesh_axes
 from models.api import ModelSpec
 from models.transformer import Transformer
 from scripts.commands.common import setting_origins, settings_of, write_json
@@ -89,10 +90,8 @@ def sharding_text(names: Iterable[str], place: jax.P) -> str:
     >>> sharding_text(("layers", "d_model", "d_ff"), jax.P(None, "data", "model"))
     'd_model:data;d_ff:model'
     """
-    pairs = []
-    for name, mesh_axes in zip(names, place, strict=True):
-        for mesh_axis in (mesh_axes,) if isinstance(mesh_axes, str) else mesh_axes or ():
-            pairs.append(f"{name}:{mesh_axis}")
+    split = zip(names, place, strict=True)
+    pairs = [f"{name}:{mesh_axis}" for name, entry in split for mesh_axis in mesh_axes(entry)]
     return ";".join(pairs) or "whole"
 
 
