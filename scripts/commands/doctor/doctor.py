@@ -1,7 +1,6 @@
 """Runs `meshloom doctor`: checks the machine, the cached data and a run."""
 
 import functools
-import json
 import socket
 from collections.abc import Iterator
 
@@ -37,7 +36,7 @@ def doctor(flags: DoctorFlags) -> None:
         if flags.compares_devices and all(multihost.gather(is_readable)):
             findings += findings_of([("gradients", lambda: machine.gradients(config))])
         findings += machine.clocks()
-        findings = merged(multihost.gather(json.dumps(findings)))
+        findings = merged(multihost.gather(findings))
     others = peers.current() if is_joined else None
     if others is None or others.index == 0:
         for finding in findings:

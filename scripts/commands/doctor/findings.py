@@ -1,8 +1,7 @@
 """Collects what the checks of `meshloom doctor` find, in one process or in several."""
 
-import json
 from collections.abc import Callable, Iterable, Sequence
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from configs.errors import RunError, UserError
 
@@ -48,10 +47,10 @@ def failure(check: str, error: Exception) -> Finding:
     return Finding(check, "error", " ".join(str(error).split()) or type(error).__name__)
 
 
-def merged(by_process: Sequence[str]) -> list[Finding]:
-    """Joins what the processes of a run found, as JSON: one line for equal problems, and for ok."""
+def merged(by_process: Sequence[Sequence[Sequence[Any]]]) -> list[Finding]:
+    """Joins what the processes of a run found: one line for equal problems, and for ok."""
     lines: dict[tuple[object, ...], Finding] = {}
-    for process, findings in enumerate(map(json.loads, by_process)):
+    for process, findings in enumerate(by_process):
         for finding in (Finding(*values[:5]) for values in findings):
             is_same = finding.status == "ok" and not finding.is_common
             key = (finding.check, None) if is_same else finding[:4]

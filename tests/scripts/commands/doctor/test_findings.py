@@ -15,10 +15,10 @@ def test_what_a_check_raises_is_its_finding() -> None:
 
 
 def test_equal_findings_are_one_line_and_processes_must_agree() -> None:
-    def process(rate: str, content_hash: str, *more: Finding) -> str:
+    def process(rate: str, content_hash: str, *more: Finding) -> list[list[object]]:
         findings = [Finding("disk", "ok", rate), *more,
                     Finding("data", "ok", content_hash, "copy it", is_common=True)]  # fmt: skip
-        return json.dumps(findings)
+        return list(json.loads(json.dumps(findings)))  # as another process gets them
 
     full = Finding("memory", "warning", "full", "free some")
     lines = merged([process("1 MB/s", "a", full), process("2 MB/s", "a", full)])
