@@ -105,11 +105,14 @@ class Task:
                 f"{kind}.name = {self.name!r}: it names a folder of data_dir.  "
                 "Legal: letters, digits, '_', '-' and '.', with no '.' or '-' in front."
             )
-        if isinstance(self.source, Pairs) and not self.takes_pairs:
-            raise UserError(
-                f"{kind}.source = @{type(self.source).__name__}(): it yields pairs.  "
-                "Use @Translation() or @PromptTask() instead of @Task()."
-            )
+        if isinstance(self.source, Pairs):
+            has_rejected, takes_pairs = self.source.has_rejected, self.takes_pairs
+            if not takes_pairs or (has_rejected and not self.has_answers):
+                legal = "@PreferenceTask()" if has_rejected else "@Translation() or @PromptTask()"
+                raise UserError(
+                    f"{kind}.source = @{type(self.source).__name__}(): it yields pairs"
+                    f"{' of answers' * has_rejected}.  Use {legal} instead of @{kind}()."
+                )
         if "train" not in self.source.splits():
             raise UserError(
                 f"{kind}.source = @{type(self.source).__name__}(): it has no text to train on.  "

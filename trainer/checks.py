@@ -22,10 +22,12 @@ from layouts.lint.recorder import Record, record
 from layouts.lint.report import check, find_trace_problem, lint, report
 from layouts.mesh import abstract_mesh, use_mesh
 from layouts.shards import num_shards
+from models.api import ModelSpec
 from models.layers.pipeline import Schedule, stage_axes
 from models.precision import Precision
 from models.preferences import Dpo
 from models.spec import TransformerSpec
+from trainer.model_dir import teacher_spec
 from trainer.run import ROWS_MULTIPLE, Run
 
 logger = logging.getLogger(__name__)
@@ -167,14 +169,10 @@ def check_run(run: Run) -> None:
     check_arrays(run)
     check_sides(run)
     check_preferences(run)
-    max_length = run.model.max_length
-    for name, length in run.task.row_lengths.items():
-        if max_length is not None and length > max_length:
-            raise UserError(
-                f"{type(run.task).__name__}.{name} = {length}: the model has learned positions for "
-                f"{max_length} tokens.  Set Transformer.length to at least that, or choose other "
-                "positions."
-            )
+    check_lengths(run, run.model, "the model", "Set Transformer.length to at least that")
+    if run.teacher is not None and run.base is not None and isinstance(run.model, TransformerSpec):
+        teacher = teacher_spec(*run.base, run.model)
+        check_lengths(run, teacher, f"{run.base[0]} = {run.base[1]!r}", "Take another model there")
     rows = run.batch_sequences // run.microbatches
     for name, group in run.model.groups.items():
         length = run.task.array_lengths[name]
@@ -185,6 +183,16 @@ def check_run(run: Run) -> None:
                 f"Moe.group_tokens = {group}: a microbatch has {rows} rows of {length} places "
                 f"({name}), and they do not divide into such groups.  Legal: what divides "
                 f"{rows * length}, such as {nearest}, or None: a row."
+            )
+
+
+def check_lengths(run: Run, model: ModelSpec, title: str, remedy: str) -> None:
+    """Refuses rows that are longer than a model's table of positions."""
+    for name, length in run.task.row_lengths.items():
+        if model.max_length is not None and length > model.max_length:
+            raise UserError(
+                f"{type(run.task).__name__}.{name} = {length}: {title} has learned positions for "
+                f"{model.max_length} tokens.  {remedy}, or choose other positions."
             )
 
 
@@ -243,6 +251,16 @@ def check_preferences(run: Run) -> None:
             )
     if isinstance(run.model, TransformerSpec) and run.model.router is not None:
         raise UserError("Run.teacher = @Dpo(): a model with experts cannot learn preferences yet.")
+    if run.model.has_dropout:
+        raise UserError(
+            "Run.teacher = @Dpo(): found a model with dropout, which its reference has not.  Set "
+            "Transformer.dropout = 0, and that of its parts."
+        )
+    if run.start_from is None:
+        raise UserError(
+            "Run.teacher = @Dpo(): the model would begin with random weights.  Set Run.start_from "
+            "to the model whose answers are to change, such as that of Dpo.model_dir."
+        )
 
 
 def check_vocab_settings(run: Run) -> None:

@@ -201,8 +201,9 @@ def teacher_spec(setting: str, model_dir: str, student: TransformerSpec) -> Tran
     for name in ("vocab", "source_vocab"):
         if (rows := getattr(spec, name)) != getattr(student, name):
             raise UserError(
-                f"{title}: its model has {name} = {rows}, this one {getattr(student, name)}.  Set "
-                f"Transformer.{name} = {rows}, and its vocabulary is taken."
+                f"{title}: its model has {name} = {rows}, this one {getattr(student, name)}.  "
+                f"Legal: the same in both; a new model takes them and the vocabulary by "
+                f"Transformer.{name} = {rows}."
             )
     return spec
 

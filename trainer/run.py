@@ -141,8 +141,9 @@ class Run:
             isinstance(self.model, Transformer) and self.model.adapter is None
         ):
             raise UserError(
-                f"Run.teacher: a teacher teaches all weights of a @Transformer(), not "
-                f"@{type(self.model).__name__}() with adapter = {self.model.adapter}."
+                f"Run.teacher = @{type(self.teacher).__name__}(): it trains all weights of a "
+                f"@Transformer(), not @{type(self.model).__name__}() with adapter = "
+                f"{self.model.adapter}.  Unset the adapter, or Run.teacher."
             )
         if self.best_by == "bleu" and not self.bleu_sentences:
             raise UserError('Run.best_by = "bleu": set Run.bleu_sentences, such as to 200.')

@@ -177,6 +177,8 @@ def train_step(step_spec: TrainStepSpec, state: State, batch: Batch) -> tuple[St
         "tokens": sums.tokens,
         **grad_norms(gradients),
     }
+    if step_spec.criterion.dpo_beta is not None:
+        metrics["preferences"] = sums.tokens  # of which the numbers above are means
     updated, updates = step_spec.update(state, gradients, sums.loads), state["step"]
     if step_spec.skip_spikes is not None:
         updates = updates - state["spikes"].total

@@ -88,8 +88,8 @@ class Clean:
             keys: set[bytes] = set()
 
             def is_repeat(pair: Pair) -> bool:
-                # The length, as a prompt may hold any sign.
-                text = f"{len(pair.source)} {pair.source}{pair.target}"
+                # With lengths, as a prompt may hold any sign.
+                text = "".join(f"{len(text)} {text}" for text in pair)
                 key = hashlib.blake2b(text.encode(), digest_size=8).digest()
                 is_known = key in keys
                 keys.add(key)
@@ -99,6 +99,7 @@ class Clean:
         return rules
 
 
-def _lengths(pair: Pair) -> list[int]:
-    """Returns the characters of the shorter side, then those of the longer one."""
-    return sorted(len(text.strip()) for text in pair)
+def _lengths(pair: Pair) -> tuple[int, int]:
+    """Returns the characters of the shortest text, and those of the longest one."""
+    lengths = [len(text.strip()) for text in pair]
+    return min(lengths), max(lengths)

@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from configs.errors import UserError, brief
 from configs.json_reader import read_json
@@ -46,6 +46,8 @@ class Jsonl(FilePairs):
 class JsonlPreferences(FilePairs):
     """Reads files of one JSON object per line, plain, .gz, .xz or .zst, with a prompt, the answer
     that is preferred and the one that is rejected."""
+
+    has_rejected: ClassVar[bool] = True
 
     prompt_field: str = "prompt"
     """Name of the field that holds the prompt; a dot leads into a field of a field."""

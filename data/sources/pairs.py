@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator
-from typing import Annotated, NamedTuple
+from typing import Annotated, ClassVar, NamedTuple
 
 from pydantic import Field
 
@@ -90,6 +90,9 @@ def chosen_tag(tag: str | None, tags: tuple[str, ...]) -> str | None:
 @abstract_spec
 class Pairs(Source):
     """Reads the pairs of a translation; a task file names one of its kinds."""
+
+    has_rejected: ClassVar[bool] = False
+    """Whether each has another answer, which is rejected."""
 
     tag: Tag | None = None
     """Precedes each source line, for a model that serves many languages: "2de" as <2de>,

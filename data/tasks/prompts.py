@@ -69,13 +69,13 @@ class PromptTask(PairTask):
         super().__post_init__()
         if self.template.count(PROMPT) != 1:
             raise UserError(
-                f"PromptTask.template = {self.template!r}: found {PROMPT} "
+                f"{type(self).__name__}.template = {self.template!r}: found {PROMPT} "
                 f"{self.template.count(PROMPT)} times.  Legal: once."
             )
         if self.source.tags:
             raise UserError(
-                f"PromptTask.source: its tags ({', '.join(self.source.tags)}) are for encoders.  "
-                "Unset them; what stands before each prompt is PromptTask.template."
+                f"{type(self).__name__}.source: its tags ({', '.join(self.source.tags)}) are for "
+                "encoders.  Unset them; what stands before each prompt is the template."
             )
 
     @property
@@ -137,6 +137,13 @@ class PreferenceTask(PromptTask):
     """Where the text comes from."""
 
     has_rejected = True
+
+    def summary(self, counts: Counts) -> str:
+        return (
+            f"{counts.lines:,} prompts with two answers each, of {counts.tokens:,} tokens, in "
+            f"{counts.rows:,} rows of {self.length}, {self.fills(counts)['fill']:.1%} full; "
+            f"{counts.left_out:,} longer than a row"
+        )
 
     def chunk_packer(self, vocabs: Vocabs) -> PackChunk:
         pack_preferred = super().chunk_packer(vocabs)

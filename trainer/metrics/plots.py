@@ -71,9 +71,13 @@ class RunPlots:
             steps, losses, linewidth=0.8, color="tab:blue", alpha=0.35, label="training, each step"
         )
         axes.plot(steps, smoothed(losses), color="tab:blue", label="training, smoothed without lag")
+        of_preferences = "preferences" in self.train[-1]
+        axes.set(ylabel=f"loss (nats per {'preference' if of_preferences else 'token'})")
         if self.checks:
-            axes.plot(*curve(self.checks, "loss"), "o-", color="tab:orange", label="validation")
-        axes.set(ylabel="loss (nats per token)")
+            ticks = axes.twinx() if of_preferences else axes  # another unit, another scale
+            label = "validation" + ", nats per token (right)" * of_preferences
+            axes.plot([], [], "o-", color="tab:orange", label=label)
+            ticks.plot(*curve(self.checks, "loss"), "o-", color="tab:orange")
         below.plot(*curve(self.train, "learning_rate"), color="tab:gray")
         below.set(xlabel="step", ylabel="learning rate", ylim=(0, None))
         below.xaxis.get_major_locator().set_params(integer=True)

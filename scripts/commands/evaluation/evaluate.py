@@ -48,6 +48,11 @@ def check_text(flags: EvaluateFlags, task: Task) -> None:
     for name, value in (("--input", text.text_file), ("--test_set", text.test_set)):
         if text.split is not None and value is not None:
             raise UserError(f"{name}={value} with --split={text.split}.  Remove one of them.")
+    if task.has_rejected and text.split == "train":
+        raise UserError(
+            "--split=train: half of its answers are rejected ones.  Legal: another split, or "
+            "--input=FILE; `meshloom score` scores single answers."
+        )
     if task.has_source:
         return
     if names := [name for name in given if name not in ("--split", "--input")]:

@@ -34,7 +34,8 @@ class ProgressBar(Observer):
         )
 
     def on_start(self, run: Run, first_step: int) -> None:
-        self._first, self._steps, self._unit = first_step, run.total_steps, run.task.unit
+        self._first, self._steps = first_step, run.total_steps
+        self._unit = "preferences" if run.task.has_rejected else run.task.unit
         # Steps are read late and some two at a time, so only a mean over several is a rate.
         self._recent: deque[tuple[float, float]] = deque(maxlen=max(1, self._steps // PLAIN_EVERY))
         self._task = self._progress.add_task(

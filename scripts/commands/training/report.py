@@ -175,14 +175,16 @@ def prediction(file: Path) -> list[dict[str, str]]:
     return []
 
 
-def heading(name: str) -> str:
-    """Writes the name of a number with its unit.
+def heading(name: str, *, of_preferences: bool = False) -> str:
+    """Writes the name of a number with its unit, which differs where steps learn preferences.
 
     >>> heading("loss"), heading("step_s"), heading("tokens_per_s"), heading("evaluation_total_s")
     ('loss (nats per token)', 'step time (s)', 'tokens per s', 'evaluation total time (s)')
     """
-    words = name.replace("_", " ")
-    if unit := WORDS["units"].get(name):
+    words, units = name.replace("_", " "), WORDS["units"]
+    if of_preferences:
+        words, units = words.replace("tokens", "preferences"), units | WORDS["preferences"]
+    if unit := units.get(name):
         return f"{words} ({unit})"
     is_time = name.endswith("_s") and not name.endswith("_per_s")
     return f"{words.removesuffix(' s')} time (s)" if is_time else words
@@ -190,8 +192,9 @@ def heading(name: str) -> str:
 
 def numbers(line: dict[str, Any]) -> dict[str, Any]:
     """Returns the numbers of a line of metrics, by name and unit."""
+    of_preferences = "preferences" in line
     return {
-        heading(name): value
+        heading(name, of_preferences=of_preferences): value
         for name, value in line.items()
         if isinstance(value, int | float) and name != WALL_TIME
     }

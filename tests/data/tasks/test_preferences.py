@@ -1,14 +1,18 @@
 """Preferences in rows: both answers of a prompt in training, the preferred ones elsewhere."""
 
 import json
+from collections import Counter
 
 import numpy as np
 import pytest
 
 from configs.errors import UserError
 from data.cache import prepare
+from data.sources.clean import Clean
 from data.sources.json_lines import JsonlPreferences
+from data.sources.pairs import Preference
 from data.tasks.prompts import PreferenceTask
+from data.tasks.translation import Translation
 from data.tokenizers.sentence_piece import SentencePiece
 
 RNG = np.random.default_rng(0)
@@ -88,3 +92,18 @@ def test_a_field_that_is_missing_is_named(task, tmp_path):
     (tmp_path / "preferences.jsonl").write_text('{"prompt": "a", "chosen": "b"}\n')
     with pytest.raises(UserError, match=r"line 1: .* needs field 'rejected': no such field"):
         prepare(task, tmp_path / "data")
+
+
+def test_several_rejected_answers_of_one_prompt_are_no_repeats(task):
+    clean = Clean(drops_duplicates=True, max_ratio=6.0)
+    pairs = [Preference("q", "best", answer) for answer in ("bad", "worse", "bad", "b" * 20)]
+    dropped = Counter[str]()
+    assert list(clean.kept(pairs, "train", dropped)) == pairs[:2]
+    assert dropped["a repeat"] == 1 and dropped["above max_ratio"] == 1
+
+
+def test_pairs_of_answers_are_no_translations(task):
+    with pytest.raises(UserError, match=r"it yields pairs of answers\.  Use @PreferenceTask\(\)"):
+        Translation(
+            name="t", source=task.source, vocab=task.vocab, length=LENGTH, source_length=LENGTH
+        )

@@ -43,7 +43,13 @@ def test_preferences_are_learned_and_a_run_continues(
     assert [line["loss"] for line in whole] == [line["loss"] for line in parts]
     assert whole[0]["loss"] == pytest.approx(np.log(2), rel=1e-6)  # it is the other model still
     assert whole[-1]["loss"] < whole[0]["loss"] and whole[-1]["accuracy"] > 0.5
+    assert {line["preferences"] for line in whole} <= {*range(1, 41)}
     assert run("evaluate", f"--model_dir={tmp_path / 'whole'}").code == 0
+    answer = run("evaluate", f"--model_dir={tmp_path / 'whole'}", "--split=train")
+    assert answer.code == 2 and "half of its answers are rejected ones" in answer.error
+    answer = run("report", f"--model_dir={tmp_path / 'whole'}")
+    page = (tmp_path / "whole" / "report.html").read_text()
+    assert answer.code == 0 and "loss (nats per preference)" in page and "preferences per s" in page
     answer = run("plan", *flags, "--topology=v5e:1x1", "--analytic")
     assert answer.code == 0, answer.error
 
@@ -51,6 +57,13 @@ def test_preferences_are_learned_and_a_run_continues(
 @pytest.mark.parametrize(
     ("change", "words"),
     [
+        ("Run.start_from = None", "the model would begin with random weights"),
+        ("Transformer.dropout = 0.1", "found a model with dropout"),
+        (
+            "Transformer.adapter = @Lora()",
+            "Run.teacher = @Dpo(): it trains all weights of a @Transformer(), not",
+        ),
+        ("PreferenceTask.template = ''", "PreferenceTask.template = '': found {prompt} 0 times"),
         ("Run.teacher = None", "half of its answers are rejected ones"),
         ("Run.task = @Task()", "@Task() has no rejected answers"),
         ("Run.z_loss = 0.1", "Run.z_loss = 0.1: @Dpo() has no such term"),
@@ -80,3 +93,13 @@ def test_beta_changes_by_override_and_the_other_model_moves(
     where = f"--gin_param=Dpo.model_dir = '{moved}'"
     answer = run("train", model_dir, steps, where, "--gin_param=Dpo.beta = 0.2", "--override")
     assert answer.code == 0, answer.error
+
+
+def test_a_reference_with_fewer_positions_than_rows_need_is_refused(
+    run: Meshloom, flags: list[str], tmp_path: Path
+) -> None:
+    longer = ("Transformer.length = 40", "PreferenceTask.length = 40")
+    answer = run("train", f"--model_dir={tmp_path / 'run'}", *flags,
+                 *(f"--gin_param={setting}" for setting in longer))  # fmt: skip
+    assert answer.code == 2 and "has learned positions for 24 tokens" in answer.error, answer.error
+    assert "Dpo.model_dir" in answer.error
