@@ -176,6 +176,24 @@ PUBLISHED: list[tuple[dict[str, Any], int, int]] = [
         },
         6_919_161_856, 1,
     ),
+    (  # gpt-oss-20b
+        {
+            "model_type": "gpt_oss", "attention_bias": True, "attention_dropout": 0.0,
+            "experts_per_token": 4, "head_dim": 64, "hidden_act": "silu", "hidden_size": 2880,
+            "initial_context_length": 4096, "intermediate_size": 2880,
+            "layer_types": ["sliding_attention", "full_attention"] * 12,
+            "max_position_embeddings": 131072, "num_attention_heads": 64,
+            "num_experts_per_tok": 4, "num_hidden_layers": 24, "num_key_value_heads": 8,
+            "num_local_experts": 32, "rms_norm_eps": 1e-05, "rope_theta": 150000,
+            "rope_scaling": {
+                "beta_fast": 32.0, "beta_slow": 1.0, "factor": 32.0, "rope_type": "yarn",
+                "original_max_position_embeddings": 4096, "truncate": False,
+            },
+            "router_aux_loss_coef": 0.9, "sliding_window": 128, "swiglu_limit": 7.0,
+            "tie_word_embeddings": False, "vocab_size": 201088,
+        },
+        20_914_757_184, 2,
+    ),
     (  # GLM-4.5-Air without the layer that predicts a second token
         {
             "model_type": "glm4_moe", "attention_bias": True, "attention_dropout": 0.0,

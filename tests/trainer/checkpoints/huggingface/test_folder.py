@@ -9,7 +9,14 @@ import pytest
 from safetensors.numpy import save_file
 
 from configs.errors import UserError
-from trainer.checkpoints.huggingface.folder import INDEX, TENSORS, existing, stored_tensors
+from trainer.checkpoints.huggingface.folder import (
+    INDEX,
+    TENSORS,
+    existing,
+    stored_tensors,
+    with_joined_blocks,
+)
+from trainer.checkpoints.huggingface.weights import TensorInfo
 
 
 @pytest.mark.parametrize("name", ["../x", "/etc/passwd", "a/b", 3, None, ["x"], {}])
@@ -50,6 +57,26 @@ def test_values_that_are_no_numbers_are_counted(
     assert tensors["broken"].read().tobytes() == broken.tobytes()
     [warning] = caplog.messages
     assert "2 of the 4 values of broken" in warning
+
+
+def test_blocks_and_scales_are_one_weight(tmp_path: Path) -> None:
+    """Each number of the weight from its 4 bits, the lower ones of a byte first."""
+    rng, shape = np.random.default_rng(0), (3, 5, 2, 16)
+    blocks = rng.integers(0, 256, shape, np.uint8)
+    scales = rng.integers(100, 150, shape[:3], np.uint8)
+    others = {"other_blocks": np.ones(2, np.float32), "w": np.ones(3, np.float32)}
+    save_file({"e.w_blocks": blocks, "e.w_scales": scales, **others}, tmp_path / TENSORS)
+    tensors = with_joined_blocks(stored_tensors(tmp_path))
+    assert set(tensors) == {"e.w", *others}
+    assert tensors["e.w"].info == TensorInfo((3, 64, 5), "bfloat16")
+    weight, positive = tensors["e.w"].read(), (0, 0.5, 1, 1.5, 2, 3, 4, 6)
+    for expert, column, output in np.ndindex(weight.shape):
+        block, place = divmod(column, 32)
+        byte = int(blocks[expert, output, block, place // 2])
+        bits = byte // 16 if place % 2 else byte % 16
+        value = positive[bits % 8] * (-1 if bits >= 8 else 1)
+        exponent = int(scales[expert, output, block]) - 127
+        assert float(weight[expert, column, output]) == value * 2.0**exponent
 
 
 def test_a_name_of_the_hub_is_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
