@@ -150,13 +150,9 @@ def names(cls: type[Any]) -> list[str]:
 
 
 def no_such_parameter(cls: type[Any], name: str) -> str:
-    """Describes that a spec lacks this parameter, and which it has.
-
-    A class may list parameters of former versions in `renamed`, with what each is now.
-    """
-    if now := getattr(cls, "renamed", {}).get(name):
-        return f"{cls.__name__}.{name}: no such parameter.  It is {now} now."
-    near = did_you_mean(name, names(cls))
+    """Describes that a spec lacks this parameter, which others have it, and which it has."""
+    others = [kind for kind, other in SPECS.items() if name in names(other)]
+    near = f"  Did you mean {others[0]}.{name}?" if others else did_you_mean(name, names(cls))
     legal_names = ", ".join(names(cls)) or "none, as it has no parameters"
     return f"{cls.__name__}.{name}: no such parameter.{near}  Legal: {legal_names}."
 

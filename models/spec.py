@@ -46,18 +46,6 @@ class TransformerSpec(Sizes):
         "scan", "remat", "remat_saves", "remat_offloads", "loss_chunks",
     )  # fmt: skip
     """Settings that may change while a model trains, since they leave its results as they are."""
-    renamed: ClassVar[Mapping[str, str]] = {
-        "attention_chunks": "MultiHead.chunks", "attention_dropout": "MultiHead.dropout",
-        "attention_biases": "MultiHead.biases", "combined_qkv": "MultiHead.combined_qkv",
-        "qk_norm": "MultiHead.qk_norm", "query_scale": "MultiHead.query_scale",
-        "sliding_window": "MultiHead.window", "activation": "Mlp.activation",
-        "gated": "Mlp.gated", "hidden_dropout": "Mlp.dropout", "rope_theta": "Rotary.theta",
-        "rope_scaling": "Rotary.scaling", "buckets": "Relative.buckets",
-        "max_distance": "Relative.max_distance", "shares_bias": "Relative.shared",
-        "norm_epsilon": "RmsNorm.epsilon", "norm_offset": "RmsNorm.offset",
-        "moe": "Block.feed_forward",
-    }  # fmt: skip
-    """Former names of settings, which parts have now."""
 
     source_vocab: Count | None = None
     """Rows of a separate embedding of the source. None: both sides share one, unless vocab

@@ -54,7 +54,6 @@ BENCHMARKS = {
 @click.group(
     cls=LazyGroup,
     work=WORK,
-    renamed={"layouts": "tune --budget=0"},
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 @click.version_option(package_name="meshloom", prog_name="meshloom")
@@ -72,5 +71,4 @@ for name, commands, text in (
         "Measures speed, and compares it with other libraries if they are installed.",
     ),
 ):  # fmt: skip
-    renamed = {"t5": "hf"} if name in ("import", "export") else {}
-    cli.add_command(LazyGroup(name, work=commands, renamed=renamed, help=text, short_help=text))
+    cli.add_command(LazyGroup(name, work=commands, help=text, short_help=text))

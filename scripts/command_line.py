@@ -211,18 +211,12 @@ class LazyGroup(click.Group):
     """Imports a command's flags when its help or its run needs them, its work when it runs.
 
     `work` gives, for each command, the dataclass of its flags and the function that takes one, as
-    "module:name" below the folder scripts/; `renamed` gives the new words for an old name.
+    "module:name" below the folder scripts/.
     """
 
-    def __init__(
-        self,
-        *arguments: Any,
-        work: Mapping[str, tuple[str, str]],
-        renamed: Mapping[str, str],
-        **settings: Any,
-    ) -> None:
+    def __init__(self, *arguments: Any, work: Mapping[str, tuple[str, str]], **settings: Any):
         super().__init__(*arguments, **settings)
-        self.work, self.renamed = work, renamed
+        self.work = work
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return [*self.work, *self.commands]
@@ -237,9 +231,6 @@ class LazyGroup(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         names = self.list_commands(ctx)
-        if args[0] in self.renamed:
-            new = f"{ctx.command_path} {self.renamed[args[0]]}"
-            raise UserError(f"{args[0]}: is now `{new}`.  Its flags are the same.")
         if args[0] not in names:
             near = did_you_mean(args[0], names)
             raise UserError(f"{args[0]}: no such command.{near}  Legal: {', '.join(names)}.")

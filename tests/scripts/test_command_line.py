@@ -9,7 +9,6 @@ from typing import Annotated, Any, Literal
 import click
 import pytest
 
-from configs.errors import UserError
 from scripts import cli, command_line, devices
 from scripts.command_line import command_of, parameters_of
 from scripts.flag import Flag
@@ -217,11 +216,6 @@ def test_a_factor_of_logits_is_positive(value: str) -> None:
 def test_an_integer_beyond_int32_is_refused() -> None:
     with pytest.raises(click.BadParameter, match="2147483648 is above 2147483647"):
         cli.cli.main(["tune", f"--simulate_devices={2**31}"], standalone_mode=False)
-
-
-def test_a_command_that_was_renamed_is_named() -> None:
-    with pytest.raises(UserError, match="layouts: is now `meshloom tune --budget=0`"):
-        cli.cli.main(["layouts", "--topology=v5e:2x2"], "meshloom", standalone_mode=False)
 
 
 @pytest.mark.parametrize("group", [[], ["inspect"], ["import"], ["export"], ["bench"]])
