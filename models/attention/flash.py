@@ -176,8 +176,10 @@ def flash_attention(
     causal: bool,
     window: int | None = None,
     logit_cap: float | None = None,
+    sink_JQ: Array | None = None,
 ) -> Array:
     """Averages the values by the softmax of query-key products, by blocks, within segments."""
+    assert sink_JQ is None or kernel.name == "splash"
     if kernel.name == "triton":
         assert window is None and logit_cap is None
         attend = functools.partial(triton_attention, causal=causal, interpret=kernel.interpret)
@@ -196,6 +198,8 @@ def flash_attention(
         )
     # Lowercase letters are whole on each device; those in parentheses, which a tensor lacks, choose
     # their mesh axes nevertheless.  Keys have the letter of queries, and are split in the same way.
-    equation = "BJQLk,BJ(Q)Lk,BJ(Q)Lk,B(J)(Q)L,B(J)(Q)L->BJQLk"
-    mapped = layout.shard_map(attend, equation, check_vma=False)
-    return mapped(q_BJQLK, k_BJMK, v_BJMK, segments_BL, segments_BM)
+    operands = [q_BJQLK, k_BJMK, v_BJMK, segments_BL, segments_BM]
+    inputs = "BJQLk,BJ(Q)Lk,BJ(Q)Lk,B(J)(Q)L,B(J)(Q)L"
+    if sink_JQ is not None:
+        operands, inputs = [*operands, sink_JQ], f"{inputs},(B)JQ(L)"
+    return layout.shard_map(attend, f"{inputs}->BJQLk", check_vma=False)(*operands)

@@ -101,6 +101,7 @@ class SoftmaxAttention(Attention):
                 causal=context.causal,
                 window=self.window if context.causal else None,
                 logit_cap=self.logit_cap,
+                sink_JQ=operands.sink_JQ,
             )
         assert context.mask_BLM is not None
         mask_B11LM = layout.broadcast_like(context.mask_BLM, "BLM", "BJQLM")

@@ -38,6 +38,7 @@ def splash_attention(
     v_BJMK: Array,
     segments_BL: Array,
     segments_BM: Array,
+    sink_JQ: Array | None = None,
     *,
     causal: bool,
     window: int | None,
@@ -88,7 +89,12 @@ def splash_attention(
 
     if shards > 1:
         kernel = jax.tree.map(part_of_shard, kernel)
-    y_BHLK = jax.vmap(kernel)(q_BHLK, k_BJMK, v_BJMK, kernels.SegmentIds(segments_BL, segments_BM))
+    sink_H = None if sink_JQ is None else sink_JQ.reshape(-1)
+
+    def attend(q_HLK: Array, k_JMK: Array, v_JMK: Array, segments: kernels.SegmentIds) -> Array:
+        return kernel(q_HLK, k_JMK, v_JMK, segments, sink_H)
+
+    y_BHLK = jax.vmap(attend)(q_BHLK, k_BJMK, v_BJMK, kernels.SegmentIds(segments_BL, segments_BM))
     if is_dealt:
         y_BHLK = deal(y_BHLK, entry, 2)
     return y_BHLK.reshape(*q_BJQLK.shape[:-1], -1)

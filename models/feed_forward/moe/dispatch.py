@@ -97,8 +97,9 @@ class Experts(NamedTuple):
             y_lcf = multiply(x, weight.values, expert_l, *gates)
             return (y_lcf.astype(scale_l1f.dtype) * scale_l1f).astype(x.dtype)
 
-        def bias_l1f(bias: Array) -> Array:
-            return bias.at[expert_l].get(mode="clip")[:, None].astype(x_lcd.dtype)
+        def bias_l1f(bias: Array) -> Array:  # by a product, whose gradient is one, too
+            of_expert_le = jax.nn.one_hot(expert_l, len(bias), dtype=x_lcd.dtype)
+            return (of_expert_le @ bias.astype(x_lcd.dtype))[:, None]
 
         def into(x: Array, weight: Weight, bias: Array | None) -> Array:
             h = product(grouped_product, x, weight)

@@ -15,32 +15,57 @@ from jax.experimental.pallas import tpu as pltpu
 Array = jax.Array
 TILES = tuple(range(1024, 0, -128))
 """Rows and columns of a tile of weights: multiples of what the matrix units take."""
+WIDE = 512
+"""Above it an axis is padded to a multiple of it, so that tiles are large."""
 MIN_TOKENS = 16
 """A block's tokens must be a multiple of this: the rows of a register in 16 bits."""
 
 
-def tile_of(size: int) -> int | None:
-    """Returns the largest tile that divides an axis; a short axis is a tile; None if none does."""
-    if size < TILES[-1]:
+def tile_of(size: int) -> int:
+    """Returns the largest tile that divides an axis; a short axis is a tile."""
+    return size if size < TILES[-1] else next(tile for tile in TILES if size % tile == 0)
+
+
+def padded_size(size: int) -> int:
+    """Returns the size of an axis in the kernels: the next one that tiles divide.
+
+    >>> [padded_size(size) for size in (64, 200, 1536, 2880)]
+    [64, 256, 1536, 3072]
+    """
+    if size < TILES[-1] or size % TILES[-1] == 0:
         return size
-    return next((tile for tile in TILES if size % tile == 0), None)
+    multiple = TILES[-1] if size < WIDE else WIDE
+    return -(-size // multiple) * multiple
 
 
-def can_multiply(x_lcd: Array, weights_edf: Array) -> bool:
-    """Tells whether the kernels can take these sizes."""
-    _, d_model, d_ff = weights_edf.shape
-    return x_lcd.shape[1] % MIN_TOKENS == 0 and None not in (tile_of(d_model), tile_of(d_ff))
+def padded(x: Array, *axes: int) -> Array:
+    """Pads axes with zeros to the sizes that they have in the kernels."""
+    sizes = [padded_size(size) if axis in axes else size for axis, size in enumerate(x.shape)]
+    ends = [(0, after - before) for before, after in zip(x.shape, sizes, strict=True)]
+    return jnp.pad(x, ends) if any(end for _, end in ends) else x
+
+
+def cropped(x: Array, *sizes: int) -> Array:
+    """Removes what pads the last axes beyond these sizes."""
+    whole = x.shape[: x.ndim - len(sizes)] + sizes
+    return x if x.shape == whole else jax.lax.slice(x, (0,) * x.ndim, whole)
+
+
+def can_multiply(x_lcd: Array) -> bool:
+    """Tells whether the kernels can take blocks of this many tokens."""
+    return x_lcd.shape[1] % MIN_TOKENS == 0
 
 
 def kernel_product(
     x_lcd: Array, weights_edf: Array, expert_l: Array, *, transposed: bool, interpret: bool
 ) -> Array:
     """Multiplies each block by the weights of its expert, or by their transpose."""
+    width = weights_edf.shape[1 if transposed else 2]
+    x_lcd, weights_edf = padded(x_lcd, 2), padded(weights_edf, 1, 2)
     blocks, tokens, d = x_lcd.shape
     experts = len(weights_edf)
     f = weights_edf.shape[1 if transposed else 2]
     tile_d, tile_f = tile_of(d), tile_of(f)
-    assert tile_d is not None and tile_f is not None
     summed = (((1,), (1 if transposed else 0,)), ((), ()))
 
     def kernel(expert_ref: Any, x_ref: Any, w_ref: Any, y_ref: Any, sum_ref: Any) -> None:
@@ -68,7 +93,7 @@ def kernel_product(
         return (jnp.minimum(expert_ref[block], experts - 1), *place)
 
     tile = (tile_f, tile_d) if transposed else (tile_d, tile_f)
-    return pallas_call(
+    y_lcf = pallas_call(
         kernel,
         "grouped_product",
         (f // tile_f, blocks, d // tile_d),
@@ -83,16 +108,18 @@ def kernel_product(
         flops=2 * blocks * tokens * d * f,
         interpret=interpret,
     )
+    return cropped(y_lcf, width)
 
 
 def kernel_weight_gradient(
     x_lcd: Array, dy_lcf: Array, expert_l: Array, experts: int, *, interpret: bool
 ) -> Array:
     """Sums the products of each expert's blocks with their gradients."""
+    shape = x_lcd.shape[2], dy_lcf.shape[2]
+    x_lcd, dy_lcf = padded(x_lcd, 2), padded(dy_lcf, 2)
     blocks, tokens, d = x_lcd.shape
     f = dy_lcf.shape[2]
     tile_d, tile_f = tile_of(d), tile_of(f)
-    assert tile_d is not None and tile_f is not None
     has_block_e = jnp.isin(jnp.arange(experts), expert_l)
 
     def kernel(expert_ref: Any, x_ref: Any, dy_ref: Any, dw_ref: Any, sum_ref: Any) -> None:
@@ -136,6 +163,7 @@ def kernel_weight_gradient(
         flops=2 * blocks * tokens * d * f,
         interpret=interpret,
     )
+    dw_edf = cropped(dw_edf, *shape)
     if blocks >= 2 * experts:
         return dw_edf
     # There may be too few blocks without an expert.

@@ -25,7 +25,7 @@ def grouped_product(
 
     Blocks are in the order of their experts; the last ones may have no expert, and give zeros.
     """
-    if has_kernels() and can_multiply(x_lcd, weights_edf):
+    if has_kernels() and can_multiply(x_lcd):
         return kernel_product(
             x_lcd, weights_edf, expert_l, transposed=transposed, interpret=is_interpreted()
         )
@@ -84,7 +84,7 @@ def times_gates(x_lcd: Array, gate_lc: Array) -> Array:
 
 def weight_gradient(left: Array, right: Array, weights_edf: Array, expert_l: Array) -> Array:
     """Adds up the products of blocks with their gradients, for each expert."""
-    if has_kernels() and can_multiply(left, weights_edf):
+    if has_kernels() and can_multiply(left):
         gradient = functools.partial(kernel_weight_gradient, interpret=is_interpreted())
         return gradient(left, right, expert_l, len(weights_edf)).astype(weights_edf.dtype)
 

@@ -66,6 +66,7 @@ ATTENTIONS: dict[str, SoftmaxAttention] = {
     "window": MultiHead(window=300),
     "short window": MultiHead(window=100, logit_cap=0.5),
     "cap": MultiHead(logit_cap=0.5),
+    "sinks": MultiHead(sinks=True, window=300),
     "latent": Latent(latent=9, rotated=4),
 }
 CASES = [
@@ -73,6 +74,7 @@ CASES = [
     *((SPLASH, kind, name) for kind in ("encoder", "cross") for name in (*SOME, *IN_CONTEXT)),
     *((SPLASH, kind, name) for kind in ("window", "cap", "latent") for name in ("whole", "length")),
     *((SPLASH, "short window", name) for name in ("whole", *IN_CONTEXT)),
+    *((SPLASH, "sinks", name) for name in ("heads that pad", "length and heads")),
     *((TRITON, kind, name) for kind in ("causal", "encoder") for name in SOME),
 ]
 SPEC = toy(heads=12, kv_heads=2, d_kv=8)

@@ -15,7 +15,12 @@ from layouts.mesh import uncached
 from models.feed_forward.mlp import Mlp
 from models.feed_forward.moe import grouped_matmul
 from models.feed_forward.moe.dispatch import block_slots
-from models.feed_forward.moe.grouped_kernel import can_multiply, tile_of, zeroing_blocks
+from models.feed_forward.moe.grouped_kernel import (
+    can_multiply,
+    padded_size,
+    tile_of,
+    zeroing_blocks,
+)
 from models.feed_forward.moe.grouped_matmul import block_tokens, gated_product, grouped_product
 from models.feed_forward.moe.layer import Moe
 from models.feed_forward.moe.routing import TopK
@@ -37,11 +42,11 @@ BLOCKS = [
 ]
 
 
-def results(expert: list[int]) -> list[np.ndarray]:
+def results(expert: list[int], d: int = D, f: int = F) -> list[np.ndarray]:
     """Returns what two products make of random blocks, and all gradients."""
     rng = np.random.default_rng(0)
     expert_l = jnp.asarray(expert, jnp.int32)
-    shapes = (len(expert), TOKENS, D), (EXPERTS, D, F), (EXPERTS, F, D), (len(expert), TOKENS)
+    shapes = (len(expert), TOKENS, d), (EXPERTS, d, f), (EXPERTS, f, d), (len(expert), TOKENS)
     arrays = [jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in shapes]
     dy = jnp.asarray(rng.normal(size=shapes[0]), jnp.float32)
 
@@ -59,6 +64,17 @@ def test_kernels_equal_one_product_after_the_other(
     expected = results(expert)
     monkeypatch.setattr(grouped_matmul, "is_interpreted", lambda: True)
     for array, other in zip(results(expert), expected, strict=True):
+        np.testing.assert_allclose(array, other, rtol=0, atol=1e-5 * max(1, np.abs(other).max()))
+
+
+@pytest.mark.parametrize(("d", "f"), [(130, 640), (256, 600), (20, 200)])
+def test_sizes_that_no_tile_divides_are_padded(
+    d: int, f: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = results(BLOCKS[1], d, f)
+    monkeypatch.setattr(grouped_matmul, "is_interpreted", lambda: True)
+    for array, other in zip(results(BLOCKS[1], d, f), expected, strict=True):
+        assert array.shape == other.shape
         np.testing.assert_allclose(array, other, rtol=0, atol=1e-5 * max(1, np.abs(other).max()))
 
 
@@ -106,11 +122,9 @@ def test_each_expert_without_tokens_has_a_block_that_writes_its_zeros(seed: int)
 
 def test_tiles_divide_axes() -> None:
     assert [tile_of(size) for size in (64, 128, 1536, 4096, 14_336)] == [64, 128, 768, 1024, 1024]
-    assert tile_of(200) is None
-    x, w = jnp.zeros((2, 16, 256)), jnp.zeros((4, 256, 384))
-    assert can_multiply(x, w)
-    assert not can_multiply(x[:, :10], w)
-    assert not can_multiply(x, w[:, :, :200])
+    assert [padded_size(size) for size in (100, 130, 2880, 2944)] == [100, 256, 3072, 2944]
+    x = jnp.zeros((2, 16, 256))
+    assert can_multiply(x) and not can_multiply(x[:, :10])
 
 
 @pytest.mark.skipif(not has_compiler("tpu"), reason="libtpu is not installed: pip install libtpu")
