@@ -27,7 +27,7 @@ from data.packing.rows import (
 from data.sources import json_lines as json_lines  # task files name what these define
 from data.sources import mixing as mixing
 from data.sources import pair_kinds as pair_kinds
-from data.sources import parquet as parquet
+from data.sources import tables as tables
 from data.sources import tfds as tfds
 from data.sources.pairs import Pair, Pairs, chosen_tag
 from data.sources.text import Source

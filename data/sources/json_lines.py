@@ -2,13 +2,13 @@
 
 import itertools
 from collections.abc import Iterator, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 from configs.errors import UserError, brief
 from configs.json_reader import read_json
 from configs.spec import spec
 from data.sources import text_files
-from data.sources.pair_kinds import FilePairs
+from data.sources.pair_kinds import FilePairs, Preferences
 from data.sources.pairs import Pair, Preference
 from data.sources.text import FileText
 
@@ -43,11 +43,9 @@ class Jsonl(FilePairs):
 
 
 @spec
-class JsonlPreferences(FilePairs):
+class JsonlPreferences(Preferences):
     """Reads files of one JSON object per line, plain, .gz, .xz or .zst, with a prompt, the answer
     that is preferred and the one that is rejected."""
-
-    has_rejected: ClassVar[bool] = True
 
     prompt_field: str = "prompt"
     """Name of the field that holds the prompt; a dot leads into a field of a field."""

@@ -5,7 +5,7 @@ import functools
 import itertools
 from collections.abc import Iterator, Sequence
 from types import ModuleType
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
@@ -37,6 +37,13 @@ class FilePairs(HeldOutPairs):
     """Validation pairs."""
     test: Files | None = None
     """Test pairs."""
+
+
+@abstract_spec
+class Preferences(FilePairs):
+    """Reads a prompt, the answer that is preferred and the one that is rejected."""
+
+    has_rejected: ClassVar[bool] = True
 
 
 @spec

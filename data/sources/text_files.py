@@ -21,11 +21,6 @@ _UTF16_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 LONE_SURROGATE = re.compile("[\ud800-\udfff]")  # bytes that are not UTF-8 become these
 MAX_LINE_BYTES = 1 << 26
 """Of one line; longer ones are no text, or would fill the memory."""
-TO_PARQUET = (
-    "  Legal: Parquet, as datasets.load_from_disk(FOLDER).to_parquet('x.parquet') writes it, or "
-    "datasets.Dataset.from_file('x.arrow').to_parquet('x.parquet')."
-)
-"""What makes Parquet of Arrow files, which Hugging Face's data sets are kept in."""
 PARQUET_MARK = b"PAR1"
 ARROW_MARKS = (b"ARROW1", b"\xff\xff\xff\xff")  # of a file, and of a stream
 PLACE = contextvars.ContextVar[tuple[str, int] | None]("place", default=None)
@@ -63,8 +58,7 @@ def named(patterns: str | Sequence[str], setting: str) -> list[str]:
         for path in matches:
             if path_of(path).is_dir():
                 suffixes = [p.suffix for p in sorted(path_of(path).iterdir()) if p.is_file()]
-                if ".arrow" in suffixes:
-                    raise UserError(f"{setting}: {path!r} is a folder of Arrow files.{TO_PARQUET}")
+                suffixes = [".arrow"] * (".arrow" in suffixes) or suffixes
                 ending = max(suffixes, key=suffixes.count, default=".txt")
                 raise UserError(
                     f"{setting}: {path!r} is a folder.  "
@@ -190,10 +184,8 @@ def stamps(paths: Sequence[str]) -> dict[str, list[int]]:
 
 
 def _not_utf8(path: str, number: int, raw: bytes, error: UnicodeDecodeError) -> str:
-    if number == 1 and raw.startswith(PARQUET_MARK):
-        return f"{path}: is a Parquet file.  @ParquetText() and @Parquet() read such files."
-    if number == 1 and raw.startswith(ARROW_MARKS):
-        return f"{path}: is an Arrow file.{TO_PARQUET}"
+    if number == 1 and raw.startswith((PARQUET_MARK, *ARROW_MARKS)):
+        return f"{path}: is Parquet or Arrow.  @TableText() and @Table() read such files."
     for magic, ending in ENDINGS.items():
         if number == 1 and raw.startswith(magic):
             return f"{path}: is not text but compressed.  Rename it so that it ends in {ending}."

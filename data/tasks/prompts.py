@@ -10,7 +10,7 @@ from configs.errors import UserError
 from configs.spec import spec
 from data.packing.pack import Packed, Packer, Side, inputs
 from data.packing.rows import Counts, RowArray, Rows, read_rows
-from data.sources.json_lines import JsonlPreferences
+from data.sources.pair_kinds import Preferences
 from data.sources.pairs import Pair, Pairs, Preference
 from data.task import PackChunk
 from data.tasks.pairs import PairTask
@@ -133,7 +133,7 @@ class PreferenceTask(PromptTask):
     on are the preferred and the rejected one.  The other splits hold the preferred ones alone.
     """
 
-    source: JsonlPreferences
+    source: Preferences
     """Where the text comes from."""
 
     has_rejected = True

@@ -23,7 +23,7 @@ from data.cache import prepare
 from data.packing.rows import Counts
 from data.sources.mixing import TextMixture
 from data.sources.pair_kinds import Mixture, Tsv
-from data.sources.parquet import ParquetText
+from data.sources.tables import TableText
 from data.sources.text import TextFiles
 from data.task import Task
 from data.tasks.translation import Translation
@@ -133,7 +133,7 @@ def test_progress_is_a_share_of_all_parts(text: Path, tmp_path: Path) -> None:
         pyarrow.table({"other": ["x" * 99] * LINES, "text": text.read_text().splitlines()}),
         tmp_path / "text.parquet",
     )
-    parts = (TextFiles(train=str(text)), ParquetText(train=str(tmp_path / "text.parquet")))
+    parts = (TextFiles(train=str(text)), TableText(train=str(tmp_path / "text.parquet")))
     source = TextMixture(parts=parts)
     shares: list[float | None] = []
     prepare(

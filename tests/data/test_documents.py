@@ -18,7 +18,7 @@ from data.packing.rows import NO_ROW
 from data.sources.json_lines import Jsonl, JsonlText
 from data.sources.mixing import TextMixture
 from data.sources.pair_kinds import Mixture, ParallelFiles, Tsv
-from data.sources.parquet import Parquet, ParquetText
+from data.sources.tables import Table, TableText
 from data.sources.text import Source, TextFiles
 from data.task import Task
 from data.tasks.prompts import PromptTask
@@ -93,7 +93,7 @@ class Writer:
         options: dict[str, Any] = {
             "train": tuple(names), "validation_fraction": fraction, "name": name,
         }  # fmt: skip
-        kinds = {"jsonl": JsonlText, "parquet": ParquetText}
+        kinds = {"jsonl": JsonlText, "parquet": TableText}
         if kind in kinds:
             return kinds[kind](**options)
         return TextFiles(example="line" if kind == "lines" else kind, **options)
@@ -138,7 +138,7 @@ class Writer:
                 return Jsonl(train=path, source_field="a", target_field="b", **options)
             case "parquet":
                 path = self.parquet(name, {"a": sources, "b": targets})
-                return Parquet(train=path, source_column="a", target_column="b", **options)
+                return Table(train=path, source_column="a", target_column="b", **options)
         path, other = self.folder / name, self.folder / f"{name}.target"
         path.write_text("\n".join(sources) + "\n")
         other.write_text("\n".join(targets) + "\n")

@@ -21,7 +21,7 @@ from data.cache import TaskCaches
 from data.sources.compression import open_file, read_errors
 from data.sources.json_lines import JsonlText
 from data.sources.pair_kinds import Tsv
-from data.sources.parquet import ParquetText
+from data.sources.tables import TableText
 from data.sources.text import TextFiles
 from data.sources.text_files import expand, read_lines, stamps
 from data.storage import remote
@@ -152,7 +152,7 @@ def test_a_storage_that_does_not_answer_is_no_mistake_of_the_users(
     calls: list[Callable[[], object]] = [
         lambda: list(read_lines(files["txt"])),
         lambda: list(read_lines(files["gz"])),
-        lambda: list(ParquetText(train=files["parquet"], validation="-").lines("train")),
+        lambda: list(TableText(train=files["parquet"], validation="-").lines("train")),
         lambda: TextFiles(train=files["txt"]).fingerprint(),
         lambda: Tsv(train=files["txt"]).fingerprint(),
         lambda: SentencePiece(model_file=files["txt"]).given(),
@@ -186,7 +186,7 @@ def test_compressed_text_tables_and_tokenizers_are_read_from_a_bucket(there: Pat
     buffer = io.BytesIO()
     parquet.write_table(pyarrow.table({"text": ["x"]}), buffer)
     (there / "x.parquet").write_bytes(buffer.getvalue())
-    source = ParquetText(train=f"{there}/x.parquet", validation="-")
+    source = TableText(train=f"{there}/x.parquet", validation="-")
     assert list(source.lines("train")) == ["x"] and source.fingerprint() is None
     (there / "tokenizer.json").write_text(byte_level().to_str())
     assert make(TokenizerJson(path=str(there), end="</s>"), iter(())).end_id == 257
