@@ -28,23 +28,6 @@ from trainer.checkpoints.huggingface import families, rope
 from trainer.checkpoints.huggingface.parts import of_kind, refuse_changes, with_parts_of_first_block
 from trainer.checkpoints.huggingface.weights import ConvertedWeight
 
-# Settings that are free for an imported model: they change no prediction.
-FREE = (
-    "Transformer.length", "Transformer.dropout", "Mlp.dropout", "MultiHead.dropout",
-    "MultiHead.combined_qkv", "MultiHead.implementation", "MultiHead.chunks",
-    "Latent.dropout", "Latent.implementation", "Latent.chunks",
-    "Transformer.scan", "Transformer.remat", "Transformer.remat_saves", "Transformer.loss_chunks",
-    "Precision.store", "Precision.compute", "Moe.dispatch", "Moe.group_tokens",
-    *(
-        f"{router}.{name}"
-        for router in ("TopK", "SigmoidTopK")
-        for name in (
-            "capacity_factor", "evaluation_capacity_factor", "least_capacity", "jitter", "aux_loss",
-            "z_loss",
-        )
-    ),
-    "SigmoidTopK.bias_rate",
-)  # fmt: skip
 DECODER = "decoder"
 SHARED, BIAS = "mlp/shared/", "mlp/bias_E"
 """Weights that not all layers with experts have."""
@@ -52,30 +35,8 @@ GATED = "gated-"
 """Begins the names of activations of gated layers, where the family has others, too."""
 # An export multiplies weights by these; norms that multiply by 1 + scale have no such weights.
 SCALES = ("Transformer.embed_scale", "MultiHead.query_scale", "Transformer.logit_scale")
-NUMBERS = ("rms_norm_eps", "router_aux_loss_coef")
-RATES = ("activation_dropout", "attention_dropout", "dropout")
-CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
-POSITIVE = (
-    "query_pre_attn_scalar", "embedding_multiplier", "attention_multiplier", "residual_multiplier",
-    "logits_scaling", "routed_scaling_factor", *CAPS,
-)  # fmt: skip
-FLAGS = (
-    "tie_word_embeddings", "attention_bias", "use_sliding_window", "use_qk_norm", "norm_topk_prob",
-    "scale_embedding",
-)  # fmt: skip
 IDS = ("decoder_start_token_id", "eos_token_id")
 """Tokens that an encoder-decoder reads first and writes last."""
-COUNTS = (
-    "num_key_value_heads", "head_dim", "sliding_window", "num_local_experts", "num_experts",
-    "num_experts_per_tok", "n_shared_experts", "n_group", "topk_group", "moe_intermediate_size",
-    "q_lora_rank", "kv_lora_rank", "qk_rope_head_dim", "sliding_window_pattern",
-    "no_rope_layer_interval", "decoder_sparse_step", *families.RELATIVE.values(),
-)  # fmt: skip
-UNSET = (
-    "num_key_value_heads", "head_dim", "sliding_window", "q_lora_rank", "n_group", "topk_group",
-    *CAPS,
-)  # fmt: skip
-"""Settings that may be null."""
 
 
 # From Hugging Face
@@ -147,21 +108,27 @@ def check_settings(settings: families.Settings, source: object) -> None:
 
 
 def _wrong_settings(full: families.Settings, family: families.Family) -> Iterator[str]:
-    counts = [name for name in COUNTS if name in full and name not in legal_values(family)]
+    counts = [
+        name
+        for name in (*families.COUNTS, *families.RELATIVE.values())
+        if name in full and name not in legal_values(family)
+    ]
     for name in dict.fromkeys((*family.sizes.values(), *counts)):
-        size, may_be_null = full.get(name), name in {*UNSET} - {*family.sizes.values()}
+        size, may_be_null = full.get(name), name in {*families.NULLABLE} - {*family.sizes.values()}
         is_count = isinstance(size, int) and not isinstance(size, bool) and size >= 1
         if not is_count and not (size is None and may_be_null):
             legal = "an integer of at least 1" + " or null" * may_be_null
             yield f"{name} = {size!r}: legal: {legal}."
-    for name in (*NUMBERS, *POSITIVE):
-        number, least = full.get(name, 1.0), math.ulp(0.0) if name in POSITIVE else 0
+    for name in (*families.NUMBERS, *families.POSITIVE):
+        number, least = full.get(name, 1.0), math.ulp(0.0) if name in families.POSITIVE else 0
         is_number = isinstance(number, int | float) and not isinstance(number, bool)
-        is_unset = name in legal_values(family) or (number is None and name in UNSET)
+        is_unset = name in legal_values(family) or (number is None and name in families.NULLABLE)
         if not is_unset and not (is_number and least <= number < math.inf):
-            legal = "above 0" + " or null" * (name in UNSET) if least else "of at least 0"
+            legal = (
+                "above 0" + " or null" * (name in families.NULLABLE) if least else "of at least 0"
+            )
             yield f"{name} = {number!r}: legal: a number {legal}."
-    for name in RATES:
+    for name in families.RATES:
         rate = full.get(name, 0)
         if not isinstance(rate, int | float) or not 0 <= rate < 1:
             yield f"{name} = {rate!r}: legal: a number of at least 0 and below 1."
@@ -172,7 +139,7 @@ def _wrong_settings(full: families.Settings, family: families.Family) -> Iterato
         token = full.get(name, 0)
         if not isinstance(token, int) or isinstance(token, bool) or token < 0:
             yield f"{name} = {token!r}: legal: an id of the vocabulary."
-    for name in FLAGS:
+    for name in families.FLAGS:
         if not isinstance(full.get(name, False), bool):
             yield f"{name} = {full[name]!r}: legal: true or false."
     for name, other in family.equal.items():
@@ -477,13 +444,15 @@ def full_name(name: str, family: families.Family) -> str:
 
 def check_same(spec: Transformer, chosen: ModelSpec) -> None:
     """Refuses settings under which the weights would be another model."""
-    refuse_changes(changes(spec, chosen), "imported model", "in the files", FREE)
+    refuse_changes(changes(spec, chosen), "imported model", "in the files", families.FREE)
 
 
 def changes(a: ModelSpec, b: ModelSpec) -> list[tuple[str, Any, Any]]:
     """Returns the settings in which two models predict something else."""
     is_learned = isinstance(a, Transformer) and isinstance(a.positions, Learned)
-    free = FREE[1:] if is_learned else FREE  # the length is that of the table of positions
+    free = (
+        families.FREE[1:] if is_learned else families.FREE
+    )  # the length is that of the table of positions
     return [row for row in diff(a, b) if row[0] not in free]
 
 

@@ -4,35 +4,16 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from models.positions.rope_scaling import (
-    LinearScaling,
-    Llama3Scaling,
-    RopeScaling,
-    YarnScaling,
-)
+from configs.spec import names
+from models.positions.rope_scaling import LinearScaling, Llama3Scaling, RopeScaling, YarnScaling
 from models.positions.rotary import Rotary
 from trainer.checkpoints.huggingface.families import Settings
 
 LENGTH = "original_max_position_embeddings"
-# By Hugging Face's name of a scaling, the settings of ours and what they are called there.
-SCALINGS: Mapping[str, tuple[type[RopeScaling], Mapping[str, str]]] = {
-    "linear": (LinearScaling, {"factor": "factor"}),
-    "llama3": (
-        Llama3Scaling,
-        {
-            "factor": "factor", "original_length": LENGTH, "low_freq_factor": "low_freq_factor",
-            "high_freq_factor": "high_freq_factor",
-        },
-    ),
-    "yarn": (
-        YarnScaling,
-        {
-            "factor": "factor", "original_length": LENGTH, "beta_fast": "beta_fast",
-            "beta_slow": "beta_slow", "truncate": "truncate",
-            "attention_factor": "attention_factor",
-        },
-    ),
+SCALINGS: Mapping[str, type[RopeScaling]] = {
+    "linear": LinearScaling, "llama3": Llama3Scaling, "yarn": YarnScaling,
 }  # fmt: skip
+"""By Hugging Face's name."""
 PLAIN = "default"
 MSCALE, MSCALE_ALL = MSCALES = ("mscale", "mscale_all_dim")
 """Of YaRN, as DeepSeek sets it: numbers from which the magnitude follows."""
@@ -45,6 +26,11 @@ LOCAL = "rope_local_base_freq"
 """Base of the wavelengths of sliding layers, where they have another."""
 PLACES = ("rope_parameters", "rope_scaling")
 """Where new and old files have these settings; people add the old one to new files."""
+
+
+def names_of(scaling: type[RopeScaling]) -> Mapping[str, str]:
+    """Returns by the settings of a scaling here what they are called there."""
+    return {name: LENGTH if name == "original_length" else name for name in names(scaling)}
 
 
 def of_layers(settings: Settings, kind: str) -> Settings:
@@ -114,7 +100,7 @@ def _problems(settings: Settings) -> Iterator[str]:
     elif not isinstance(fraction, int | float | None) or not 0 < (fraction or 1) <= 1:
         yield f"{FRACTION} = {fraction!r}: legal: a number above 0, and of at most 1."
     # Hugging Face leaves this one where a plain rotation is set.
-    known = [*COMMON, LENGTH, *(SCALINGS[kind][1].values() if kind in SCALINGS else ())]
+    known = [*COMMON, LENGTH, *(names_of(SCALINGS[kind]).values() if kind in SCALINGS else ())]
     known += MSCALES * (kind == "yarn")
     for name in MSCALES:
         if not isinstance(value := rope.get(name, 0), int | float) or not 0 <= value < math.inf:
@@ -131,11 +117,15 @@ def rotary_of(settings: Settings) -> Rotary:
     fraction = rope.get(FRACTION) or settings.get(FRACTION) or 1.0
     if kind == PLAIN:
         return Rotary(theta=theta, fraction=fraction)
-    scaling, names = SCALINGS[kind]
+    scaling = SCALINGS[kind]
     if rope.get(MSCALE) and rope.get(MSCALE_ALL):
         factor = magnitude(rope, MSCALE) / magnitude(rope, MSCALE_ALL)
         rope = {"attention_factor": factor, **rope}
-    given = {name: rope[there] for name, there in names.items() if rope.get(there) is not None}
+    given = {
+        name: rope[there]
+        for name, there in names_of(scaling).items()
+        if rope.get(there) is not None
+    }
     numbers = {name: as_number(value) for name, value in given.items()}
     return Rotary(theta=theta, scaling=scaling(**numbers), fraction=fraction)
 
@@ -171,9 +161,7 @@ def settings_of(rotary: Rotary) -> Settings:
     theta, scaling = rotary.theta, rotary.scaling
     if scaling is None:
         return {"rope_theta": theta, "rope_scaling": None}
-    kind, names = next(
-        (kind, names) for kind, (cls, names) in SCALINGS.items() if isinstance(scaling, cls)
-    )
-    values = {there: getattr(scaling, name) for name, there in names.items()}
+    kind = next(kind for kind, cls in SCALINGS.items() if isinstance(scaling, cls))
+    values = {there: getattr(scaling, name) for name, there in names_of(type(scaling)).items()}
     given = {name: value for name, value in values.items() if value is not None}
     return {"rope_theta": theta, "rope_scaling": {"rope_type": kind, **given}}
