@@ -220,6 +220,7 @@ class TransformerSpec(Sizes):
             return self
         return dataclasses.replace(
             self,
+            adapter=None,  # it may name routers
             pattern=tuple(map(active, self.pattern)),
             encoder_pattern=self.encoder_pattern and tuple(map(active, self.encoder_pattern)),
         )

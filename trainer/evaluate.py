@@ -129,7 +129,7 @@ def evaluate(
             for output in dispatch_ahead(dispatched):
                 sums.append(jax.device_get(output))
                 progress(done := done + 1, total)
-            counted, loss_of_part = _total(sums, "tokens"), _total(sums, "loss")
+            counted, loss_of_part = max(_total(sums, "tokens"), 1), _total(sums, "loss")
             loss += tokens / counted * loss_of_part
             correct += tokens / counted * _total(sums, "correct")
             loads = jax.tree.map(lambda *x: np.sum(x, axis=0), *(batch.loads for batch in sums))

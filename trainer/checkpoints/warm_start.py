@@ -23,7 +23,7 @@ from trainer.checkpoints.manager import Checkpoints, Saved
 
 Array = jax.Array
 logger = logging.getLogger(__name__)
-NEW_WITH_EXPERTS = re.compile("/mlp/(router_DE|bias_E|shared/.*)$")
+NEW_WITH_EXPERTS = re.compile("/mlp/(router_DE|router_bias_E|bias_E|shared/.*)$")
 """Weights that no dense model has, which stay as they are initialized."""
 
 
@@ -155,7 +155,7 @@ def _source(path: str, blocks: dict[str, int], saved: dict[str, Saved]) -> Weigh
         stack, block, rest = layer.groups()
         candidates.append(WeightSource(f"{stack}/{rest}", int(block), blocks[stack]))
     for source in tuple(candidates):
-        expert = re.match(r"^(.*/mlp/w[igo])_E(DF|FD)$", source.path)
+        expert = re.match(r"^(.*/mlp/[wb][igo])_E(DF|FD|F|D)$", source.path)
         if expert is not None:
             dense = f"{expert[1]}_{expert[2]}"
             candidates.append(source._replace(path=dense, copied=True))

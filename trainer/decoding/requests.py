@@ -117,9 +117,8 @@ def continuation_requests(
                 f"{of_suffix} do not fit in the model's {max_length} learned positions.  Shorten "
                 "it, or lower --max_tokens."
             )
-        requests.append(
-            Request(prompt, max_new_tokens, line_seed(options, line), options.min_tokens + 1)
-        )
+        min_new_tokens = min(options.min_tokens + 1, max_new_tokens)
+        requests.append(Request(prompt, max_new_tokens, line_seed(options, line), min_new_tokens))
     return requests
 
 

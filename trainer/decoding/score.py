@@ -49,6 +49,8 @@ def row_losses(
         for output in dispatch_ahead(token_losses(model, params, batch) for batch in batches):
             outputs.append(fetched(output))
             progress(min(len(outputs) * batch_sequences, len(rows)), len(rows))
+    if not outputs:  # each pair is longer than a row
+        return np.zeros((0, 0)), np.zeros((0, 0), bool)
     losses_BL, is_likeliest_BL = map(np.concatenate, zip(*outputs, strict=True))
     return losses_BL[: len(rows)].astype(np.float64), is_likeliest_BL[: len(rows)]
 

@@ -150,3 +150,11 @@ def test_what_no_weight_is_called() -> None:
 )
 def test_targets_are_the_ends_of_paths(target: str, count: int) -> None:
     assert len(Lora(targets=(target,)).factors(TOY.model(WHOLE).weights())) == count
+
+
+def test_routers_have_adapters_that_the_active_experts_lack() -> None:
+    """Utilization counts the products of the experts of a token alone."""
+    adapter = dataclasses.replace(LORA, targets=("router",))
+    spec = dataclasses.replace(MODELS["experts by einsum"], adapter=adapter)
+    assert len(adapter.factors(spec.model(WHOLE).weights())) == 1
+    assert spec.active.model(WHOLE).weights()

@@ -103,8 +103,9 @@ def test_a_pattern_gives_its_layers_to_one_with_biased_routers_and_shared_expert
 ) -> None:
     """Latent weights are split by the names of their own axes; a dense block becomes experts."""
     latent = Block(attention=Latent(latent=8, rotated=4))
-    moe = Moe(experts=8, expert=GATED, router=SigmoidTopK(), shared_d_ff=8)
-    before = dataclasses.replace(DENSE, pattern=(latent, Block()))
+    gated = dataclasses.replace(GATED, biases=True)
+    moe = Moe(experts=8, expert=gated, router=SigmoidTopK(), shared_d_ff=8)
+    before = dataclasses.replace(DENSE, feed_forward=gated, pattern=(latent, Block()))
     after = dataclasses.replace(before, pattern=(latent, Block(feed_forward=moe)))
     with jax.set_mesh(make_mesh(WHOLE)), Checkpoints(tmp_path) as checkpoints:
         saved = jax.jit(before.model(WHOLE).init)(jax.random.key(1))
@@ -120,4 +121,6 @@ def test_a_pattern_gives_its_layers_to_one_with_biased_routers_and_shared_expert
     )
     for expert in range(8):
         np.testing.assert_array_equal(wi_NEDF[:, expert], wi_NDF)
-    assert not np.asarray(block["block1"]["mlp"]["bias_E"]).any()
+    new = block["block1"]["mlp"]
+    assert {"bi_EF", "bg_EF", "bo_ED", "router_bias_E"} <= {*new}
+    assert not np.asarray(new["bias_E"]).any()

@@ -29,6 +29,7 @@ from trainer.checkpoints.huggingface.parts import of_kind, refuse_changes, with_
 from trainer.checkpoints.huggingface.weights import ConvertedWeight
 
 DECODER = "decoder"
+MAX_LAYERS = 10_000
 SHARED, BIAS = "mlp/shared/", "mlp/bias_E"
 """Weights that not all layers with experts have."""
 GATED = "gated-"
@@ -81,6 +82,8 @@ def completed(settings: families.Settings, family: families.Family) -> families.
     full |= {first: full.pop(name) for name, first in names.items() if name in full}
     if full.get("num_hidden_layers") is None and family.has_encoder:
         full["num_hidden_layers"] = full.get("encoder_layers")
+    if family.rope and not (full["rope_parameters"] or full["rope_scaling"]):
+        full["rope_parameters"] = dict(family.rope)
     width = full.get("hidden_size")
     if full.get("intermediate_size") is None and family.mlp_width and isinstance(width, int):
         full["intermediate_size"] = family.mlp_width * width
@@ -108,25 +111,21 @@ def check_settings(settings: families.Settings, source: object) -> None:
 
 
 def _wrong_settings(full: families.Settings, family: families.Family) -> Iterator[str]:
-    counts = [
-        name
-        for name in (*families.COUNTS, *families.RELATIVE.values())
-        if name in full and name not in legal_values(family)
-    ]
+    few, nullable = legal_values(family), families.NULLABLE
+    counts = [name for name in families.COUNTS if name in full and name not in few]
     for name in dict.fromkeys((*family.sizes.values(), *counts)):
-        size, may_be_null = full.get(name), name in {*families.NULLABLE} - {*family.sizes.values()}
-        is_count = isinstance(size, int) and not isinstance(size, bool) and size >= 1
+        size, may_be_null = full.get(name), name in {*nullable} - {*family.sizes.values()}
+        most = MAX_LAYERS if name.endswith("layers") else 2**31 - 1
+        is_count = isinstance(size, int) and not isinstance(size, bool) and 1 <= size <= most
         if not is_count and not (size is None and may_be_null):
-            legal = "an integer of at least 1" + " or null" * may_be_null
+            legal = f"an integer from 1 to {most:,}" + " or null" * may_be_null
             yield f"{name} = {size!r}: legal: {legal}."
     for name in (*families.NUMBERS, *families.POSITIVE):
         number, least = full.get(name, 1.0), math.ulp(0.0) if name in families.POSITIVE else 0
         is_number = isinstance(number, int | float) and not isinstance(number, bool)
-        is_unset = name in legal_values(family) or (number is None and name in families.NULLABLE)
+        is_unset = name in few or (number is None and name in nullable)
         if not is_unset and not (is_number and least <= number < math.inf):
-            legal = (
-                "above 0" + " or null" * (name in families.NULLABLE) if least else "of at least 0"
-            )
+            legal = "above 0" + " or null" * (name in nullable) if least else "of at least 0"
             yield f"{name} = {number!r}: legal: a number {legal}."
     for name in families.RATES:
         rate = full.get(name, 0)
@@ -142,10 +141,16 @@ def _wrong_settings(full: families.Settings, family: families.Family) -> Iterato
     for name in families.FLAGS:
         if not isinstance(full.get(name, False), bool):
             yield f"{name} = {full[name]!r}: legal: true or false."
+    there = {first: name for name, first in family.names.items()}
     for name, other in family.equal.items():
-        if full.get(name) not in (None, full[other]):
-            yield f"{name} = {full[name]!r}: legal: {full[other]!r}, one for both stacks."
-    for name, values in legal_values(family).items():
+        value, same = full.get(name), full.get(other)
+        if value not in (None, same):
+            yield f"{name} = {value!r}: legal: {same!r}, as {there.get(other, other)}."
+    width, heads = (full.get(name) for name in ("hidden_size", "num_attention_heads"))
+    is_derived = full.get("head_dim") is None
+    if is_derived and isinstance(width, int) and isinstance(heads, int) and width < heads:
+        yield f"num_attention_heads = {heads}: legal: at most hidden_size, which is {width}."
+    for name, values in few.items():
         if name in full and full[name] not in values:
             yield f"{name} = {full[name]!r}: legal: {' or '.join(map(repr, values))}."
     if full["hidden_act"] not in list(family.activations):  # a file may hold what has no hash
@@ -516,6 +521,8 @@ def settings_of(spec: Transformer, kind: str) -> families.Settings:
         "scale_embedding": spec.embed_scale is None,
         "activation_dropout": mlp.dropout_rate(spec),
     }
+    if family.rope and not every["rope_scaling"]:  # which a file must say
+        every["rope_parameters"] = {"rope_type": rope.PLAIN, "rope_theta": every["rope_theta"]}
     every |= {name: every[other] for name, other in family.equal.items()}
     if latent is not None:
         every |= {
@@ -585,21 +592,26 @@ def exported_settings(model: ModelSpec, original: families.Settings | None) -> f
     """Makes config.json of a model: the imported one, if any, with what has changed."""
     if not isinstance(model, Transformer):
         raise UserError(f"Run.model = @{type(model).__name__}(): only a Transformer is exported.")
-    kind, problems = closest_family(model, None if original is None else original["model_type"])
-    if problems:
-        rows = "".join(f"\n  {row}" for row in problems)
-        raise UserError(f"Hugging Face's {kind} cannot express this model:{rows}")
-    settings = settings_of(model, kind)
+    settings, kind = dict(original or {}), None if original is None else original["model_type"]
+    if original is None or is_changed(original, model):
+        kind, problems = closest_family(model, kind)
+        if problems:
+            rows = "".join(f"\n  {row}" for row in problems)
+            raise UserError(f"Hugging Face's {kind} cannot express this model:{rows}")
+        settings = {name: settings[name] for name in families.IGNORED if name in settings}
+        settings |= settings_of(model, kind)
     if original is None:
         return settings
-    same = spec_of(original, model.precision.store, "config.json")
-    if families.FAMILIES[kind].unties:
-        same = dataclasses.replace(same, tied=model.tied)
-    if not changes(same, model):
-        settings = dict(original)
-    settings = {name: original[name] for name in families.IGNORED if name in original} | settings
     named_types = [name for name in ("torch_dtype", "dtype") if name in settings]
     return settings | dict.fromkeys(named_types, model.precision.store)
+
+
+def is_changed(original: families.Settings, model: Transformer) -> bool:
+    """Returns whether a model predicts something else than the imported one."""
+    same = spec_of(original, model.precision.store, "config.json")
+    if families.FAMILIES[original["model_type"]].unties:
+        same = dataclasses.replace(same, tied=model.tied)
+    return bool(changes(same, model))
 
 
 def closest_family(model: Transformer, kind: str | None = None) -> tuple[str, Sequence[str]]:

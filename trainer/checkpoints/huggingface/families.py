@@ -107,6 +107,8 @@ class Family(NamedTuple):
     says it, as in "gated-gelu"."""
     mlp_width: int | None = None
     """How many times as wide as the model they are, where no setting says."""
+    rope: Mapping[str, Any] = {}
+    """Rotary positions of a file that says nothing of them."""
     tokens: Mapping[str, int] = {}
     """Ids that an encoder-decoder reads first and writes last, where a file does not say."""
     unties: bool = False

@@ -113,11 +113,17 @@ def with_joined_blocks(stored: Mapping[str, StoredTensor]) -> dict[str, StoredTe
     joined = dict(stored)
     for name, tensor in stored.items():
         scales = stored.get(name.removesuffix(mxfp4.BLOCKS) + mxfp4.SCALES)
-        if name.endswith(mxfp4.BLOCKS) and scales and len(tensor.info.shape) == 4:
-            del joined[name], joined[scales.name]
-            info = TensorInfo(mxfp4.shape_of(tensor.info.shape), "bfloat16")
-            whole = tensor._replace(info=info, scales=scales)
-            joined[name.removesuffix(mxfp4.BLOCKS)] = whole
+        whole, shape = name.removesuffix(mxfp4.BLOCKS), tensor.info.shape
+        if (
+            name == whole
+            or scales is None
+            or whole in stored
+            or not mxfp4.is_weight(tensor.info, scales.info)
+        ):
+            continue
+        del joined[name], joined[scales.name]
+        info = TensorInfo(mxfp4.shape_of(shape), "bfloat16")
+        joined[whole] = tensor._replace(info=info, scales=scales)
     return joined
 
 
@@ -162,9 +168,9 @@ class TensorWriter:
     def __init__(self, path: Path, tensors: Mapping[str, TensorInfo]):
         header: dict[str, Any] = {"__metadata__": {"format": "pt"}}  # as Hugging Face requires
         end = 0
-        self.infos = tensors
         self.places: dict[str, int] = {}
-        for name, info in tensors.items():
+        widest_first = sorted(tensors.items(), key=lambda item: -np.dtype(item[1].dtype).itemsize)
+        for name, info in widest_first:
             start, end = end, end + info.bytes
             kind = next(kind for kind, dtype in DTYPES.items() if dtype.name == info.dtype)
             header[name] = {"dtype": kind, "shape": info.shape, "data_offsets": [start, end]}

@@ -7,6 +7,7 @@ import ml_dtypes
 import numpy as np
 
 from trainer.checkpoints.huggingface.families import Settings
+from trainer.checkpoints.huggingface.weights import TensorInfo
 
 BLOCKS, SCALES = "_blocks", "_scales"
 """End the names of the two tensors of a weight."""
@@ -14,6 +15,7 @@ METHOD = "mxfp4"
 MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 VALUES = np.array([sign * value for sign in (1, -1) for value in MAGNITUDES], np.float32)
 """By the 4 bits."""
+BLOCK_BYTES = 16
 BIAS = 127
 """Of the exponents."""
 
@@ -24,6 +26,14 @@ def without_method(settings: Settings) -> Settings:
     if not isinstance(method, dict) or method.get("quant_method") != METHOD:
         return settings
     return {name: value for name, value in settings.items() if name != "quantization_config"}
+
+
+def is_weight(blocks: TensorInfo, scales: TensorInfo) -> bool:
+    """Returns whether two tensors are blocks and their scales."""
+    is_blocks = len(blocks.shape) == 4 and blocks.shape[-1] == BLOCK_BYTES
+    return (
+        is_blocks and blocks.shape[:-1] == scales.shape and {blocks.dtype, scales.dtype} == {"U8"}
+    )
 
 
 def shape_of(blocks: tuple[int, ...]) -> tuple[int, ...]:

@@ -94,14 +94,17 @@ def _problems(settings: Settings) -> Iterator[str]:
     if kind not in (PLAIN, *SCALINGS):
         yield f"rope_type = {kind!r}: legal: {', '.join(map(repr, (PLAIN, *SCALINGS)))}."
         return
-    fraction = rope.get(FRACTION, settings.get(FRACTION))
+    fraction = fraction_of(settings, rope)
     if fraction not in (None, 1.0) and settings.get(FRACTION) in (None, 1.0):
         yield f"{FRACTION} = {fraction!r}: legal: 1.0 or null."
-    elif not isinstance(fraction, int | float | None) or not 0 < (fraction or 1) <= 1:
+    elif fraction is not None and not (isinstance(fraction, int | float) and 0 < fraction <= 1):
         yield f"{FRACTION} = {fraction!r}: legal: a number above 0, and of at most 1."
     # Hugging Face leaves this one where a plain rotation is set.
     known = [*COMMON, LENGTH, *(names_of(SCALINGS[kind]).values() if kind in SCALINGS else ())]
     known += MSCALES * (kind == "yarn")
+    factor = rope.get("factor")
+    if kind != PLAIN and (not isinstance(factor, int | float) or not 0 < factor < math.inf):
+        yield f"factor = {factor!r}: legal: a number above 0."
     for name in MSCALES:
         if not isinstance(value := rope.get(name, 0), int | float) or not 0 <= value < math.inf:
             yield f"{name} = {value!r}: legal: a number of at least 0."
@@ -114,20 +117,26 @@ def rotary_of(settings: Settings) -> Rotary:
     """Makes the rotary positions."""
     rope = {LENGTH: settings["max_position_embeddings"], **parameters(settings)}
     theta, kind = float(rope["rope_theta"]), kind_of(rope)
-    fraction = rope.get(FRACTION) or settings.get(FRACTION) or 1.0
+    fraction = fraction_of(settings, rope) or 1.0
     if kind == PLAIN:
         return Rotary(theta=theta, fraction=fraction)
     scaling = SCALINGS[kind]
     if rope.get(MSCALE) and rope.get(MSCALE_ALL):
         factor = magnitude(rope, MSCALE) / magnitude(rope, MSCALE_ALL)
-        rope = {"attention_factor": factor, **rope}
-    given = {
-        name: rope[there]
-        for name, there in names_of(scaling).items()
-        if rope.get(there) is not None
-    }
-    numbers = {name: as_number(value) for name, value in given.items()}
-    return Rotary(theta=theta, scaling=scaling(**numbers), fraction=fraction)
+        rope = rope | {"attention_factor": given_or(rope.get("attention_factor"), factor)}
+    values = {name: rope.get(there) for name, there in names_of(scaling).items()}
+    given = {name: as_number(value) for name, value in values.items() if value is not None}
+    return Rotary(theta=theta, scaling=scaling(**given), fraction=fraction)
+
+
+def given_or(value: Any, other: Any) -> Any:
+    """Returns a value, or another one where a file has null or nothing."""
+    return other if value is None else value
+
+
+def fraction_of(settings: Settings, rope: Settings) -> Any:
+    """Returns the share of the columns that rotate, where a file says it."""
+    return given_or(rope.get(FRACTION), settings.get(FRACTION))
 
 
 def magnitude(rope: Settings, name: str) -> float:

@@ -33,6 +33,8 @@ from models.decoding.sampling import Sampling
 from models.feed_forward.mlp import Mlp
 from models.parts import Block
 from models.positions.learned import Learned
+from models.positions.rope_scaling import YarnScaling
+from models.positions.rotary import Rotary
 from models.transformer import TransformerModel
 from scripts.commands.conversion import folders, hf
 from scripts.commands.conversion.flags import ExportHfFlags, ImportHfFlags
@@ -574,7 +576,20 @@ def miss_a_shard(folder: Path) -> None:
             change(rope_scaling={"type": "linear", "factor": 2.0, "mscale": 1.0}),
             ["mscale of rope_type 'linear'"],
         ),
-        ("llama", change(rope_scaling={"type": "linear"}), ["LinearScaling.factor is missing"]),
+        (
+            "deepseek_v3",
+            change(rope_parameters={**YARN, "factor": None, "mscale": 1.0, "mscale_all_dim": 1.0}),
+            ["factor = None: legal: a number above 0"],
+        ),
+        ("deepseek_v3", change(v_head_dim=6), ["v_head_dim = 6: legal: 5, as qk_nope_head_dim"]),
+        ("glm4_moe", change(rope_parameters={"partial_rotary_factor": 0}), ["a number above 0"]),
+        ("olmoe", change(num_attention_heads=13), ["13: legal: at most hidden_size, which is 12"]),
+        ("dots1", change(num_hidden_layers=10**30), ["an integer from 1 to 10,000"]),
+        (
+            "llama",
+            change(rope_scaling={"type": "linear"}),
+            ["factor = None: legal: a number above 0"],
+        ),
         (
             "qwen2",
             change(rope_scaling={"type": "linear", "factor": 2.0}),
@@ -919,6 +934,38 @@ def test_settings_that_are_made_from_a_model_make_the_same_model(name: str) -> N
     check_settings(made, "made")
     assert spec_of(made, "float32", "made") == spec
     assert closest_family(spec)[1] == []
+
+
+def test_a_null_beside_numbers_of_the_magnitude_counts_as_nothing() -> None:
+    config = golden()["deepseek_v3"]["config"]
+    null = {**config["rope_parameters"], "attention_factor": None}
+    config_with_null = {**config, "rope_parameters": null}
+    assert spec_of(config_with_null, "float32", "c") == spec_of(config, "float32", "c")
+
+
+def test_gpt_oss_without_positions_has_those_of_the_family() -> None:
+    """And where they are plain, the file says so."""
+    config = {**golden()["gpt_oss"]["config"], "rope_parameters": None}
+    positions = spec_of(config, "float32", "c").positions
+    scaling = YarnScaling(factor=32, original_length=4096, truncate=False)
+    assert positions == Rotary(theta=150_000.0, scaling=scaling)
+    spec = dataclasses.replace(spec_of(config, "float32", "c"), positions=Rotary(theta=99.0))
+    made = settings_of(spec, "gpt_oss")
+    assert made["rope_parameters"] == {"rope_type": "default", "rope_theta": 99.0}
+    assert spec_of(made, "float32", "made") == spec
+
+
+@pytest.mark.parametrize(
+    ("name", "changed"),
+    [
+        ("glm4_moe", {"first_k_dense_replace": 3}),
+        ("qwen3_moe, mixed", {"mlp_only_layers": [0, 1, 2, 3]}),
+        ("deepseek_v3", {"rope_parameters": {**YARN, "mscale": 1.0, "mscale_all_dim": 1 / 3}}),
+    ],
+)
+def test_what_no_setting_here_says_is_kept(name: str, changed: dict[str, Any]) -> None:
+    config = {**golden()[name]["config"], **changed}
+    assert exported_settings(spec_of(config, "float32", "c"), config) == config
 
 
 def test_gemma_reads_its_own_name_of_the_activation() -> None:

@@ -79,6 +79,23 @@ def test_blocks_and_scales_are_one_weight(tmp_path: Path) -> None:
         assert float(weight[expert, column, output]) == value * 2.0**exponent
 
 
+@pytest.mark.parametrize(
+    ("blocks", "scales", "others"),
+    [
+        (np.zeros((2, 3, 1, 16), np.uint8), np.zeros((2, 3, 2), np.uint8), {}),
+        (np.zeros((2, 3, 1, 16), np.uint8), np.zeros((2, 3, 1), np.int8), {}),
+        (np.zeros((2, 3, 1, 16), np.int8), np.zeros((2, 3, 1), np.uint8), {}),
+        (np.zeros((2, 3, 1, 8), np.uint8), np.zeros((2, 3, 1), np.uint8), {}),
+        (np.zeros((2, 3, 1, 16), np.uint8), np.zeros((2, 3, 1), np.uint8), {"w": np.zeros(1)}),
+    ],
+)
+def test_other_blocks_and_scales_are_no_weight(
+    tmp_path: Path, blocks: np.ndarray, scales: np.ndarray, others: dict[str, np.ndarray]
+) -> None:
+    save_file({"w_blocks": blocks, "w_scales": scales, **others}, tmp_path / TENSORS)
+    assert set(with_joined_blocks(stored_tensors(tmp_path))) == {"w_blocks", "w_scales", *others}
+
+
 def test_a_name_of_the_hub_is_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match=r"no such folder.*hf download NAME --local-dir=FOLDER"):
