@@ -28,7 +28,6 @@ from data.packing.rows import Counts
 from data.sources.compression import counted_bytes
 from data.storage.arrays import GrowingArray, verify_written
 from data.task import Example, PartOfText, Task
-from data.vocab import Vocab
 from data.vocabs import Vocabs
 from data.workers import Job
 
@@ -149,7 +148,7 @@ class Chunk:
 def build(
     folder: Path,
     task: Task,
-    given: Mapping[str, Vocab | None],
+    given: Vocabs | None,
     in_order: InOrder,
     on_progress: OnProgress | None = None,
 ) -> None:
@@ -191,16 +190,14 @@ def build(
     log.remove()
 
 
-def _make_vocabs(
-    folder: Path, task: Task, given: Mapping[str, Vocab | None], log: BuildLog
-) -> Vocabs:
+def _make_vocabs(folder: Path, task: Task, given: Vocabs | None, log: BuildLog) -> Vocabs:
     if log.vocab_hashes is not None:
         with contextlib.suppress(UserError):
             vocabs = Vocabs.load(folder, task.source_vocab_file)
             if vocabs.hashes() == log.vocab_hashes:
                 logger.info("%s: goes on with what an earlier command built", task.name)
                 return vocabs
-    vocabs = task.make_vocabs(given.get("vocab"), given.get("source_vocab"))
+    vocabs = task.make_vocabs(given)
     vocabs.save(folder)
     log.add_vocabs(vocabs.hashes())
     return vocabs

@@ -10,7 +10,7 @@ import fnmatch
 import functools
 import hashlib
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,6 @@ from data.sources.text import SPLITS
 from data.storage import folders, locks, lookup, remote
 from data.storage.arrays import REBUILD, CheckedArray, checksums_path
 from data.task import Example, Task
-from data.vocab import Vocab
 from data.vocabs import Vocabs
 
 logger = logging.getLogger(__name__)
@@ -72,8 +71,7 @@ def prepare(
     task: Task,
     data_dir: str | Path,
     *,
-    vocab: Vocab | None = None,
-    source_vocab: Vocab | None = None,
+    vocabs: Vocabs | None = None,
     content_hash: str | None = None,
     rebuild: bool = False,
     worker_count: int = 1,
@@ -81,13 +79,12 @@ def prepare(
 ) -> Prepared:
     """Returns the rows of a task from data_dir, building them first where they are not there yet.
 
-    vocab and source_vocab replace those that the task would train, for a model that was trained
-    with them.  content_hash names the text that a run began with: its cache serves although the
-    text has changed since.  More workers than one are processes, which import the main module
-    again.
+    vocabs replace those that the task would train, for a model that was trained with them.
+    content_hash names the text that a run began with: its cache serves although the text has
+    changed since.  More workers than one are processes, which import the main module again.
     """
     while True:
-        caches = TaskCaches(task, data_dir, vocab, source_vocab, content_hash)
+        caches = TaskCaches(task, data_dir, vocabs, content_hash)
         match = caches.find(allow_damaged=rebuild)
         if match.stored is not None and not rebuild:
             return caches.open(match)
@@ -104,7 +101,7 @@ def prepare(
                 )  # fmt: skip
             in_order: InOrder = functools.partial(workers.in_order, workers=worker_count)
             with folders.resumable_folder(copy) as building:
-                build(building, task, caches.given, in_order, on_progress)
+                build(building, task, vocabs, in_order, on_progress)
             folders.publish(copy, match.folder, last=manifest.NAME)
         rebuild = False
 
@@ -128,14 +125,12 @@ class TaskCaches:
         self,
         task: Task,
         data_dir: str | Path,
-        vocab: Vocab | None = None,
-        source_vocab: Vocab | None = None,
+        vocabs: Vocabs | None = None,
         content_hash: str | None = None,
     ):
         self.task, self.data_dir = task, path_of(data_dir).expanduser()
-        self.given: Mapping[str, Vocab | None] = {"vocab": vocab, "source_vocab": source_vocab}
         remote.check_bucket(self.data_dir)
-        self.key = CacheKey.of(task, self.given)
+        self.key = CacheKey.of(task, vocabs)
         self._content_hash = content_hash
 
     def find(self, *, allow_damaged: bool = False) -> Match:

@@ -21,8 +21,7 @@ from data.storage.arrays import REBUILD
 from data.storage.files import atomic_write
 from data.task import Task
 from data.tokenizers.tokenizer_json import read_bundle
-from data.vocab import Vocab
-from data.vocabs import TARGET_FILE
+from data.vocabs import TARGET_FILE, Vocabs
 
 FORMAT = 1
 NAME = "manifest.json"
@@ -76,13 +75,14 @@ class CacheKey:
     """Hashes of the vocabularies that the settings themselves name."""
 
     @classmethod
-    def of(cls, task: Task, given: Mapping[str, Vocab | None]) -> "CacheKey":
+    def of(cls, task: Task, given: Vocabs | None) -> "CacheKey":
         tokenizers = {file: settings.given() for file, settings in task.vocab_settings.items()}
         files = {"vocab": TARGET_FILE, "source_vocab": task.source_vocab_file}
         named = {name: tokenizers[file] for name, file in files.items() if file is not None}
         named_now = {name: vocab.hash[:16] for name, vocab in named.items() if vocab is not None}
-        hashes = {name: vocab.hash[:16] for name, vocab in given.items() if vocab is not None}
-        vocabs = {name: digest for name, digest in hashes.items() if named_now.get(name) != digest}
+        hashes = {} if given is None else given.hashes()
+        given_now = {name.removesuffix("_hash"): digest[:16] for name, digest in hashes.items()}
+        vocabs = {name: x for name, x in given_now.items() if named_now.get(name) != x}
         defaults = frozenset(name for name, value, default in _parameters(task) if value == default)
         packages = {tokenizer.package for tokenizer in task.vocab_settings.values()}
         versions = {p: importlib.metadata.version(p) for p in sorted(filter(None, packages))}

@@ -170,11 +170,11 @@ class Task:
         """Returns the settings of each vocab by the name of its file."""
         return {TARGET_FILE: self.vocab}
 
-    def make_vocabs(self, vocab: Vocab | None, source_vocab: Vocab | None) -> Vocabs:
-        """Trains or loads the vocabs that are not given."""
+    def make_vocabs(self, given: Vocabs | None) -> Vocabs:
+        """Trains or loads the vocabs where none are given."""
         words = [] if self.word_list is None else [UNK_WORD]
         words += ["\n"] if self.source.has_newlines else []
-        vocab = vocab or self._make_vocab(self.vocab, "vocab", words)
+        vocab = given.target if given else self._make_vocab(self.vocab, "vocab", words)
         if self.has_newlines and "\n" not in vocab.decode(vocab.encode(["a\nb"])[0]):
             logger.warning(
                 "Warning: %s: its examples have newlines, which its vocab does not keep.  Take one "

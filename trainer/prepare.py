@@ -1,5 +1,6 @@
 """Prepares the data of a run of several processes, which share a disk or have separate ones."""
 
+import functools
 import logging
 from pathlib import Path
 from typing import Any
@@ -31,24 +32,23 @@ def prepare(
     Raises in every process unless all have the same rows.  Without a worker_count there are as many
     workers as cores.
     """
-    build: dict[str, Any] = {"worker_count": worker_count or cores(), "on_progress": on_progress}
-    given: dict[str, Any] = {"content_hash": content_hash}
-    if vocabs is not None:
-        given |= {"vocab": vocabs.target, "source_vocab": vocabs.source}
 
     def manifest() -> dict[str, Any] | None:
-        return cache.TaskCaches(task, data_dir, **given).manifest()
+        return cache.TaskCaches(task, data_dir, vocabs, content_hash).manifest()
 
+    prepare_rows = functools.partial(
+        cache.prepare, task, data_dir, vocabs=vocabs, content_hash=content_hash,
+        worker_count=worker_count or cores(), on_progress=on_progress,
+    )  # fmt: skip
     if is_first_process():
-        prepared = cache.prepare(task, data_dir, rebuild=rebuild, **given, **build)
+        prepared = prepare_rows(rebuild=rebuild)
         gather(prepared.manifest)
     else:
         if rebuild or manifest() is None:
             logger.info("%s: process 0 prepares it; this one waits.", task.name)
         no_manifest: dict[str, Any] = {}
         first = gather(no_manifest)[0]
-        is_stale = rebuild and first != manifest()
-        prepared = cache.prepare(task, data_dir, rebuild=is_stale, **given, **build)
+        prepared = prepare_rows(rebuild=rebuild and first != manifest())
     if "validation" in task.source.splits() and "validation" not in prepared.splits:
         remedy = ", ".join([*task.source.remedies("validation"), "or more text"])
         logger.warning(

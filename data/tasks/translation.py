@@ -8,7 +8,7 @@ from data.packing.rows import Counts
 from data.sources.pairs import tag_word
 from data.task import Length, PackChunk, PairsOfPart
 from data.tasks.pairs import PairTask
-from data.vocab import Tokenizer, Vocab
+from data.vocab import Tokenizer
 from data.vocabs import SOURCE_FILE, TARGET_FILE, Vocabs
 
 
@@ -56,13 +56,15 @@ class Translation(PairTask):
         source_settings = {} if self.source_vocab is None else {SOURCE_FILE: self.source_vocab}
         return {**super().vocab_settings, **source_settings}
 
-    def make_vocabs(self, vocab: Vocab | None, source_vocab: Vocab | None) -> Vocabs:
+    def make_vocabs(self, given: Vocabs | None) -> Vocabs:
         tags = list(dict.fromkeys(map(tag_word, self.tags)))
-        if self.source_vocab is None:
-            source = target = vocab or self._make_vocab(self.vocab, "vocab", tags)
+        if given is not None:
+            target, source = given.target, given.of_source
+        elif self.source_vocab is None:
+            source = target = self._make_vocab(self.vocab, "vocab", tags)
         else:
-            source = source_vocab or self._make_vocab(self.source_vocab, "source vocab", tags)
-            target = vocab or self._make_vocab(self.vocab, "target vocab", [])
+            source = self._make_vocab(self.source_vocab, "source vocab", tags)
+            target = self._make_vocab(self.vocab, "target vocab", [])
         for tag in tags:
             [ids] = source.encode([tag])
             if len(ids) != 1:

@@ -21,6 +21,7 @@ from data.task import Task
 from data.tasks.translation import Translation
 from data.tokenizers.sentence_piece import SentencePiece
 from data.vocab import make
+from data.vocabs import Vocabs
 from tests.data.conftest import pairs_of
 from trainer.prepare import prepare as trainer_prepare
 
@@ -125,7 +126,7 @@ def test_another_version_of_a_package_builds_beside(text, data_dir, log_lines, m
     ordinary = importlib.metadata.version
     versions = {"sentencepiece": "99.1"}
     monkeypatch.setattr(importlib.metadata, "version", lambda n: versions.get(n) or ordinary(n))
-    of_run = {"vocab": first.vocabs.target, "content_hash": first.manifest["content_hash"]}
+    of_run = {"vocabs": first.vocabs, "content_hash": first.manifest["content_hash"]}
     assert prepare(task_of(text), data_dir, **of_run).folder == first.folder
     second = prepare(task_of(text), data_dir)
     assert second.folder != first.folder
@@ -196,7 +197,7 @@ def test_other_text_builds_beside_but_a_new_date_does_not(text, data_dir, log_li
     other = prepare(task_of(text), data_dir)
     assert other.folder != first.folder
     assert reasons_in(log_lines)[0].endswith("because the text changed.")
-    of_run = {"vocab": first.vocabs.target, "content_hash": first.manifest["content_hash"]}
+    of_run = {"vocabs": first.vocabs, "content_hash": first.manifest["content_hash"]}
     assert prepare(task_of(text), data_dir, **of_run).folder == first.folder
     text.write_text("\n".join(TEXT) + "\n")
     assert prepare(task_of(text), data_dir).folder == first.folder
@@ -219,23 +220,23 @@ def test_a_cache_serves_without_its_text(text, data_dir, log_lines):
 
 def test_a_given_vocab_is_used_and_another_builds_beside(text, data_dir, log_lines):
     given, other = (make(SentencePiece(size=n), iter(TEXT)) for n in (300, 310))
-    first = prepare(task_of(text), data_dir, vocab=given)
+    first = prepare(task_of(text), data_dir, vocabs=Vocabs(given, None))
     assert first.vocabs.target.hash == given.hash
-    assert prepare(task_of(text), data_dir, vocab=given).folder == first.folder
-    second = prepare(task_of(text), data_dir, vocab=other)
+    assert prepare(task_of(text), data_dir, vocabs=Vocabs(given, None)).folder == first.folder
+    second = prepare(task_of(text), data_dir, vocabs=Vocabs(other, None))
     assert second.vocabs.target.hash == other.hash
     said = f"because vocab was '{given.hash[:16]}' and is '{other.hash[:16]}'"
     assert said in reasons_in(log_lines)[0]
     trained = prepare(task_of(text), data_dir)
     assert trained.vocabs.target.size == 320
-    assert prepare(task_of(text), data_dir, vocab=trained.vocabs.target).folder == trained.folder
+    assert prepare(task_of(text), data_dir, vocabs=trained.vocabs).folder == trained.folder
 
 
 def test_a_cache_of_another_runs_vocab_says_so_where_the_settings_train_one(
     text, data_dir, log_lines
 ):
     given = make(SentencePiece(size=300), iter(TEXT))
-    prepare(task_of(text), data_dir, vocab=given)
+    prepare(task_of(text), data_dir, vocabs=Vocabs(given, None))
     prepare(task_of(text), data_dir)
     said = f"vocab was a run's ('{given.hash[:16]}') and is trained, without Run.start_from."
     assert reasons_in(log_lines)[0].endswith(f"because {said}")
@@ -250,11 +251,11 @@ def test_a_given_vocab_that_the_settings_name_shares_their_cache(
     (tmp_path / "given.model").write_bytes(given.model)
     vocab = SentencePiece(model_file=str(tmp_path / "given.model"))
     task = dataclasses.replace(task_of(text), vocab=vocab)
-    first = prepare(task, data_dir, vocab=given)
+    first = prepare(task, data_dir, vocabs=Vocabs(given, None))
     if is_old:  # older versions wrote down that a run gave it
         manifest.write(first.folder, {**manifest.load(first.folder), "given_vocabs": ["vocab"]})
     assert prepare(task, data_dir).folder == first.folder
-    assert prepare(task, data_dir, vocab=given).folder == first.folder
+    assert prepare(task, data_dir, vocabs=Vocabs(given, None)).folder == first.folder
     assert reasons_in(log_lines) == []
 
 
@@ -517,16 +518,19 @@ def test_dropped_pairs_are_logged_and_kept_in_the_manifest(pairs, data_dir, log_
 
 
 def test_given_vocabs_are_used_and_others_build_beside(pairs, data_dir, log_lines):
-    given, other = (make(SentencePiece(size=n), iter(TEXT + SOURCES)) for n in (300, 310))
+    given, other, third = (
+        make(SentencePiece(size=n), iter(TEXT + SOURCES)) for n in (300, 310, 305)
+    )
     joint = translation_of(Tsv(train=str(pairs)))
-    prepared = prepare(joint, data_dir, vocab=given)
+    prepared = prepare(joint, data_dir, vocabs=Vocabs(given, given))
     assert prepared.vocabs.source.hash == given.hash
-    assert prepare(joint, data_dir, vocab=other).vocabs.source.hash == other.hash
+    assert prepare(joint, data_dir, vocabs=Vocabs(other, other)).vocabs.source.hash == other.hash
     separate = translation_of(Tsv(train=str(pairs)), source_size=320, name="two")
-    prepared = prepare(separate, data_dir, source_vocab=given)
-    assert (prepared.vocabs.source.hash, prepared.vocabs.target.size) == (given.hash, 340)
+    prepared = prepare(separate, data_dir, vocabs=Vocabs(other, given))
+    assert (prepared.vocabs.source.hash, prepared.vocabs.target.hash) == (given.hash, other.hash)
     log_lines.clear()
-    assert prepare(separate, data_dir, source_vocab=other).vocabs.source.hash == other.hash
+    again = prepare(separate, data_dir, vocabs=Vocabs(other, third))
+    assert again.vocabs.source.hash == third.hash
     assert "because source_vocab was '" in reasons_in(log_lines)[0]
 
 
@@ -539,9 +543,7 @@ def test_separate_vocabs_may_be_equal(pairs, data_dir, tmp_path):
     task = dataclasses.replace(task, vocab=vocab, source_vocab=vocab)
     prepared = prepare(task, data_dir)
     assert prepared.vocabs.source.hash == prepared.vocabs.target.hash == given.hash
-    again = prepare(
-        task, data_dir, vocab=prepared.vocabs.target, source_vocab=prepared.vocabs.source
-    )
+    again = prepare(task, data_dir, vocabs=prepared.vocabs)
     assert again.folder == prepared.folder
     assert [*prepared.vocabs.files()] == ["vocab.model", "source_vocab.model"]
     joint = dataclasses.replace(task, source_vocab=None, name="joint")

@@ -25,6 +25,7 @@ from data.tasks.prompts import PromptTask
 from data.tasks.translation import Translation
 from data.tokenizers.sentence_piece import SentencePiece
 from data.vocab import Vocab, make
+from data.vocabs import Vocabs
 
 WORDS = ("kara", "tane", "lost", "words", "here")
 Texts = dict[str, str]
@@ -37,6 +38,10 @@ def vocab() -> Vocab:
         f"{word} {number} {other}" for number in range(30) for word in WORDS for other in WORDS
     ]
     return make(SentencePiece(size=320, model_type="bpe"), iter(lines), words=["\n"])
+
+
+def given(task: Task, vocab: Vocab) -> Vocabs:
+    return Vocabs(vocab, vocab if task.has_source else None)
 
 
 @pytest.fixture(autouse=True)
@@ -191,7 +196,7 @@ def text_of(prepared: Prepared, split: str, pieces: np.ndarray) -> str:
 @pytest.mark.parametrize("seed", range(12))
 def test_every_piece_is_of_its_document(tmp_path: Path, vocab: Vocab, seed: int) -> None:
     task, texts = random_task(tmp_path, seed)
-    prepared = prepare(task, tmp_path / "data", vocab=vocab)
+    prepared = prepare(task, tmp_path / "data", vocabs=given(task, vocab))
     seen = set[str]()
     for split, rows in prepared.splits.items():
         index = rows.documents
@@ -225,7 +230,7 @@ def test_documents_that_are_excluded_are_padding_and_all_else_stays(
     tmp_path: Path, vocab: Vocab, seed: int
 ) -> None:
     task, _ = random_task(tmp_path, seed)
-    whole = prepare(task, tmp_path / "data", vocab=vocab).splits["train"]
+    whole = prepare(task, tmp_path / "data", vocabs=given(task, vocab)).splits["train"]
     names = whole.known_documents.names(np.arange(whole.known_documents.starts[-1, 0]))
     chosen = random.Random(seed).sample(names, len(names) // 3)
     rows, ids = whole.without(chosen), np.arange(len(whole))
@@ -251,7 +256,7 @@ def test_ranges_of_lines_and_whole_files_are_named(tmp_path: Path, vocab: Vocab)
         name="mine", source=TextFiles(train=files, validation=files[0]), length=16,
         vocab=SentencePiece(size=320),
     )  # fmt: skip
-    rows = prepare(task, tmp_path / "data", vocab=vocab).splits["train"]
+    rows = prepare(task, tmp_path / "data", vocabs=given(task, vocab)).splits["train"]
     index = rows.documents
     assert index is not None
     assert index.named(files[1]).tolist() == list(range(11, 22))
@@ -259,7 +264,11 @@ def test_ranges_of_lines_and_whole_files_are_named(tmp_path: Path, vocab: Vocab)
     assert index.names(np.array([17, 0])) == [f"{files[1]}:8", f"{files[0]}:1"]
     parts = tuple(TextFiles(train=files[1], validation=files[0], name=x) for x in "xy")
     twice = dataclasses.replace(task, source=TextMixture(parts=parts))
-    mixed = prepare(twice, tmp_path / "mixed", vocab=vocab).splits["train"].known_documents
+    mixed = (
+        prepare(twice, tmp_path / "mixed", vocabs=given(twice, vocab))
+        .splits["train"]
+        .known_documents
+    )
     assert mixed.named(f"{files[1]}:5-8").tolist() == [4, 5, 6, 15, 16, 17]
     for name, problem in {
         f"{files[1]}:7": "no example of this split begins there",
@@ -276,7 +285,7 @@ def test_rows_of_an_older_version_serve_and_are_built_again_the_same(
     tmp_path: Path, vocab: Vocab
 ) -> None:
     task, _ = random_task(tmp_path, 0)
-    prepared = prepare(task, tmp_path / "data", vocab=vocab)
+    prepared = prepare(task, tmp_path / "data", vocabs=given(task, vocab))
     stored = manifest.load(prepared.folder)
     for entry in stored["splits"].values():
         del entry["chunk_sizes"], entry["files"]
@@ -284,18 +293,18 @@ def test_rows_of_an_older_version_serve_and_are_built_again_the_same(
         path.unlink()
         stored["file_bytes"].pop(path.name)
     manifest.write(prepared.folder, stored)
-    old = prepare(task, tmp_path / "data", vocab=vocab)
+    old = prepare(task, tmp_path / "data", vocabs=given(task, vocab))
     with pytest.raises(UserError, match="an older version made these rows"):
         old.splits["train"].without(["a"])
     assert old.splits["train"].documents is None and old.rows_hash == prepared.rows_hash
-    new = prepare(task, tmp_path / "data", vocab=vocab, rebuild=True)
+    new = prepare(task, tmp_path / "data", vocabs=given(task, vocab), rebuild=True)
     assert new.splits["train"].documents is not None and new.rows_hash == prepared.rows_hash
     assert new.manifest == prepared.manifest
 
 
 def test_another_text_than_that_of_the_rows_is_an_error(tmp_path: Path, vocab: Vocab) -> None:
     task, _ = random_task(tmp_path, 0)
-    prepared = prepare(task, tmp_path / "data", vocab=vocab)
+    prepared = prepare(task, tmp_path / "data", vocabs=given(task, vocab))
     path = next(iter(dict(prepared.splits["train"].documents.files)))
     prepared.manifest["splits"]["train"]["content_hash"] = "0"
     with pytest.raises(UserError, match="its text has changed since"):

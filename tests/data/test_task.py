@@ -16,6 +16,7 @@ from data.tasks.translation import Translation
 from data.tokenizers.sentence_piece import SentencePiece
 from data.tokenizers.tokenizer_json import TokenizerJson
 from data.vocab import make
+from data.vocabs import Vocabs
 from scripts.commands.common import task_of
 from tests.data.tokenizers.test_tokenizer_json import byte_level
 
@@ -119,6 +120,6 @@ def test_a_trained_vocab_keeps_newlines_and_one_that_does_not_is_named(documents
     lossy = make(SentencePiece(size=30, byte_fallback=False), iter(["number of many"] * 9))
     prepare(
         Task(name="lossy", source=documents, vocab=SentencePiece(), length=30),
-        tmp_path / "data", vocab=lossy,
+        tmp_path / "data", vocabs=Vocabs(lossy, None),
     )  # fmt: skip
     assert "lossy: its examples have newlines, which its vocab does not keep" in caplog.text

@@ -41,9 +41,9 @@ def task_of(source, *, source_size=None, **changes):
     )  # fmt: skip
 
 
-def made(task, vocab=None, source_vocab=None):
+def made(task, given=None):
     with kept_log_lines() as lines:
-        return task.make_vocabs(vocab, source_vocab), lines
+        return task.make_vocabs(given), lines
 
 
 def test_a_joint_vocab_is_trained_on_both_sides(source):
@@ -64,13 +64,11 @@ def test_separate_vocabs_are_trained_on_a_side_each(source):
     assert by_source_vocab < other / 1.5
 
 
-def test_given_vocabs_are_taken_and_a_missing_one_trained(source):
-    given = make(SentencePiece(size=300), iter(SOURCES + TARGETS))
-    assert made(task_of(source), given) == (Vocabs(given, given), [])
-    vocabs, lines = made(task_of(source, source_size=310), None, given)
-    assert vocabs.source is given and len(lines) == 1
-    vocabs, lines = made(task_of(source, source_size=310), given, None)
-    assert vocabs.target is given and len(lines) == 1
+def test_given_vocabs_are_taken(source):
+    given, other = (make(SentencePiece(size=n), iter(SOURCES + TARGETS)) for n in (300, 305))
+    assert made(task_of(source), Vocabs(given, given)) == (Vocabs(given, given), [])
+    separate = task_of(source, source_size=310)
+    assert made(separate, Vocabs(given, other)) == (Vocabs(given, other), [])
 
 
 def test_dropped_pairs_train_no_vocab(source):
@@ -102,4 +100,4 @@ def test_a_vocab_without_the_tags_is_refused(source):
     given = make(SentencePiece(size=300), iter(SOURCES + TARGETS))
     task = task_of(Tsv(train=source.train, tag="2de"))
     with pytest.raises(UserError, match=r"x: its source vocab splits <2de> into \d+ sub"):
-        made(task, given)
+        made(task, Vocabs(given, given))

@@ -39,8 +39,7 @@ def task_cache(
     try:
         prepared = None
         if run and vocabs:
-            caches = TaskCaches(task, data_dir, vocabs.target, vocabs.source, run.content_hash)
-            prepared = caches.open_if_built()
+            prepared = TaskCaches(task, data_dir, vocabs, run.content_hash).open_if_built()
         prepared = prepared or TaskCaches(task, data_dir).open_if_built()
         if prepared is not None and reads_rows:
             check_rows(prepared.folder)

@@ -85,7 +85,7 @@ def test_a_tab_that_moves_over_the_border_of_a_pair_is_another_text(task, tmp_pa
 
 @pytest.mark.parametrize("template", ["Q {prompt} = ", "{prompt}\n"])
 def test_a_vocab_that_loses_the_newline_of_the_template_is_named(task, template, caplog):
-    dataclasses.replace(task, template=template).make_vocabs(None, None)
+    dataclasses.replace(task, template=template).make_vocabs(None)
     assert ("newlines, which its vocab does not keep" in caplog.text) == ("\n" in template)
 
 
