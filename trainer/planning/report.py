@@ -13,7 +13,6 @@ from layouts.cost.collectives import Collective, heaviest, scaled, size_text
 from layouts.cost.interconnect import Topology
 from layouts.cost.step_time import seconds
 from layouts.hlo.compilation import text_of
-from layouts.layout import Layout
 from layouts.lint.report import table
 from models.decoding.sampling import Sampling
 from trainer.checkpoints.interval import HOUR_S
@@ -31,10 +30,7 @@ MAX_WEIGHTS = 12  # in a list of the largest
 
 
 def as_json(
-    plan: StepPlan,
-    layout: Layout,
-    assumed: Assumptions = ASSUMED,
-    price: float | None = None,
+    plan: StepPlan, assumed: Assumptions = ASSUMED, price: float | None = None
 ) -> dict[str, Any]:
     """Lists every figure of a training plan; None where it is not known."""
     step_s, topology = plan.step_s, plan.topology
@@ -42,7 +38,7 @@ def as_json(
     steps = plan.run.steps
     hours = None if step_s is None or steps is None else step_s * steps / HOUR_S
     traffic = collectives(plan, plan.work.collectives)
-    weights = sorted(table(plan.weights, layout, plan.mesh), key=lambda w: -w.bytes_per_device)
+    weights = sorted(table(plan.weights, plan.layout, plan.mesh), key=lambda w: -w.bytes_per_device)
     return {
         **common_figures(plan),
         "attention": dict(plan.attention),
@@ -184,8 +180,7 @@ class CostPrediction(Observer):
         self._step_s = plan.step_s
         logger.info(text)
         if jax.process_index() == 0:
-            content = json.dumps(as_json(plan, compiled.layout), indent=2)
-            atomic_write(self._file, content + "\n")
+            atomic_write(self._file, json.dumps(as_json(plan), indent=2) + "\n")
 
     def on_end(self, outcome: Outcome) -> None:
         if outcome.step_s is not None:

@@ -5,7 +5,6 @@ import logging
 import math
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -22,6 +21,7 @@ from layouts.mesh import batch_shards, make_mesh, mesh_sizes
 from trainer.checks import find_untraceable, record_loss
 from trainer.feed import BatchSharding
 from trainer.planning import training
+from trainer.planning.training import StepPlan
 from trainer.run import Run
 from trainer.step import init_state, train_step, train_step_spec
 from trainer.traces import trace_train_step
@@ -82,25 +82,7 @@ OVERESTIMATE = 1.25
 """What a trace needs over what the compiled program needs, at most (docs/planning.md)."""
 
 
-class RankedLayout(NamedTuple):
-    """Holds a layout and what it costs by its trace."""
-
-    layout: Layout
-    plan: training.StepPlan
-
-    @property
-    def step_s(self) -> float:
-        assert self.plan.step_s is not None
-        return self.plan.step_s
-
-    @property
-    def name(self) -> str:
-        return one_line(self.layout)
-
-
-def rank_layouts(
-    run: Run, hardware: Hardware, configured: Sequence[Layout] = ()
-) -> list[RankedLayout]:
+def rank_layouts(run: Run, hardware: Hardware, configured: Sequence[Layout] = ()) -> list[StepPlan]:
     """Ranks candidates and layouts of the run's files by their traces, the fastest that fits first.
 
     Tries a third mesh axis with the best one.
@@ -118,18 +100,18 @@ def rank_layouts(
     return fastest_first([*ranking, *plan_layouts(run, wider, hardware)])
 
 
-def plan_layouts(run: Run, layouts: list[Layout], hardware: Hardware) -> Iterator[RankedLayout]:
+def plan_layouts(run: Run, layouts: list[Layout], hardware: Hardware) -> Iterator[StepPlan]:
     """Plans each layout by its trace, on a slice with the best order of devices."""
     for number, layout in enumerate(layouts, 1):
         if (plan := plan_if_traceable(run, layout, hardware)) is None:
             continue
-        ranked = RankedLayout(layout, plan)
-        ranked = with_best_order(ranked) if isinstance(hardware, Topology) else ranked
-        logger.info("%d of %d: %s: %.4g s", number, len(layouts), ranked.name, ranked.step_s)
-        yield ranked
+        plan = with_best_order(plan) if isinstance(hardware, Topology) else plan
+        name = one_line(plan.layout)
+        logger.info("%d of %d: %s: %.4g s", number, len(layouts), name, plan.step_s)
+        yield plan
 
 
-def plan_if_traceable(run: Run, layout: Layout, hardware: Hardware) -> training.StepPlan | None:
+def plan_if_traceable(run: Run, layout: Layout, hardware: Hardware) -> StepPlan | None:
     """Plans a layout; None if JAX cannot shard the step by it, although it is legal."""
     sizes = mesh_sizes(layout.mesh, hardware.devices)
     try:
@@ -171,39 +153,39 @@ def drop_oversized(run: Run, layouts: list[Layout], hardware: Hardware) -> list[
     return [layout for layout in layouts if least_bytes(layout) <= limit_bytes]
 
 
-def with_best_order(ranked: RankedLayout) -> RankedLayout:
-    """Returns the layout with the simplest order of devices under which it is fast."""
-    layout, plan = ranked.layout, ranked.plan
+def with_best_order(plan: StepPlan) -> StepPlan:
+    """Returns the plan with the simplest order of devices under which its layout is fast."""
     assert plan.topology is not None
-    reordered = [
-        RankedLayout(
-            dataclasses.replace(layout, order=order), training.with_device_order(plan, order)
-        )
-        for order in (None, *orders(plan.mesh, plan.topology.torus), layout.order)
-    ]
-    limit_s = (1 + MIN_GAIN) * min(other.step_s for other in reordered)
-    return next(other for other in reordered if other.step_s <= limit_s)
+    every = (None, *orders(plan.mesh, plan.topology.torus), plan.layout.order)
+    reordered = [training.with_device_order(plan, order) for order in every]
+    limit_s = (1 + MIN_GAIN) * min(map(known_step_s, reordered))
+    return next(other for other in reordered if known_step_s(other) <= limit_s)
 
 
-def fastest_first(ranking: Iterable[RankedLayout]) -> list[RankedLayout]:
-    """Sorts layouts by time; those that do not fit come last."""
-    return sorted(ranking, key=lambda ranked: (ranked.plan.fits is False, ranked.step_s))
+def fastest_first(plans: Iterable[StepPlan]) -> list[StepPlan]:
+    """Sorts plans by time; those that do not fit come last."""
+    return sorted(plans, key=lambda plan: (plan.fits is False, known_step_s(plan)))
+
+
+def known_step_s(plan: StepPlan) -> float:
+    assert plan.step_s is not None
+    return plan.step_s
 
 
 def shortlist(
-    ranking: Sequence[RankedLayout], configured: Sequence[Layout], count: int
-) -> list[RankedLayout]:
+    ranking: Sequence[StepPlan], configured: Sequence[Layout], count: int
+) -> list[StepPlan]:
     """Returns the first of a ranking, then standard layouts and those of the run's files."""
     chosen = list(ranking[:count])
     for rules, shapes in STANDARD.items():
-        kind = [r for r in ranking if (r.layout.rules, r.layout.param_rules) == rules]
-        chosen += [ranked for ranked in kind if may_fit(ranked.plan)][:shapes]
+        kind = [p for p in ranking if (p.layout.rules, p.layout.param_rules) == rules]
+        chosen += [plan for plan in kind if may_fit(plan)][:shapes]
     of_files = {unordered(layout) for layout in configured}
-    chosen += [ranked for ranked in ranking if unordered(ranked.layout) in of_files]
-    return list({unordered(ranked.layout): ranked for ranked in chosen}.values())
+    chosen += [plan for plan in ranking if unordered(plan.layout) in of_files]
+    return list({unordered(plan.layout): plan for plan in chosen}.values())
 
 
-def may_fit(plan: training.StepPlan) -> bool:
+def may_fit(plan: StepPlan) -> bool:
     """Returns whether the program may fit, although its trace may say that it does not."""
     memory_bytes = math.inf if plan.topology is None else plan.topology.chip.memory_bytes
     return plan.memory.needed_bytes <= OVERESTIMATE * memory_bytes
@@ -220,7 +202,7 @@ def one_line(layout: Layout) -> str:
     return " | ".join(setting for setting in settings if setting)
 
 
-def suggest_slice(plan: training.StepPlan) -> str:
+def suggest_slice(plan: StepPlan) -> str:
     """Names the smallest slice of these chips that holds the run, if all of it splits evenly.
 
     Some layout splits batch and model over its devices.

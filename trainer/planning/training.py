@@ -132,6 +132,7 @@ class StepPlan(ProgramPlan):
     """Holds the cost of a run under a layout, as far as it is known."""
 
     run: Run
+    layout: Layout
     weights: tuple[Weight, ...]
     schedule: Schedule
     """Says how microbatches go through stages of layers; one stage: all layers on each device."""
@@ -256,6 +257,7 @@ def plan_step(
         device_coords=device_coords,
         memory=counts.memory,
         run=step.run,
+        layout=step.layout,
         weights=record_loss(step.run).weights,
         schedule=pipeline_schedule(step.run, step.layout, step.sizes),
         attention=attention_choices(step.run, step.layout, step.mesh),
@@ -279,7 +281,8 @@ def with_device_order(plan: StepPlan, order: str | None) -> StepPlan:
     coords = coordinates(plan.topology, plan.mesh, order)
     compute_s = plan.timing.products_s, plan.timing.other_s
     timing = add_up(plan.topology, coords, plan.mesh, plan.work.collectives, *compute_s)
-    return dataclasses.replace(plan, device_coords=coords, timing=timing)
+    layout = dataclasses.replace(plan.layout, order=order)
+    return dataclasses.replace(plan, layout=layout, device_coords=coords, timing=timing)
 
 
 def plan_on_host(run: Run, layout: Layout, mesh: Mesh, host: HostRates) -> StepPlan:

@@ -56,7 +56,7 @@ def plan(name: str) -> Figures:
     if run.decoding:
         flags = PlanFlags(analytic=True, decoding=DecodePlanFlags(**run.decoding))
         return decode_as_json(plan_batch(inputs, flags))
-    figures = as_json(best_plan(inputs, analytic=True), inputs.layout)
+    figures = as_json(best_plan(inputs, analytic=True))
     parts, kinds = figures["step_time_parts_s"], Counter[str]()
     for row in figures["collectives"]:
         kinds[row["kind"]] += row["seconds"]

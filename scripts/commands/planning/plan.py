@@ -70,7 +70,7 @@ def plan_run(flags: PlanFlags) -> None:
         inputs.check(inputs.run)
         print_note(*check_bubble(inputs.run, inputs.layout, inputs.sizes))
         plan = best_plan(inputs, flags.analytic)
-        figures = training_figures(plan, inputs.layout, flags)
+        figures = training_figures(plan, flags)
         page.print_plan(title, figures)
         if plan.memory.out_of_memory:
             print_note(
@@ -94,9 +94,7 @@ def compare(flags: PlanFlags) -> None:
             figures[name] = decode_as_json(plan_decode.plan_batch(inputs, flags))
         else:
             inputs.check(inputs.run)
-            figures[name] = training_figures(
-                best_plan(inputs, flags.analytic), inputs.layout, flags
-            )
+            figures[name] = training_figures(best_plan(inputs, flags.analytic), flags)
 
     def order(name: str) -> tuple[bool, float]:
         time_s = figures[name]["output_latency_s" if flags.decode else "step_time_s"]
@@ -110,9 +108,9 @@ def compare(flags: PlanFlags) -> None:
     write_json(flags.json_file, figures)
 
 
-def training_figures(plan: StepPlan, layout: Layout, flags: PlanFlags) -> dict[str, Any]:
+def training_figures(plan: StepPlan, flags: PlanFlags) -> dict[str, Any]:
     assumed = Assumptions(**dataclasses.asdict(flags.run_cost))
-    figures = as_json(plan, layout, assumed, flags.price_per_chip_hour)
+    figures = as_json(plan, assumed, flags.price_per_chip_hour)
     if flags.price_per_chip_hour is not None and figures["run_cost"] is not None:
         figures["run_cost"]["currency"] = flags.currency
     return figures

@@ -91,19 +91,19 @@ def rank(
     ranking = rank_layouts(run, topology or measure_host(jax.devices()), configured)
     where = f"{len(jax.devices())} devices of one machine" if topology is None else topology.name
     basis = f"{len(ranking)} layouts on {where}, by their traces"
-    fitting = [ranked for ranked in ranking if ranked.plan.fits is not False]
+    fitting = [plan for plan in ranking if plan.fits is not False]
     if topology is not None and not fitting:
-        least = min((ranked.plan for ranked in ranking), key=lambda plan: plan.memory.needed_bytes)
+        least = min(ranking, key=lambda plan: plan.memory.needed_bytes)
         raise UserError(
             f"--topology={topology.name}: none of {basis}, fits; the least needs "
             f"{size_text(least.memory.needed_bytes)} per device of "
             f"{size_text(topology.chip.memory_bytes)}.  {suggest_slice(least)}  "
             "Traces are not exact: a --budget compiles."
         )
-    figures = {ranked.name: as_json(ranked.plan, ranked.layout) for ranked in ranking}
+    figures = {one_line(plan.layout): as_json(plan) for plan in ranking}
     page.print_comparison(figures)
     write_json(flags.json_file, [{"layout": name, **plan} for name, plan in figures.items()])
-    trials = [(Candidate(run, ranked.layout), Trial.of(ranked.plan)) for ranked in fitting]
+    trials = [(Candidate(run, plan.layout), Trial.of(plan)) for plan in fitting]
     write_best(flags.output, trials, f"The fastest of {basis}", named_options(run, topology))
 
 
@@ -123,7 +123,7 @@ def search(
 
     def chosen_layouts() -> list[dict[str, Any]]:
         ranking = shortlist(rank_layouts(run, hardware, configured), configured, flags.best)
-        return [dataclasses.asdict(ranked.layout) for ranked in ranking]
+        return [dataclasses.asdict(plan.layout) for plan in ranking]
 
     layouts = [Layout(**fields) for fields in log.once("layouts", chosen_layouts)]
     tuner = Tuner(hardware, measure_on(topology), log, deadline_s)

@@ -35,7 +35,7 @@ def test_the_innermost_scope_names_the_part() -> None:
 def test_parts_add_up_to_the_step() -> None:
     with optax_promotion():
         plan = plan_from_trace(toy_run(EXPERTS), LAYOUT, {"data": 4}, SLICE)
-    figures, timing = as_json(plan, LAYOUT), plan.timing
+    figures, timing = as_json(plan), plan.timing
     assert timing is not None
     rows = {row.pop("part"): row for row in figures["step_time_by_part"]}
     parts = {"attention", "feed-forward", "experts", "gate", "dispatch", "combine", "norms"}

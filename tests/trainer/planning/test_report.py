@@ -18,7 +18,7 @@ def test_the_whole_run_takes_its_steps() -> None:
     layout, topology = layout_named("fsdp"), Topology.named("v5e:2x2")
     with optax_promotion():
         plan = plan_from_trace(run, layout, mesh_sizes(layout.mesh, topology.devices), topology)
-    figures, step_s = as_json(plan, layout), plan.step_s
+    figures, step_s = as_json(plan), plan.step_s
     assert step_s is not None and figures["step_time_s"] == step_s
     assert figures["run_hours"] * 3600 == pytest.approx(run.steps * step_s)
     assert figures["chip_hours"] == pytest.approx(4 * figures["run_hours"])

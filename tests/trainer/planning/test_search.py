@@ -12,14 +12,14 @@ from layouts.layout import Layout
 from tests.toys import optax_promotion
 from tests.trainer.planning.runs import DENSE, toy_run
 from trainer.planning.search import (
-    RankedLayout,
     legal_layouts,
+    one_line,
     plan_layouts,
     rank_layouts,
     shortlist,
     with_best_order,
 )
-from trainer.planning.training import plan_from_trace, with_device_order
+from trainer.planning.training import StepPlan, plan_from_trace, with_device_order
 
 RUN = toy_run(dataclasses.replace(DENSE, layers=2))
 SLICE = Topology.named("v3:8x8")
@@ -34,12 +34,12 @@ HOST = HostRates(8, flops_per_s=1.0, bytes_per_s=1e20, elements_per_s=1e20, coll
 def test_the_fastest_order_of_devices_is_found_without_another_trace() -> None:
     with optax_promotion():
         plan = plan_from_trace(RUN, SPLIT, MESH, SLICE)
-        best = with_best_order(RankedLayout(SPLIT, plan))
+        best = with_best_order(plan)
         again = plan_from_trace(RUN, best.layout, MESH, SLICE)
     assert best.layout.order is not None
-    assert best.step_s < RankedLayout(SPLIT, plan).step_s
-    assert with_device_order(best.plan, None).timing == plan.timing
-    assert again.timing == best.plan.timing
+    assert best.step_s < plan.step_s
+    assert with_device_order(best, None).timing == plan.timing
+    assert again.timing == best.timing
 
 
 def test_microbatches_must_divide_as_well() -> None:
@@ -59,35 +59,35 @@ def test_a_plan_is_of_the_order_that_the_layout_says(order: str | None) -> None:
 
 
 @functools.cache
-def ranked_layouts() -> list[RankedLayout]:
+def ranked_layouts() -> list[StepPlan]:
     with optax_promotion():
         return rank_layouts(RUN, Topology.named("v5e:2x4"), [CONFIGURED])
 
 
 def test_the_layout_of_the_files_is_ranked() -> None:
-    assert CONFIGURED.rules in {ranked.layout.rules for ranked in ranked_layouts()}
+    assert CONFIGURED.rules in {plan.layout.rules for plan in ranked_layouts()}
 
 
 def test_standard_layouts_and_that_of_the_files_are_compiled_too() -> None:
     ranking = ranked_layouts()
     first = shortlist(ranking, [CONFIGURED], 3)
-    layouts = [(ranked.layout.rules, ranked.layout.param_rules) for ranked in first]
+    layouts = [(plan.layout.rules, plan.layout.param_rules) for plan in first]
     assert first[:3] == ranking[:3]
     assert {DATA_PARALLEL, FSDP, FSDP_AND_MODEL, (CONFIGURED.rules, CONFIGURED.param_rules)} <= set(
         layouts
     )
-    assert len({ranked.name for ranked in first}) == len(first) <= 3 + 5
+    assert len({one_line(plan.layout) for plan in first}) == len(first) <= 3 + 5
 
 
 def test_what_cannot_fit_is_not_compiled_as_a_standard() -> None:
     ranking = ranked_layouts()
-    [large] = [r for r in ranking if (r.layout.rules, r.layout.param_rules) == DATA_PARALLEL]
-    memory = large.plan.memory
+    [large] = [p for p in ranking if (p.layout.rules, p.layout.param_rules) == DATA_PARALLEL]
+    memory = large.memory
     causes = {**memory.bytes_by_cause, "parameters": 21 * 2**30}
     memory = memory._replace(bytes_by_cause=causes, needed_bytes=sum(causes.values()))
-    too_large = large._replace(plan=dataclasses.replace(large.plan, memory=memory))
-    ranking = [*(ranked for ranked in ranking if ranked is not large), too_large]
-    assert too_large.name not in {ranked.name for ranked in shortlist(ranking, [], 3)}
+    too_large = dataclasses.replace(large, memory=memory)
+    ranking = [*(plan for plan in ranking if plan is not large), too_large]
+    assert too_large.layout not in {plan.layout for plan in shortlist(ranking, [], 3)}
 
 
 def test_a_layout_that_cannot_be_traced_is_skipped() -> None:
@@ -95,4 +95,4 @@ def test_a_layout_that_cannot_be_traced_is_skipped() -> None:
     broken = Layout(mesh="data:16,model:8", rules="batch:data;d_kv:model")
     with optax_promotion():
         planned = [*plan_layouts(RUN, [broken, SPLIT], SLICE)]
-    assert [ranked.layout.rules for ranked in planned] == [SPLIT.rules]
+    assert [plan.layout.rules for plan in planned] == [SPLIT.rules]
