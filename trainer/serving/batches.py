@@ -6,11 +6,11 @@ batch is made of the jobs that wait when one ends.
 
 import dataclasses
 from collections.abc import Collection, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from trainer.decoding.decoder import BatchShape, Decoder, Request, padded, prepared, rows_of_batch
 from trainer.decoding.requests import DecodeOptions
-from trainer.serving.service import Job, NoFiniteScore, ServedWeights, Service
+from trainer.serving.service import Job, NoFiniteScore, Service
 
 
 class BatchService(Service):
@@ -55,8 +55,8 @@ class BatchService(Service):
             self._waiting.remove(job)
         return jobs
 
-    def set_weights(self, weights: ServedWeights) -> None:
-        params = prepared(self.decoder.model, weights.params, self.mesh)
+    def set_weights(self, params: Any) -> None:
+        params = prepared(self.decoder.model, params, self.mesh)
         self.decoder = dataclasses.replace(self.decoder, params=params)
 
     def advance(self, jobs: Sequence[Job]) -> None:

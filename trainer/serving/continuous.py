@@ -3,14 +3,14 @@
 import math
 import time
 from collections.abc import Collection, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from models.decoding.slots import NewTokens, PromptScores
 from trainer.multihost import fetched
-from trainer.serving.service import Job, NoFiniteScore, Ranked, ServedWeights, Service
+from trainer.serving.service import Job, NoFiniteScore, Ranked, Service
 from trainer.serving.slot_engine import MAX_STEPS, SlotEngine, SlotSize
 
 
@@ -49,8 +49,8 @@ class ContinuousService(Service):
         room = min(self.engine.slots - len(self._running), len(self._waiting))
         return [self._waiting.popleft() for _ in range(room)]
 
-    def set_weights(self, weights: ServedWeights) -> None:
-        self.engine.set_weights(weights.params)
+    def set_weights(self, params: Any) -> None:
+        self.engine.set_weights(params)
 
     def advance(self, jobs: Sequence[Job]) -> None:
         scored = [job for job in jobs if not job.request.max_new_tokens]

@@ -12,7 +12,7 @@ from configs.errors import UserError, brief
 from layouts.axes import leaf_path
 from trainer.checkpoints.restore import TrainedModel
 from trainer.multihost import fetched
-from trainer.serving.service import ServedWeights, Service
+from trainer.serving.service import Service
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ class CheckpointWatcher:
     service: Service
     latest: Callable[[], int | None]
     files: Callable[[int], object]
-    restore: Callable[[int], ServedWeights]
+    restore: Callable[[int], TrainedModel]
     every_s: float
 
     def __post_init__(self) -> None:
@@ -73,9 +73,9 @@ class CheckpointWatcher:
         if self._tries == TRIES:
             return
         self._tries += 1
-        weights = self.restore(step)
+        trained = self.restore(step)
         self._last = step
-        self.service.replace(weights)
+        self.service.replace(trained.params, trained.step)
 
     def start(self) -> None:
         if self.every_s:

@@ -89,14 +89,6 @@ class ServiceCounts:
     reloads: int = 0
 
 
-@dataclasses.dataclass(frozen=True)
-class ServedWeights:
-    """Holds the weights of a checkpoint."""
-
-    params: Any
-    step: int
-
-
 class Service(abc.ABC):
     """Answers jobs in a thread; a subclass says how."""
 
@@ -113,7 +105,7 @@ class Service(abc.ABC):
         """Called in the thread with the jobs that changed."""
         self._waiting = collections.deque[Job]()
         self._submitted = weakref.WeakSet[Job]()
-        self._next_weights: ServedWeights | None = None
+        self._next_weights: tuple[Any, int] | None = None
         self._is_stopping = False
         self._changed = threading.Condition()
         self._is_ready = threading.Event()
@@ -144,10 +136,10 @@ class Service(abc.ABC):
                 job.is_cancelled = True
             self._changed.notify()
 
-    def replace(self, weights: ServedWeights) -> None:
+    def replace(self, params: Any, step: int) -> None:
         """Takes new weights, once the texts that the old ones began are done."""
         with self._changed:
-            self._next_weights = weights
+            self._next_weights = params, step
             self._changed.notify()
 
     @property
@@ -187,7 +179,7 @@ class Service(abc.ABC):
         """Begins these jobs, and does some work on all that run."""
 
     @abc.abstractmethod
-    def set_weights(self, weights: ServedWeights) -> None:
+    def set_weights(self, params: Any) -> None:
         """Takes new weights; nothing runs."""
 
     # The thread.
@@ -213,10 +205,10 @@ class Service(abc.ABC):
                     kept = (job for job in self._waiting if not job.is_cancelled)
                     self._waiting = collections.deque(kept)
                 if self._next_weights is not None and not self.running():
-                    weights, self._next_weights = self._next_weights, None
-                    self.set_weights(weights)
-                    self.checkpoint = weights.step
-                    del weights  # the service may have made others of them
+                    (params, step), self._next_weights = self._next_weights, None
+                    self.set_weights(params)
+                    self.checkpoint = step
+                    del params  # the service may have made others of them
                     self.counts.reloads += 1
                     logger.info("Serving the checkpoint of step %d.", self.checkpoint)
                 jobs = self.next_jobs() if self._next_weights is None else []

@@ -31,7 +31,7 @@ from trainer.run import Run
 from trainer.serving.batches import BatchService, batch_lengths
 from trainer.serving.continuous import ContinuousService
 from trainer.serving.reload import CheckpointWatcher, check_finite
-from trainer.serving.service import Compilations, ServedWeights, Service
+from trainer.serving.service import Compilations, Service
 from trainer.serving.slot_engine import SlotEngine
 
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
@@ -62,10 +62,6 @@ def server_of(flags: ServeFlags) -> Iterator[tuple[Server, socket.socket]]:
         # No variable here refers to the weights, so that a newer checkpoint frees them.
         served = served_model([restore(step) for step in steps], flags)
 
-        def newer(step: int) -> ServedWeights:
-            trained = restore(step)
-            return ServedWeights(trained.params, trained.step)
-
         print_note("Compiling.")
         compilations = Compilations()
         served.service.start()
@@ -76,7 +72,7 @@ def server_of(flags: ServeFlags) -> Iterator[tuple[Server, socket.socket]]:
         reload_s = flags.reload_s if flags.model.checkpoint == "latest" else 0.0
         checkpoints = models.checkpoints
         watcher = CheckpointWatcher(
-            served.service, lambda: checkpoints.latest, checkpoints.files, newer, reload_s
+            served.service, lambda: checkpoints.latest, checkpoints.files, restore, reload_s
         )
         watcher.start()
         yield server, listener

@@ -1,13 +1,14 @@
 """A service: what its jobs hear when it fails."""
 
 from collections.abc import Collection, Sequence
+from typing import Any
 
 import pytest
 
 from layouts.mesh import make_mesh
 from tests.toys import WHOLE
 from trainer.decoding.decoder import Request
-from trainer.serving.service import Job, ServedWeights, Service, Stopped
+from trainer.serving.service import Job, Service, Stopped
 
 
 class Failing(Service):
@@ -29,7 +30,7 @@ class Failing(Service):
         if self.taken == 3:
             raise RuntimeError("out of memory")
 
-    def set_weights(self, weights: ServedWeights) -> None:
+    def set_weights(self, params: Any) -> None:
         raise AssertionError
 
 
