@@ -11,7 +11,7 @@ import logging
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -50,6 +50,7 @@ from trainer.checkpoints.integrity import (
 from trainer.resume.history import CHECKPOINTS, ITEM, record_saved, starts
 
 Tree = Any
+Described = Mapping[str, jax.ShapeDtypeStruct]  # arrays of a checkpoint, by path
 
 OPTIONAL = "spikes"
 """The part of a state that checkpoints lack which a run saved before it was switched on."""
@@ -57,17 +58,6 @@ LISTED = 10
 """Arrays named in an error."""
 
 logger = logging.getLogger(__name__)
-
-
-class Saved(NamedTuple):
-    """Describes one array of a checkpoint."""
-
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-
-    @property
-    def bytes(self) -> int:
-        return math.prod(self.shape) * self.dtype.itemsize
 
 
 @dataclasses.dataclass
@@ -143,7 +133,7 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
                     listed.append((name, stat.length, stat.mtime))
         return listed
 
-    def describe(self, step: int) -> dict[str, Saved]:
+    def describe(self, step: int) -> Described:
         """Describes every array of a checkpoint by its path; none is loaded."""
         try:
             return self._saved(step)
@@ -175,11 +165,11 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
         except DamagedCheckpoint as reason:
             raise self._unusable({step: str(reason)}) from reason
 
-    def _read_array(self, step: int, path: str, saved: Saved) -> np.ndarray:
+    def _read_array(self, step: int, path: str, saved: jax.ShapeDtypeStruct) -> np.ndarray:
         """Reads one array, whatever its sharding, into the memory of the host."""
         tree = functools.partial(traverse_util.unflatten_dict, sep="/")
         args = ocp.args.PyTreeRestore(
-            item=tree({path: jax.ShapeDtypeStruct(saved.shape, saved.dtype)}),
+            item=tree({path: saved}),
             restore_args=tree({path: ocp.RestoreArgs(restore_type=np.ndarray)}),
             partial_restore=True,
         )
@@ -369,18 +359,16 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
         arrays = traverse_util.flatten_dict(tree, sep="/")
         return jax.tree.unflatten(jax.tree.structure(abstract), [arrays[path] for path in by_path])
 
-    def _saved(self, step: int) -> dict[str, Saved]:
+    def _saved(self, step: int) -> Described:
         """Returns shapes and types on disk, once every file is known to be there and whole."""
         if not self._path(step).parent.exists():
             raise DamagedCheckpoint("there is none")
         verify(self._path(step))
         tree = read(lambda: self._reader.metadata(self._path(step)).tree)
         arrays = traverse_util.flatten_dict(tree, sep="/")
-        return {path: Saved(tuple(a.shape), np.dtype(a.dtype)) for path, a in arrays.items()}
+        return {path: jax.ShapeDtypeStruct(a.shape, a.dtype) for path, a in arrays.items()}
 
-    def _compare(
-        self, step: int, saved: Mapping[str, Saved], want: Mapping[str, tuple[int, ...]]
-    ) -> None:
+    def _compare(self, step: int, saved: Described, want: Mapping[str, tuple[int, ...]]) -> None:
         parts = set(map(_part, want))
         have = {path: a.shape for path, a in saved.items() if _part(path) in parts}
         wrong = [path for path in sorted({**have, **want}) if have.get(path) != want.get(path)]

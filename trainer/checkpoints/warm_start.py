@@ -19,7 +19,7 @@ from layouts.layout import Layout
 from layouts.padding import with_axes
 from models.adapters.lora import ADAPTER
 from models.api import Model, Params
-from trainer.checkpoints.manager import Checkpoints, Saved
+from trainer.checkpoints.manager import Checkpoints, Described
 
 Array = jax.Array
 logger = logging.getLogger(__name__)
@@ -121,9 +121,7 @@ def warm_started(
     return traverse_util.unflatten_dict(weights, sep="/"), step
 
 
-def weight_sources(
-    new: dict[str, Array], saved: dict[str, Saved], title: str
-) -> dict[str, WeightSource]:
+def weight_sources(new: dict[str, Array], saved: Described, title: str) -> dict[str, WeightSource]:
     """Returns the source of each weight but new routers; raises all that does not fit at once."""
     blocks: dict[str, int] = {}
     for path in new:
@@ -147,7 +145,7 @@ def weight_sources(
     return sources
 
 
-def _source(path: str, blocks: dict[str, int], saved: dict[str, Saved]) -> WeightSource:
+def _source(path: str, blocks: dict[str, int], saved: Described) -> WeightSource:
     """Returns the same path, or the dense model's for a layer of a pattern and for an expert."""
     candidates = [WeightSource(path)]
     layer = re.match(r"^(.*/layers_N)/block(\d+)/(.*)$", path)

@@ -22,7 +22,8 @@ def checkpoint(flags: InspectCheckpointFlags) -> None:
         step = single_checkpoint(checkpoints, flags.checkpoint) or steps[-1]
         arrays = checkpoints.describe(step)
     rows = [
-        (path, "x".join(map(str, a.shape)), str(a.dtype), a.bytes) for path, a in arrays.items()
+        (path, "x".join(map(str, a.shape)), str(a.dtype), a.size * a.dtype.itemsize)
+        for path, a in arrays.items()
     ]
     history = starts(flags.model_dir)
     for start in history:
