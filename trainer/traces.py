@@ -36,21 +36,15 @@ class DecodeShape(NamedTuple):
     weights: StoredWeights = "stored"
 
 
-class TrainStepTrace(NamedTuple):
-    """Holds the traced training step and its abstract arguments."""
-
-    traced: Any  # as jax.stages has it; its type is not public
-    state: step.State
-    batch: AbstractBatch
-
-
-def trace_train_step(run: Run, layout: Layout, mesh: Mesh | AbstractMesh) -> TrainStepTrace:
-    """Traces the training step."""
+def trace_train_step(
+    run: Run, layout: Layout, mesh: Mesh | AbstractMesh
+) -> tuple[Any, step.State, AbstractBatch]:
+    """Traces the training step; returns that and its abstract arguments."""
     step_spec = step.train_step_spec(run, layout)
     state = step.abstract_state(step_spec, mesh)
     batch = batch_of_run(run, layout, mesh, run.microbatches)
     with use_mesh(mesh):
-        return TrainStepTrace(step.train_step.trace(step_spec, state, batch), state, batch)
+        return step.train_step.trace(step_spec, state, batch), state, batch
 
 
 def trace_evaluate_step(

@@ -277,16 +277,3 @@ def count_compiled_decode(
     """Counts decoding as compiled for a slice, which may be absent.  Call it in a child."""
     mesh = topology_mesh(topology.name, sizes, layout.order)
     return compile_decode(trace_decode(run, layout, mesh, shape))
-
-
-def plan_decode_from_trace(
-    run: Run,
-    layout: Layout,
-    sizes: dict[str, int],
-    topology: Topology | None,
-    shape: DecodeShape,
-    counts: DecodeCounts | None = None,
-) -> DecodePlan:
-    """Plans from a trace, which takes seconds, and from the counts of a compiled text if given."""
-    step = trace_decode(run, layout, slice_mesh(sizes, topology), shape)
-    return plan_decode(step, topology, counts or estimate_decode(step))

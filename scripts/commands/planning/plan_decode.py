@@ -14,12 +14,13 @@ from scripts.commands.shared_flags import SearchFlags
 from trainer.decoding.decoder import padded
 from trainer.decoding.requests import DecodeOptions
 from trainer.planning.child import in_child
+from trainer.planning.counts import slice_mesh
 from trainer.planning.decoding import (
     DecodePlan,
     compile_decode,
     count_compiled_decode,
+    estimate_decode,
     plan_decode,
-    plan_decode_from_trace,
     trace_decode,
 )
 from trainer.run import Run
@@ -49,7 +50,8 @@ def plan_batch(inputs: PlanInputs, flags: PlanFlags) -> DecodePlan:
         counts = None
         if compiles and topology is not None:
             counts = in_child(count_compiled_decode, run, layout, sizes, topology, shape)
-        return plan_decode_from_trace(run, layout, sizes, topology, shape, counts)
+        step = trace_decode(run, layout, slice_mesh(sizes, topology), shape)
+        return plan_decode(step, topology, counts or estimate_decode(step))
 
 
 def padded_lengths(run: Run, decoding: DecodePlanFlags) -> tuple[int, int, int]:

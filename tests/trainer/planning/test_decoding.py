@@ -23,13 +23,13 @@ from models.transformer import Transformer
 from tests.toys import ROOT
 from tests.trainer.planning.runs import PAIR_TASK, layout_named, toy_run
 from trainer.decoding.decoder import padded
+from trainer.planning.counts import slice_mesh
 from trainer.planning.decoding import (
     DecodeCounts,
     TracedDecode,
     compile_decode,
     estimate_decode,
     plan_decode,
-    plan_decode_from_trace,
     trace_decode,
 )
 from trainer.run import Run
@@ -169,9 +169,9 @@ def test_a_token_waits_for_the_memory() -> None:
     files = ["configs/models/giant_64b.gin", "layouts/model_parallel.gin"]
     config = load([str(ROOT / file) for file in files], ["Precision.store = 'bfloat16'"])
     topology, shape = Topology.named("v3:4x2"), DecodeShape(Sampling(width=16), 1, 0, 1024, 64)
-    plan = plan_decode_from_trace(
-        config.make(Run), config.make(Layout), {"model": 16}, topology, shape
-    )
+    mesh = slice_mesh({"model": 16}, topology)
+    step = trace_decode(config.make(Run), config.make(Layout), mesh, shape)
+    plan = plan_decode(step, topology, estimate_decode(step))
     assert plan.cache_bytes == pytest.approx(4 * 2**30, rel=0.01)
     assert plan.fits and plan.timings is not None and plan.token_s is not None
     weights = 2 * plan.parameters / 16 / topology.chip.memory_bandwidth
