@@ -61,14 +61,6 @@ class PartOfText(NamedTuple):
     tag: str | None = None
 
 
-class PairsOfPart(NamedTuple):
-    """Holds the pairs of one part of a split, as its files have them."""
-
-    name: str
-    tag: str | None
-    pairs: list[Pair]
-
-
 @spec
 class Task:
     """Defines what `prepare` makes rows from: here text, for a language model."""
@@ -154,9 +146,9 @@ class Task:
         """Returns what a model reads of a line that it is to continue."""
         return line
 
-    def test_pairs(self, split: str) -> list[PairsOfPart]:
-        """Returns the pairs of a split, part by part; empty without a source side."""
-        return []
+    def test_pairs(self, split: str) -> Iterator[tuple[str, str | None, list[Pair]]]:
+        """Yields name, tag and pairs of each part of a split; nothing without a source side."""
+        return iter(())
 
     # Vocabs
 

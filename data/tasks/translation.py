@@ -1,12 +1,14 @@
 """Defines tasks of translation, for models with an encoder."""
 
+from collections.abc import Iterator
+
 from configs.errors import UserError
 from configs.spec import spec
 from data.packing.pack import place_dtype
 from data.packing.pair_rows import PairRows, packed_pairs
 from data.packing.rows import Counts
-from data.sources.pairs import tag_word
-from data.task import Length, PackChunk, PairsOfPart
+from data.sources.pairs import Pair, tag_word
+from data.task import Length, PackChunk
 from data.tasks.pairs import PairTask
 from data.vocab import Tokenizer
 from data.vocabs import SOURCE_FILE, TARGET_FILE, Vocabs
@@ -41,11 +43,9 @@ class Translation(PairTask):
     def tags(self) -> tuple[str, ...]:
         return self.source.tags
 
-    def test_pairs(self, split: str) -> list[PairsOfPart]:
-        return [
-            PairsOfPart(name, part.tag, list(self.pairs_of(part, split)))
-            for name, part in self.source.parts_of(split).items()
-        ]
+    def test_pairs(self, split: str) -> Iterator[tuple[str, str | None, list[Pair]]]:
+        for name, part in self.source.parts_of(split).items():
+            yield name, part.tag, list(self.pairs_of(part, split))
 
     @property
     def source_vocab_file(self) -> str:
