@@ -125,8 +125,3 @@ def _close(observer: Observer) -> None:
         observer.close()
     except OSError as error:
         logger.warning("%s: not closed: %s.", type(observer).__name__, error.strerror or error)
-
-
-def on_first_process(*observers: Observer) -> tuple[Observer, ...]:
-    """Returns these observers, which write files, in the first process of a run; none elsewhere."""
-    return observers if jax.process_index() == 0 else ()

@@ -1,9 +1,8 @@
 """Observers of a run, called together."""
 
-import jax
 import pytest
 
-from trainer.observers import Observer, Observers, Outcome, on_first_process
+from trainer.observers import Observer, Observers, Outcome
 
 
 class Named(Observer):
@@ -27,12 +26,3 @@ def test_observers_run_and_close_in_order_whatever_fails(
     observers.close()
     assert log == ["a ended at 7", "b ended at 7", "a closed", "b closed"]
     assert caplog.text.count("Named: not closed: No space left on device.") == 2
-
-
-def test_observers_that_write_files_run_in_the_first_process(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    observer = Observer()
-    assert on_first_process(observer) == (observer,)
-    monkeypatch.setattr(jax, "process_index", lambda: 1)
-    assert on_first_process(observer) == ()

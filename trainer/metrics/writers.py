@@ -12,7 +12,7 @@ import re
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 
@@ -161,28 +161,21 @@ class LossPlot(Observer):
         RunPlots(self._model_dir).save(self._model_dir, "loss")
 
 
-class ProfileSteps(NamedTuple):
-    """Holds the first and the last step of a profile, both included."""
+def parse_profile_steps(text: str, steps: int) -> range:
+    """Parses a range of steps, its last one included; it must be within the steps of the run.
 
-    first: int
-    last: int
-
-    @classmethod
-    def parse(cls, text: str, steps: int) -> "ProfileSteps":
-        """Parses the range of steps, which must be within the steps of the run.
-
-        >>> ProfileSteps.parse("10:13", steps=100)
-        ProfileSteps(first=10, last=13)
-        """
-        match = re.fullmatch(r"(\d{1,18}):(\d{1,18})", text)
-        chosen = cls(int(match[1]), int(match[2])) if match else None
-        if chosen is None or not 1 <= chosen.first <= chosen.last <= steps:
-            raise UserError(
-                f"--profile_steps={brief(text)}: not a range of steps of this run.  Legal: the "
-                "first and the last step with a colon between them, as in 10:13, from 1 to "
-                f"{steps} (Run.steps)."
-            )
-        return chosen
+    >>> parse_profile_steps("10:13", steps=100)
+    range(10, 14)
+    """
+    match = re.fullmatch(r"(\d{1,18}):(\d{1,18})", text)
+    first, last = (int(match[1]), int(match[2])) if match else (0, 0)
+    if not 1 <= first <= last <= steps:
+        raise UserError(
+            f"--profile_steps={brief(text)}: not a range of steps of this run.  Legal: the "
+            "first and the last step with a colon between them, as in 10:13, from 1 to "
+            f"{steps} (Run.steps)."
+        )
+    return range(first, last + 1)
 
 
 class Profile(Observer):
@@ -192,19 +185,19 @@ class Profile(Observer):
     ends with the metrics of its last step, or with the run.
     """
 
-    def __init__(self, model_dir: Path, steps: ProfileSteps):
+    def __init__(self, model_dir: Path, steps: range):
         self._target = model_dir / PROFILE_FOLDER
         self._steps = steps
         self._is_running = False
 
     def before_step(self, step: int) -> None:
-        if step == self._steps.first and jax.process_index() == 0:
+        if step == self._steps[0] and jax.process_index() == 0:
             self._folder = WorkingFolder(self._target)
             jax.profiler.start_trace(str(self._folder.path))
             self._is_running = True
 
     def on_step(self, result: StepResult) -> None:
-        if result.step == self._steps.last:
+        if result.step == self._steps[-1]:
             self.close()
 
     def close(self) -> None:

@@ -26,9 +26,15 @@ from trainer.loop import TrainJob
 from trainer.loop import train as train_loop
 from trainer.memory import check_memory
 from trainer.metrics.goodput import describe, spent_seconds
-from trainer.metrics.writers import LossPlot, MetricsWriter, Profile, ProfileSteps, RouterWarnings
+from trainer.metrics.writers import (
+    LossPlot,
+    MetricsWriter,
+    Profile,
+    RouterWarnings,
+    parse_profile_steps,
+)
 from trainer.model_dir import ModelDir
-from trainer.observers import Observer, on_first_process
+from trainer.observers import Observer
 from trainer.planning.report import CostPrediction
 from trainer.processes.join import leave
 from trainer.processes.peers import is_first_process
@@ -99,8 +105,8 @@ def profile_observers(flags: TrainFlags, run: Run, first_step: int) -> list[Prof
     """Returns the steps of --profile_steps; a run that resumes may be past them."""
     if flags.profile_steps is None:
         return []
-    steps = ProfileSteps.parse(flags.profile_steps, run.steps or UNKNOWN_STEPS)
-    if steps.first <= first_step:
+    steps = parse_profile_steps(flags.profile_steps, run.steps or UNKNOWN_STEPS)
+    if steps[0] <= first_step:
         print_note(f"warning: no profile: the run resumes after step {first_step}.")
         return []
     return [Profile(flags.model_dir, steps)]
@@ -126,7 +132,7 @@ def train_run(
         ProgressBar(),
         CostPrediction(model_dir),
         *([TranslationEval(run, layout, mesh, prepared.vocabs)] if run.bleu_sentences else []),
-        *on_first_process(metrics, LossPlot(model_dir)),
+        *([metrics, LossPlot(model_dir)] if is_first_process() else []),
         RouterWarnings(),
         *more_observers,
         Watchdog(),
