@@ -1,7 +1,7 @@
 """Loads gin files into a `Config`, which makes specs and tells where each value came from."""
 
 import dataclasses
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -19,21 +19,15 @@ _FAILED = object()
 _Chain = tuple[tuple[Reference, tuple[str, ...]], ...]  # references being followed, with scopes
 
 
-@dataclass(frozen=True, kw_only=True)
-class SettingValue:
-    """Holds one parameter of a spec in use; `origin` is "default" if no file or flag binds it."""
-
-    name: str
-    value: Any
-    origin: str
-
-
 class Maker:
-    """Makes specs from bindings; notes each parameter's origin and each binding read."""
+    """Makes specs from bindings; notes each parameter and each binding read.
+
+    The origin of a parameter is "default" if no file or flag binds it.
+    """
 
     def __init__(self, bound: Mapping[str, Binding]) -> None:
         self.bound = bound
-        self.noted: dict[tuple[str, str, str], SettingValue] = {}
+        self.noted: dict[tuple[str, str, str], Binding] = {}
         self.references = 0
         self.used: set[str] = set()
         self.problems: list[str] = []
@@ -62,13 +56,13 @@ class Maker:
         for field in dataclasses.fields(cls):
             if binding := bound.get(field.name):
                 self.used.add(binding.name)
-                self._note(binding.name, binding.value, binding.origin)
+                self._note(binding)
                 values[field.name] = self._value(binding.value, scopes, chain, binding.origin)
                 continue
             default = _default(field) if base is None else getattr(base, field.name)
             if default is not dataclasses.MISSING:
                 name = "/".join((*scopes, f"{cls.__name__}.{field.name}"))
-                self._note(name, _shown(default), "default")
+                self._note(Binding(name=name, value=_shown(default), origin="default"))
                 values[field.name] = self._default(default, scopes, chain)
         failed = {name for name, value in values.items() if value is _FAILED}
         try:
@@ -132,10 +126,8 @@ class Maker:
             return _FAILED if any(item is _FAILED for item in items) else items
         return self._spec(type(value), scopes, chain, value) if is_spec(value) else value
 
-    def _note(self, name: str, value: Any, origin: str) -> None:
-        self.noted.setdefault(
-            (name, origin, repr(value)), SettingValue(name=name, value=value, origin=origin)
-        )
+    def _note(self, setting: Binding) -> None:
+        self.noted.setdefault((setting.name, setting.origin, repr(setting.value)), setting)
 
 
 def _renamed(text: str, setting: str) -> str:
@@ -181,7 +173,7 @@ class Config:
     def bindings(self) -> tuple[Binding, ...]:
         return tuple(self.bound.values())
 
-    def table(self, *classes: type[Any]) -> tuple[SettingValue, ...]:
+    def table(self, *classes: type[Any]) -> tuple[Binding, ...]:
         """Lists every parameter of these specs and of all specs nested in them."""
         return tuple(self._made(classes).noted.values())
 
@@ -200,9 +192,9 @@ class Config:
             names += targets - set(names)
         return set(names)
 
-    def dump(self, specs: Iterable[Any], exclude: Collection[str] = ()) -> str:
+    def dump(self, specs: Iterable[Any]) -> str:
         """Writes specs as one gin text that needs no other file."""
-        return write.dump(specs, self.imports, exclude)
+        return write.dump(specs, self.imports)
 
     def _made(self, parts: Iterable[type[Any] | str]) -> "Maker":
         maker = Maker(self.bound)

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from configs.spec import is_spec, names
@@ -10,18 +10,14 @@ from configs.spec import is_spec, names
 _PLAIN = (int, float, str, type(None))
 
 
-def dump(specs: Iterable[Any], imports: Iterable[str] = (), exclude: Collection[str] = ()) -> str:
-    """Writes these specs and all nested in them as one gin text without includes.
-
-    exclude: parameters to leave out, such as "Run.directory".
-    """
+def dump(specs: Iterable[Any], imports: Iterable[str] = ()) -> str:
+    """Writes these specs and all nested in them as one gin text without includes."""
     labels = _labels(specs)
     lines = [f"import {module}\n" for module in imports]
     for made, label in labels.items():
         lines += ["\n"] if lines else []
         for name, value in _fields(made):
-            if f"{type(made).__name__}.{name}" not in exclude:
-                lines.append(f"{label}.{name} = {_spelt(value, labels)}\n")
+            lines.append(f"{label}.{name} = {_spelt(value, labels)}\n")
     return "".join(lines)
 
 

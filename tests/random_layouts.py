@@ -117,7 +117,9 @@ class Case:
     def gin(self) -> str:
         """Writes the case as a gin file, without what has its default."""
         specs = [self.run, self.layout]
-        text = dump(specs, exclude=_defaults(specs))
+        defaults = _defaults(specs)
+        lines = dump(specs).splitlines(keepends=True)
+        text = "".join(x for x in lines if x.partition(" = ")[0].split("/")[-1] not in defaults)
         return f"# {self.search}, prompts of {self.prompt_tokens}\n{text}"
 
 

@@ -39,9 +39,10 @@ def test_values_are_by_name():
 
 def test_dump_spells_everything_out():
     run = GinRun(steps=10, model=GinModel(layers=2), others=(GinModel(layers=3),))
-    assert load([]).dump([run], exclude=("GinRun.name",)).split("\n") == [
+    assert load([]).dump([run]).split("\n") == [
         "GinRun.steps = 10",
         "GinRun.model = @GinModel()",
+        "GinRun.name = 'toy'",
         "GinRun.seed = None",
         "GinRun.sizes = ()",
         "GinRun.optimizer = @GinAdam()",
