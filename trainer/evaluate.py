@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -14,23 +14,17 @@ from data.packing.rows import Rows
 from models.api import Model, Params
 from models.loss import CROSS_ENTROPY, Criterion, LossSums
 from trainer.feed import BatchSharding, dispatch_ahead
-from trainer.metrics.expert_load import Layer, stats_by_layer
+from trainer.metrics.expert_load import stats_by_layer
 from trainer.step import evaluate_step
 
 Progress = Callable[[int, int], None]
 """Is called with the parts of the work that are done, and with all."""
+Part = dict[str, Any]
+"""Loss, tokens and experts of one part of a mixture, by the names of evaluations.jsonl."""
 
 
 def no_progress(done: int, total: int) -> None:
     """Shows nothing."""
-
-
-class PartEvaluation(NamedTuple):
-    """Holds the results on one part of a mixture; `experts` is as in metrics.jsonl."""
-
-    loss: float
-    tokens: int
-    experts: dict[str, Layer]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,7 +99,7 @@ def evaluate(
     batches: int | None = None,
     criterion: Criterion = CROSS_ENTROPY,
     progress: Progress = no_progress,
-) -> tuple[Evaluation, dict[str, PartEvaluation]]:
+) -> tuple[Evaluation, dict[str, Part]]:
     """Evaluates the whole split, or the first batches of each of its parts.
 
     The parts of a mixture are named; other rows have none.  Sums are added on the host in double
@@ -119,7 +113,7 @@ def evaluate(
     first = None if batches is None else max(1, batches // len(spans)) * batch_sequences
     chosen = {name: (part_rows[:first], tokens) for name, (part_rows, tokens) in spans.items()}
     total = sum(math.ceil(len(part_rows) / batch_sequences) for part_rows, _ in chosen.values())
-    done, loss, correct, parts = 0, 0.0, 0.0, {}
+    done, loss, correct, parts = 0, 0.0, 0.0, dict[str, Part]()
     with jax.set_mesh(mesh):
         sharding = BatchSharding(model.layout, mesh, batch_sequences)
         for name, (part_rows, tokens) in chosen.items():
@@ -134,7 +128,7 @@ def evaluate(
             correct += tokens / counted * _total(sums, "correct")
             loads = jax.tree.map(lambda *x: np.sum(x, axis=0), *(batch.loads for batch in sums))
             experts = stats_by_layer(loads or {})
-            parts[name] = PartEvaluation(loss_of_part / counted, tokens, experts)
+            parts[name] = {"loss": loss_of_part / counted, "tokens": tokens, "experts": experts}
     evaluation = Evaluation.from_sums(loss, correct, rows.counts.tokens, rows)
     return evaluation, parts if len(parts) > 1 else {}
 

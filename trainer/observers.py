@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 
 from layouts.layout import Layout
 from models.api import Params
-from trainer.evaluate import PartEvaluation, Progress
+from trainer.evaluate import Part, Progress
 from trainer.run import Run
 from trainer.step import State
 
@@ -83,7 +83,7 @@ class Observer:
         """
         return {}
 
-    def on_evaluation(self, line: Line, parts: Mapping[str, PartEvaluation]) -> None:
+    def on_evaluation(self, line: Line, parts: Mapping[str, Part]) -> None:
         """Runs after an evaluation of the validation split."""
 
     def before_save(self, step: int) -> None:

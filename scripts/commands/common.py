@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import math
 import os
 import sys
 from collections.abc import Iterator, Mapping
@@ -141,10 +140,7 @@ def whole_batch(run: Run, layout: Layout, sizes: Mapping[str, int], rows: int) -
 
     A group may span several rows; `sizes` are those of the mesh axes.
     """
-    lengths = run.task.array_lengths
-    whole = [math.lcm(group, lengths[name]) // lengths[name]
-             for name, group in run.model.groups.items()]  # fmt: skip
-    multiple = batch_shards(layout, sizes) * math.lcm(*whole)
+    multiple = batch_shards(layout, sizes) * run.rows_together
     return -(-rows // multiple) * multiple
 
 

@@ -16,7 +16,7 @@ from tests.toys import TOY, WHOLE
 from tests.trainer.bigram import LENGTH, VOCAB, text_rows
 from tests.trainer.planning.runs import TASK
 from trainer.checkpoints.manager import Checkpoints
-from trainer.evaluate import PartEvaluation, Progress
+from trainer.evaluate import Part, Progress
 from trainer.loop import TrainJob, train
 from trainer.observers import CompiledStep, Line, Observer, Outcome, StepResult
 from trainer.optimizers.adamw import AdamW
@@ -59,7 +59,7 @@ class Recorder(Observer):
         self.calls.append(f"evaluate {step}")
         return {"bleu": -float(step)}
 
-    def on_evaluation(self, line: Line, parts: Mapping[str, PartEvaluation]) -> None:
+    def on_evaluation(self, line: Line, parts: Mapping[str, Part]) -> None:
         self.calls.append(f"evaluation {line['step']}")
         assert line["bleu"] == -(line["step"] or 0)
 

@@ -19,7 +19,7 @@ import jax
 from configs.errors import UserError, brief
 from data.storage.files import WorkingFolder, atomic_write, sync, write_errors
 from models.feed_forward.moe.routing import Router
-from trainer.evaluate import PartEvaluation
+from trainer.evaluate import Part
 from trainer.metrics.expert_load import Layer, scalars, stats_by_layer
 from trainer.metrics.jsonl import DAMAGED, EVALUATIONS, METRICS, REPLACED, WALL_TIME, split_lines
 from trainer.metrics.plots import RunPlots
@@ -119,12 +119,11 @@ class MetricsWriter(Observer):
         self._track("train", line)
         self._track("experts", {"step": result.step, **scalars(layers)})
 
-    def on_evaluation(self, line: Line, parts: Mapping[str, PartEvaluation]) -> None:
+    def on_evaluation(self, line: Line, parts: Mapping[str, Part]) -> None:
         """Writes an evaluation's numbers; those of a mixture's parts go under "parts"."""
-        part_lines = {name: part._asdict() for name, part in parts.items()}
-        self._evaluations.write({**line, "parts": part_lines} if parts else line)
+        self._evaluations.write({**line, "parts": parts} if parts else line)
         self._track("validation", line)
-        losses: Line = {name: part.loss for name, part in parts.items()}
+        losses: Line = {name: part["loss"] for name, part in parts.items()}
         self._track("validation_loss", {"step": line["step"], **losses})
 
     def before_save(self, step: int) -> None:

@@ -4,7 +4,7 @@ import threading
 import time
 from collections.abc import Mapping
 
-from trainer.evaluate import PartEvaluation
+from trainer.evaluate import Part
 from trainer.observers import CompiledStep, Line, Observer, StepResult
 from trainer.processes import peers
 from trainer.processes.ending import STALLED, dump_stacks, end_process
@@ -38,7 +38,7 @@ class Watchdog(Observer):
     def on_batch_evaluated(self, done: int, total: int) -> None:
         self._moved = time.monotonic()
 
-    def on_evaluation(self, line: Line, parts: Mapping[str, PartEvaluation]) -> None:
+    def on_evaluation(self, line: Line, parts: Mapping[str, Part]) -> None:
         self._moved = time.monotonic()
 
     def close(self) -> None:

@@ -138,12 +138,11 @@ def evaluate_model(flags: EvaluateFlags) -> list[dict[str, Any]]:
         for step in steps:
             trained = models.restore(step, flags.model.average)
             with progress_bar("evaluate") as update:
-                evaluation, by_part = evaluate(
+                evaluation, parts = evaluate(
                     trained.model, trained.params, rows, trained.mesh,
                     batch_sequences=batch_of(trained, flags.batch_sequences),
                     criterion=criterion, progress=update,
                 )  # fmt: skip
-            parts = {name: part._asdict() for name, part in by_part.items()}
             line: dict[str, Any] = {
                 "step": trained.step,
                 "averaged_steps": trained.averaged_steps,
