@@ -1,4 +1,8 @@
-"""Orders the rows of training as a pure function of (seed, step, batch size)."""
+"""Reads the rows of training in an order that is a pure function of (seed, step, batch size).
+
+Training reads the numbers step * batch_sequences and on of an endless sequence that holds each
+epoch's own permutation of all rows, so no row is lost where a batch spans two epochs.
+"""
 
 import itertools
 from collections import deque
@@ -21,15 +25,6 @@ _THREADS = 2
 _BATCHES_AHEAD = 8
 
 
-def rows_of_step(rows: Rows, seed: int, step: int, batch_sequences: int) -> np.ndarray:
-    """Returns the rows of a step's global batch, those of a mixture at the rates of its parts.
-
-    Training reads the numbers step * batch_sequences and on of an endless sequence that holds
-    each epoch's own permutation of all rows, so no row is lost where a batch spans two epochs.
-    """
-    return rows.order.rows_of_step(seed, step, batch_sequences)
-
-
 def batches(
     rows: Rows, seed: int, batch_sequences: int, first_step: int, host_rows: Span | None = None
 ) -> Iterator[tuple[np.ndarray, Batch]]:
@@ -40,7 +35,7 @@ def batches(
     start, stop = host_rows or (0, batch_sequences)
 
     def read(step: int) -> tuple[np.ndarray, Batch]:
-        ids = rows_of_step(rows, seed, step, batch_sequences)
+        ids = rows.order.rows_of_step(seed, step, batch_sequences)
         return ids, rows.batch(ids[start:stop])
 
     return read_ahead(read, itertools.count(first_step))

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from data.order import rows_of_step
 from data.packing.rows import Rows
 from trainer.resume.history import values_by_step
 from trainer.run import MAX_STEPS, Run
@@ -40,7 +39,7 @@ class Ledger:
         [(batch, rows)] = [
             (b, rows) for first, stop, b, rows in self.periods if first < step <= stop
         ]
-        return rows_of_step(rows, self.seed, step - 1, batch), rows
+        return rows.order.rows_of_step(self.seed, step - 1, batch), rows
 
     def steps_of_segment(self, row: int, segment: int, last_step: int) -> Iterator[int]:
         """Yields the steps up to the last that read a segment; one that reads it twice, twice."""

@@ -13,7 +13,7 @@ from configs.errors import RunError, UserError
 from data import manifest
 from data.cache import prepare
 from data.manifest import read as read_manifest
-from data.order import batches, rows_of_step
+from data.order import batches
 from data.sources.clean import Clean
 from data.sources.pair_kinds import Mixture, ParallelFiles, Tsv
 from data.sources.text import TextFiles
@@ -476,7 +476,7 @@ def test_the_parts_of_a_mixture_are_packed_apart_and_come_at_their_rates(pairs, 
         pairs = decoded_pairs(prepared, "train", part.rows)
         assert sorted(pairs) == sorted(pairs_of(parts[part.name], "train"))
         assert part.counts.lines == part.read == len(pairs)
-    ids = np.concatenate([rows_of_step(train, 3, step, 64) for step in range(64)])
+    ids = np.concatenate([train.order.rows_of_step(3, step, 64) for step in range(64)])
     assert (ids < train.parts[0].rows.stop).mean() == 0.25
     assert prepared.splits["validation"].parts[0].counts.lines > 0
     batch = next(batches(train, 3, 64, 0))[1]

@@ -6,9 +6,17 @@ batch is made of the jobs that wait when one ends.
 
 import dataclasses
 from collections.abc import Collection, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
-from trainer.decoding.decoder import BatchShape, Decoder, Request, padded, prepared, rows_of_batch
+from trainer.decoding.decoder import (
+    BatchShape,
+    Decoder,
+    Request,
+    padded,
+    prepared,
+    row_shards,
+    rows_of_batch,
+)
 from trainer.decoding.requests import DecodeOptions
 from trainer.serving.service import Job, NoFiniteScore, Service
 
@@ -16,30 +24,29 @@ from trainer.serving.service import Job, NoFiniteScore, Service
 class BatchService(Service):
     """Decodes the jobs that wait and have one shape, in order, at most a batch of them."""
 
-    def __init__(
-        self, decoder: Decoder, step: int, queue: int, *, shards: int, lengths: Sequence["Lengths"]
-    ):
+    def __init__(self, decoder: Decoder, step: int, queue: int, *, shapes: Sequence[BatchShape]):
         super().__init__(decoder.mesh, step, queue, decoder.batch_sequences)
-        self.decoder, self.shards, self.lengths = decoder, shards, lengths
+        self.decoder, self.shapes = decoder, shapes
+        self.shards = row_shards(decoder.model.layout, decoder.mesh)
         self._running: list[Job] = []
 
     def warm_up(self) -> None:
         rows = self.decoder.batch_sequences
-        shapes = {self.shape(lengths, count) for lengths in self.lengths for count in (1, rows)}
+        shapes = {self.with_rows(shape, count) for shape in self.shapes for count in (1, rows)}
         self.decoder.check_memory([*shapes])
         for shape in sorted(shapes):
             self.decoder.decode_batch([], shape)
 
-    def shape(self, lengths: "Lengths", jobs: int) -> BatchShape:
-        """Returns the shape of a batch for a number of jobs."""
+    def with_rows(self, shape: BatchShape, jobs: int) -> BatchShape:
+        """Returns a shape with the rows of a batch for a number of jobs."""
         rows = rows_of_batch(jobs, self.decoder.batch_sequences, self.shards)
-        return BatchShape(rows, lengths.source, 0, lengths.new_tokens)
+        return shape._replace(rows=rows)
 
-    def lengths_of(self, request: Request) -> "Lengths":
-        """Returns the shortest of the lengths that hold a request."""
+    def shape_of(self, request: Request) -> BatchShape:
+        """Returns the shortest of the shapes that hold a request."""
         assert request.source is not None
         source, new = len(request.source), request.max_new_tokens
-        return next(n for n in self.lengths if source <= n.source and new <= n.new_tokens)
+        return next(n for n in self.shapes if source <= n.source and new <= n.new_tokens)
 
     def running(self) -> Collection[Job]:
         return self._running
@@ -48,8 +55,8 @@ class BatchService(Service):
         """Takes the first job, and those behind it that fit in its batch."""
         if not self._waiting:
             return []
-        lengths = self.lengths_of(self._waiting[0].request)
-        fitting = [job for job in self._waiting if self.lengths_of(job.request) == lengths]
+        shape = self.shape_of(self._waiting[0].request)
+        fitting = [job for job in self._waiting if self.shape_of(job.request) == shape]
         jobs = fitting[: self.decoder.batch_sequences]
         for job in jobs:
             self._waiting.remove(job)
@@ -62,7 +69,7 @@ class BatchService(Service):
     def advance(self, jobs: Sequence[Job]) -> None:
         self._running = list(jobs)
         requests = [job.request for job in jobs]
-        shape = self.shape(self.lengths_of(requests[0]), len(requests))
+        shape = self.with_rows(self.shape_of(requests[0]), len(requests))
         answers = self.decoder.decode_batch(requests, shape)
         self.counts.steps += 1
         self._running = []
@@ -77,20 +84,15 @@ class BatchService(Service):
         self.notify([*jobs])
 
 
-class Lengths(NamedTuple):
-    """Holds the padded lengths of sources and of their translations."""
-
-    source: int
-    new_tokens: int
-
-
-def batch_lengths(source_length: int, options: DecodeOptions, room: int) -> list[Lengths]:
-    """Returns the lengths of batches for sources of at most `source_length` tokens.
+def batch_shapes(
+    rows: int, source_length: int, options: DecodeOptions, room: int
+) -> list[BatchShape]:
+    """Returns the shapes of full batches for sources of at most `source_length` tokens.
 
     A translation has at most `length_factor` tokens for each of its source and `length_extra`
     ones, or `max_tokens`, where that is more; always at most `room`.
 
-    >>> [(each.source, each.new_tokens) for each in batch_lengths(40, DecodeOptions(), 1000)]
+    >>> [(each.source, each.new_tokens) for each in batch_shapes(8, 40, DecodeOptions(), 1000)]
     [(16, 64), (32, 64), (64, 128)]
     """
     factor, extra, least = options.length_factor, options.length_extra, options.max_tokens or 0
@@ -98,4 +100,4 @@ def batch_lengths(source_length: int, options: DecodeOptions, room: int) -> list
     while sources[-1] < last:
         sources.append(2 * sources[-1])
     news = [min(max(int(source * factor) + extra, least), room) for source in sources]
-    return [Lengths(source, padded(new)) for source, new in zip(sources, news, strict=True)]
+    return [BatchShape(rows, n, 0, padded(new)) for n, new in zip(sources, news, strict=True)]

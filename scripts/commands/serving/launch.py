@@ -25,10 +25,10 @@ from scripts.commands.trained import batch_of, decode_trace_fn, trained_models
 from scripts.terminal import print_note
 from trainer.checkpoints.restore import TrainedModel, chosen_steps
 from trainer.checks import TraceFn
-from trainer.decoding.decoder import Decoder, prepared, row_shards
+from trainer.decoding.decoder import Decoder, prepared
 from trainer.decoding.requests import DecodeOptions
 from trainer.run import Run
-from trainer.serving.batches import BatchService, batch_lengths
+from trainer.serving.batches import BatchService, batch_shapes
 from trainer.serving.continuous import ContinuousService
 from trainer.serving.reload import CheckpointWatcher, check_finite
 from trainer.serving.service import Compilations, Service
@@ -161,12 +161,11 @@ def served_model(members: Sequence[TrainedModel], flags: ServeFlags) -> ServedMo
             )
         weights, special = prepared(model, params, mesh), vocabs.target.special
         decoder = Decoder(model, weights, mesh, search, rows, **special)
-        shards = row_shards(model.layout, mesh)
         length = task.row_lengths["source_length"]
         room = run.model.max_length - 1 if run.model.max_length is not None else 2**31
-        lengths = batch_lengths(length, options, room)
-        service: Service = BatchService(decoder, step, flags.queue, shards=shards, lengths=lengths)
-        max_new_tokens = min(lengths[-1].new_tokens, room)
+        shapes = batch_shapes(rows, length, options, room)
+        service: Service = BatchService(decoder, step, flags.queue, shapes=shapes)
+        max_new_tokens = min(shapes[-1].new_tokens, room)
     else:
         length = max_length_of(run, flags.max_length)
         engine = SlotEngine(model, params, mesh, vocabs.target, rows, length)
