@@ -24,8 +24,8 @@ from data.task import Task
 from data.tokenizers.chat_template import BadMessages, ChatTemplate, chat_template
 from models.decoding.sampling import Sampling
 from trainer.checkpoints.restore import TrainedModel
-from trainer.decoding.decoder import Decoder, Request
-from trainer.decoding.requests import check_tag
+from trainer.decoding.decoder import Request
+from trainer.decoding.requests import LineDecoder, check_tag
 from trainer.decoding.score import row_losses
 from trainer.evaluate import Progress, no_progress
 
@@ -61,7 +61,7 @@ class HarnessModel(TemplateLM):
         self,
         trained: TrainedModel,
         batch_sequences: int,
-        make_decoder: Callable[[], Decoder],
+        make_decoder: Callable[[], LineDecoder],
         tag: str | None = None,
         progress: Progress = no_progress,
     ):
@@ -165,7 +165,8 @@ class HarnessModel(TemplateLM):
         self._warn_of(sum(len(context) > room for context in contexts), len(contexts))
         # A decoder's context has its begin token, unless it lost its beginning.
         has_source = task.has_source
-        decoder = dataclasses.replace(self.make_decoder(), search=search, reads_begin=has_source)
+        decoder = self.make_decoder().decoder
+        decoder = dataclasses.replace(decoder, search=search, reads_begin=has_source)
         first = max_new_tokens if search.temperature else min(max_new_tokens, FIRST_NEW_TOKENS)
         prompts, sources = ([[]] * len(kept), kept) if has_source else (kept, [None] * len(kept))
         tokens, texts = [list[int]() for _ in kept], [""] * len(kept)

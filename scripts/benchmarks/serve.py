@@ -125,25 +125,23 @@ def decoding(
     model_dir: Path, batch_sequences: int
 ) -> Iterator[Callable[[Sequence[LoadCase]], list[str]]]:
     """Restores the model; yields what decodes requests as `meshloom decode` does."""
-    from scripts.commands.decoding.decode import decoder_of, options_of
+    from scripts.commands.decoding.decode import decoder_of
     from scripts.commands.shared_flags import CheckpointFlags, SearchFlags
     from scripts.commands.trained import trained_models
-    from trainer.decoding.requests import best_texts, make_requests
 
     with trained_models(CheckpointFlags(model_dir=model_dir)) as models:
-        trained = models.restore(None)
-        task, vocabs, max_length = trained.run.task, trained.vocabs, trained.run.model.max_length
         flags = SearchFlags(temperature=TEMPERATURE)
-        decoder, options = decoder_of([trained], flags, batch_sequences), options_of(flags)
+        decoder = decoder_of([models.restore(None)], flags, batch_sequences)
 
         def decode(cases: Sequence[LoadCase]) -> list[str]:
             requests = []
             for case in cases:
-                of_case = dataclasses.replace(
-                    options, max_tokens=case.max_tokens, min_tokens=case.min_tokens, seed=case.seed
-                )
-                requests += make_requests([case.prompt], task, vocabs, of_case, max_length)
-            return best_texts(decoder, requests, vocabs, options)
+                of_case = {
+                    name: getattr(case, name) for name in ("max_tokens", "min_tokens", "seed")
+                }
+                options = dataclasses.replace(decoder.options, **of_case)
+                requests += dataclasses.replace(decoder, options=options).requests([case.prompt])
+            return decoder.best_texts(requests)
 
         yield decode
 

@@ -177,28 +177,6 @@ def line_seed(options: DecodeOptions, line: int) -> int:
     return int(np.random.SeedSequence([options.seed, line]).generate_state(1)[0])
 
 
-def decode_lines(
-    decoder: Decoder, requests: Sequence[Request], lines: Sequence[int], vocabs: Vocabs,
-    options: DecodeOptions,
-) -> Iterator[list[tuple[int, list[Hypothesis]]]]:  # fmt: skip
-    """Yields, batch by batch, some of the lines with their texts, the best first.
-
-    An empty source is its own translation.
-    """
-    blank = [line for line in lines if is_blank(requests[line], vocabs)]
-    if blank:
-        yield [(line, [Hypothesis("", 0.0, 0.0)]) for line in blank]
-        lines = [line for line in lines if not is_blank(requests[line], vocabs)]
-    for batch in decoder.decode([requests[line] for line in lines]):
-        yield [
-            (
-                lines[i],
-                rank([to_hypothesis(requests[lines[i]], one, vocabs) for one in texts], options),
-            )
-            for i, texts in batch
-        ]
-
-
 def is_blank(request: Request, vocabs: Vocabs) -> bool:
     """Returns whether a source is empty, so that its translation is empty."""
     return request.source is not None and list(request.source) == [vocabs.of_source.end_id]
@@ -219,23 +197,6 @@ def rank(hypotheses: list[Hypothesis], options: DecodeOptions) -> list[Hypothesi
         return hypotheses
     first = consensus([one.text for one in hypotheses])
     return [hypotheses[first], *hypotheses[:first], *hypotheses[first + 1 :]]
-
-
-def best_texts(
-    decoder: Decoder,
-    requests: Sequence[Request],
-    vocabs: Vocabs,
-    options: DecodeOptions,
-    progress: Progress = no_progress,
-) -> list[str]:
-    """Decodes the requests and returns the best text of each, in order."""
-    texts, done = [""] * len(requests), 0
-    for batch in decode_lines(decoder, requests, range(len(requests)), vocabs, options):
-        for line, hypotheses in batch:
-            texts[line] = hypotheses[0].text
-        done += len(batch)
-        progress(done, len(requests))
-    return texts
 
 
 def check_search(options: DecodeOptions, search: object) -> None:
@@ -264,25 +225,63 @@ def check_tag(tag: str | None, task: Task) -> None:
         raise UserError(f"--tag={tag}: {task.name} is not a translation task.  Remove the flag.")
 
 
-def make_requests(
-    lines: Sequence[str],
-    task: Task,
-    vocabs: Vocabs,
-    options: DecodeOptions,
-    max_length: int | None,
-    name: str | None = None,
-) -> list[Request]:
-    """Makes requests of lines, to translate or to continue them, as the task has it."""
-    if options.max_tokens is not None and options.min_tokens > options.max_tokens:
-        raise UserError(
-            f"--min_tokens={options.min_tokens} is above --max_tokens={options.max_tokens}."
+@dataclasses.dataclass(frozen=True)
+class LineDecoder:
+    """Decodes lines of text: translates or continues them, as the task has it."""
+
+    decoder: Decoder
+    task: Task
+    vocabs: Vocabs
+    options: DecodeOptions
+    max_length: int | None
+    """The positions that the model has learned; None is no limit."""
+
+    def requests(self, lines: Sequence[str], name: str | None = None) -> list[Request]:
+        """Makes requests of lines; `name` is as in `translation_requests`."""
+        task, options = self.task, self.options
+        if options.max_tokens is not None and options.min_tokens > options.max_tokens:
+            raise UserError(
+                f"--min_tokens={options.min_tokens} is above --max_tokens={options.max_tokens}."
+            )
+        if task.has_source:
+            return translation_requests(lines, task, self.vocabs, options, self.max_length, name)
+        check_tag(options.tag, task)
+        if options.prefix is not None:
+            raise UserError(
+                f"--prefix: {task.name} has no translations.  Begin the prompts with it."
+            )
+        prompts = list(map(task.prompt, lines))
+        requests = continuation_requests(
+            prompts, self.vocabs, options, self.max_length, task.length // 2
         )
-    if task.has_source:
-        return translation_requests(lines, task, vocabs, options, max_length, name)
-    check_tag(options.tag, task)
-    if options.prefix is not None:
-        raise UserError(f"--prefix: {task.name} has no translations.  Begin the prompts with it.")
-    requests = continuation_requests(
-        list(map(task.prompt, lines)), vocabs, options, max_length, task.length // 2
-    )
-    return [request._replace(is_answer=task.has_answers) for request in requests]
+        return [request._replace(is_answer=task.has_answers) for request in requests]
+
+    def decode(
+        self, requests: Sequence[Request], lines: Sequence[int]
+    ) -> Iterator[list[tuple[int, list[Hypothesis]]]]:
+        """Yields, batch by batch, some of the lines with their texts, the best first.
+
+        An empty source is its own translation.
+        """
+        blank = [line for line in lines if is_blank(requests[line], self.vocabs)]
+        if blank:
+            yield [(line, [Hypothesis("", 0.0, 0.0)]) for line in blank]
+            lines = [line for line in lines if not is_blank(requests[line], self.vocabs)]
+        for batch in self.decoder.decode([requests[line] for line in lines]):
+            decoded = list[tuple[int, list[Hypothesis]]]()
+            for line, texts in ((lines[i], texts) for i, texts in batch):
+                hypotheses = [to_hypothesis(requests[line], one, self.vocabs) for one in texts]
+                decoded.append((line, rank(hypotheses, self.options)))
+            yield decoded
+
+    def best_texts(
+        self, requests: Sequence[Request], progress: Progress = no_progress
+    ) -> list[str]:
+        """Decodes the requests and returns the best text of each, in order."""
+        texts, done = [""] * len(requests), 0
+        for batch in self.decode(requests, range(len(requests))):
+            for line, hypotheses in batch:
+                texts[line] = hypotheses[0].text
+            done += len(batch)
+            progress(done, len(requests))
+        return texts

@@ -15,7 +15,7 @@ from layouts.mesh import batch_shards
 from models.api import Params
 from models.decoding.sampling import Sampling
 from trainer.decoding.decoder import Decoder, prepared
-from trainer.decoding.requests import DecodeOptions, best_texts, make_requests
+from trainer.decoding.requests import DecodeOptions, LineDecoder
 from trainer.evaluate import Progress, no_progress
 from trainer.observers import Observer
 from trainer.run import Run
@@ -97,12 +97,8 @@ def subset(parts: Sequence[EvaluationSet], sentences: int) -> list[EvaluationSet
 
 
 def translate(
-    decoder: Decoder,
+    decoder: LineDecoder,
     parts: Sequence[EvaluationSet],
-    task: Task,
-    vocabs: Vocabs,
-    options: DecodeOptions,
-    max_length: int | None,
     progress: Progress = no_progress,
     **measuring: Any,
 ) -> list[TranslatedSet]:
@@ -112,15 +108,14 @@ def translate(
     """
     total, done, texts = sum(len(part.sources) for part in parts), 0, []
     for part in parts:
-        part_options = dataclasses.replace(options, tag=part.tag)
-        name = part.name if len(parts) > 1 else None
-        requests = make_requests(part.sources, task, vocabs, part_options, max_length, name)
+        options = dataclasses.replace(decoder.options, tag=part.tag)
+        of_part = dataclasses.replace(decoder, options=options)
+        requests = of_part.requests(part.sources, part.name if len(parts) > 1 else None)
 
         def update(part_done: int, _: int, done: int = done) -> None:
             progress(done + part_done, total)
 
-        best = best_texts(decoder, requests, vocabs, part_options, update)
-        texts.append([*map(in_one_line, best)])
+        texts.append([*map(in_one_line, of_part.best_texts(requests, update))])
         done += len(part.sources)
     parts = [*parts]
     if len(parts) > 1:
@@ -161,11 +156,9 @@ class TranslationEval(Observer):
             self._model, prepared(self._model, params, self._mesh), self._mesh,
             Sampling(temperature=0), self._batch, **self._vocabs.target.special,
         )  # fmt: skip
-        translated = translate(
-            decoder, self._parts, self._run.task, self._vocabs, DecodeOptions(),
-            self._run.model.max_length, resamples=0, ter=False,
-            progress=progress,
-        )  # fmt: skip
+        task, max_length = self._run.task, self._run.model.max_length
+        of_lines = LineDecoder(decoder, task, self._vocabs, DecodeOptions(), max_length)
+        translated = translate(of_lines, self._parts, progress, resamples=0, ter=False)
         quality = translated[0].metrics
         logger.info(
             "Step %d: of %d validation sentences, %s.", step, quality.sentences, quality.bleu

@@ -12,7 +12,6 @@ from configs.paths import path_of
 from data.sources.text_files import in_one_line
 from data.storage.files import is_stream
 from data.task import Task
-from data.vocabs import Vocabs
 from models.decoding.beam import Beam
 from models.decoding.ensemble import as_ensemble
 from models.decoding.generate import Search
@@ -29,10 +28,8 @@ from trainer.decoding.journal import Journal
 from trainer.decoding.requests import (
     DecodeOptions,
     Hypothesis,
-    best_texts,
+    LineDecoder,
     check_search,
-    decode_lines,
-    make_requests,
     suffix_of,
 )
 from trainer.multihost import from_first_process, is_first_process
@@ -70,16 +67,17 @@ def options_of(flags: SearchFlags) -> DecodeOptions:
 
 def decoder_of(
     members: Sequence[TrainedModel], flags: SearchFlags, batch_sequences: int | None
-) -> Decoder:
+) -> LineDecoder:
     """Makes the decoder of one model, or of several that decode together."""
-    trained = members[0]
-    search, options = search_of(flags, trained.run.task), options_of(flags)
+    trained, options = members[0], options_of(flags)
+    run, vocabs, search = trained.run, trained.vocabs, search_of(flags, trained.run.task)
     check_search(options, search)
     model, params = as_ensemble(trained.model, [member.params for member in members])
     rows = batch_of(trained, batch_sequences or BATCH)
-    special, suffix = trained.vocabs.target.special, suffix_of(options, trained.vocabs)
+    special, suffix = vocabs.target.special, suffix_of(options, vocabs)
     weights = prepared(model, params, trained.mesh)
-    return Decoder(model, weights, trained.mesh, search, rows, **special, suffix=suffix)
+    decoder = Decoder(model, weights, trained.mesh, search, rows, **special, suffix=suffix)
+    return LineDecoder(decoder, run.task, vocabs, options, run.model.max_length)
 
 
 def trace_fns_of(flags: SearchFlags) -> Callable[[Run], list[TraceFn]]:
@@ -100,10 +98,8 @@ def continuations(
         trained_models(checkpoint, trace_fns_of(flags)) as models,
         progress_bar("decode") as update,
     ):
-        run, vocabs, options = models.run, models.vocabs, options_of(flags)
-        requests = make_requests(prompts, run.task, vocabs, options, run.model.max_length)
         decoder = decoder_of([models.restore(None)], flags, batch_sequences)
-        return best_texts(decoder, requests, vocabs, options, update)
+        return decoder.best_texts(decoder.requests(prompts), update)
 
 
 def decode_file(flags: DecodeFlags) -> None:
@@ -113,16 +109,15 @@ def decode_file(flags: DecodeFlags) -> None:
         steps = chosen_steps(models.checkpoints, flags.model.checkpoint)
         members = [models.restore(step, flags.model.average) for step in steps]
         restored = [member.step for member in members]
-        run, vocabs, options = models.run, models.vocabs, options_of(flags.search)
         decoder = decoder_of(members, flags.search, flags.batch_sequences)
         del members  # the decoder has its own copy of their weights
-        if flags.nbest is not None and flags.nbest > decoder.search.width:
+        width = decoder.decoder.search.width
+        if flags.nbest is not None and flags.nbest > width:
             raise UserError(
-                f"--nbest={flags.nbest}: the search keeps {decoder.search.width} texts per line.  "
+                f"--nbest={flags.nbest}: the search keeps {width} texts per line.  "
                 "Widen it with --beam or --samples."
             )
-        requests = make_requests(lines, run.task, vocabs, options, run.model.max_length)
-        job = DecodeJob(flags, lines, requests, decoder, vocabs, options)
+        job = DecodeJob(flags, lines, decoder.requests(lines), decoder)
         if flags.output == "-" or from_first_process(lambda: is_stream(path_of(flags.output))):
             job.write_stream(restored)
         else:
@@ -136,9 +131,7 @@ class DecodeJob:
     flags: DecodeFlags
     lines: Sequence[str]
     requests: Sequence[Request]
-    decoder: Decoder
-    vocabs: Vocabs
-    options: DecodeOptions
+    decoder: LineDecoder
 
     def write_stream(self, steps: Sequence[int]) -> None:
         """Writes to the standard output or to a device, once all lines are decoded."""
@@ -203,7 +196,7 @@ class DecodeJob:
         """Yields, batch by batch, some of the lines with the texts that are written."""
         done = 0
         with progress_bar("decode") as update:
-            for batch in decode_lines(self.decoder, self.requests, left, self.vocabs, self.options):
+            for batch in self.decoder.decode(self.requests, left):
                 yield [(line, texts[: self.flags.nbest or 1]) for line, texts in batch]
                 done += len(batch)
                 update(done, len(left))

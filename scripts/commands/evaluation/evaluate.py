@@ -17,7 +17,7 @@ from data.sources.text_files import read_lines, read_raw_lines
 from data.task import Task
 from models.loss import Criterion
 from scripts.commands.common import STREAMS, data_dir_of, open_output, write_json
-from scripts.commands.decoding.decode import decoder_of, options_of, trace_fns_of
+from scripts.commands.decoding.decode import decoder_of, trace_fns_of
 from scripts.commands.evaluation.flags import EvaluateFlags, TextFlags
 from scripts.commands.shared_flags import SearchFlags
 from scripts.commands.trained import batch_of, trained_models
@@ -191,8 +191,7 @@ def translation_numbers(
     decoder = decoder_of([trained], search, None)
     with progress_bar("translate") as update:
         made = translate(
-            decoder, sets, trained.run.task, trained.vocabs, options_of(search),
-            trained.run.model.max_length, update,
+            decoder, sets, update,
             test_set=flags.text.test_set, languages=flags.text.languages,
             **dataclasses.asdict(flags.metrics),
         )  # fmt: skip

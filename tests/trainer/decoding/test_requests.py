@@ -1,6 +1,7 @@
 """Requests of lines: their limits, and the order of what comes back."""
 
 import dataclasses
+from typing import Any
 
 import pytest
 
@@ -17,11 +18,11 @@ from trainer.decoding.decoder import Request, TokenHypothesis
 from trainer.decoding.requests import (
     DecodeOptions,
     Hypothesis,
+    LineDecoder,
     check_search,
     continuation_requests,
     is_blank,
     line_seed,
-    make_requests,
     rank,
     suffix_of,
     to_hypothesis,
@@ -84,7 +85,9 @@ def test_an_answer_is_without_its_prompt() -> None:
     task = PromptTask(
         name="t", source=Tsv(train="a"), vocab=TASK.vocab, length=20, template="kara {prompt}"
     )
-    [request] = make_requests(["lost"], task, Vocabs(VOCAB, None), DecodeOptions(), None)
+    unused: Any = None
+    decoder = LineDecoder(unused, task, Vocabs(VOCAB, None), DecodeOptions(), None)
+    [request] = decoder.requests(["lost"])
     new = [*map(int, VOCAB.encode_continuation(" mitu"))]
     hypothesis = to_hypothesis(request, TokenHypothesis(new, -1.5, -2.5), VOCABS)
     assert hypothesis.text.strip() == "mitu"

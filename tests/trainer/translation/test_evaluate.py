@@ -9,7 +9,7 @@ from data.tokenizers.sentence_piece import SentencePiece
 from data.vocab import make
 from data.vocabs import Vocabs
 from trainer.decoding.decoder import Decoder, Request, TokenHypothesis
-from trainer.decoding.requests import DecodeOptions
+from trainer.decoding.requests import DecodeOptions, LineDecoder
 from trainer.translation.evaluate import EvaluationSet, TranslatedSet, subset, translate
 
 WORDS = ("kara", "lost", "mitu", "nevo")
@@ -37,9 +37,9 @@ def part(name: str, *sources: str) -> EvaluationSet:
 
 def echoed(*parts: EvaluationSet, **measuring: str) -> list[TranslatedSet]:
     vocab = make(VOCAB, iter([" ".join(WORDS)] * 20), words=WORDS)
-    decoder = cast(Decoder, Echo())
-    vocabs = Vocabs(vocab, vocab)
-    return translate(decoder, parts, TASK, vocabs, DecodeOptions(), None, resamples=0, **measuring)
+    echo, vocabs = cast(Decoder, Echo()), Vocabs(vocab, vocab)
+    decoder = LineDecoder(echo, TASK, vocabs, DecodeOptions(), None)
+    return translate(decoder, parts, resamples=0, **measuring)
 
 
 def test_a_warning_names_its_part_where_there_are_several(log_lines: list[str]) -> None:

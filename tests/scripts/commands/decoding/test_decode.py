@@ -91,7 +91,7 @@ def test_the_speed_of_decoding_is_without_compilation(
 def test_a_scan_decodes_with_layers_that_are_split_once() -> None:
     """On a CPU a scan copies the weights of each layer at each token."""
     spec = dataclasses.replace(word_models.DECODER, layers=2, scan=True)
-    decoder = decoder_of([word_models.toy(spec)], SearchFlags(), 2)
+    decoder = decoder_of([word_models.toy(spec)], SearchFlags(), 2).decoder
     layers = decoder.params["decoder"]["layers_N"]
     assert isinstance(layers, list)
     assert len(layers) == spec.layers

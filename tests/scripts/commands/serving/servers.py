@@ -8,14 +8,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from scripts.commands.decoding.decode import decoder_of, options_of
+from scripts.commands.decoding.decode import decoder_of
 from scripts.commands.serving.flags import ServeFlags
 from scripts.commands.serving.launch import server_of
 from scripts.commands.shared_flags import CheckpointFlags, SearchFlags
 from scripts.commands.trained import trained_models
 from tests.scripts.commands.serving.client import WAIT_S, Client
 from trainer.checkpoints.restore import TrainedModel
-from trainer.decoding.requests import Hypothesis, decode_lines, make_requests
+from trainer.decoding.requests import Hypothesis
 
 
 @contextlib.contextmanager
@@ -44,11 +44,8 @@ def restored(model_dir: Path, step: int | None = None) -> Iterator[TrainedModel]
 
 def decoded(trained: TrainedModel, lines: Sequence[str], **search: Any) -> list[list[Hypothesis]]:
     """What `meshloom decode` makes of each line."""
-    flags = SearchFlags(**search)
-    options = options_of(flags)
-    requests = make_requests(lines, trained.run.task, trained.vocabs, options, None)
-    batches = decode_lines(
-        decoder_of([trained], flags, 3), requests, range(len(lines)), trained.vocabs, options
-    )
+    decoder = decoder_of([trained], SearchFlags(**search), 3)
+    decoder = dataclasses.replace(decoder, max_length=None)
+    batches = decoder.decode(decoder.requests(lines), range(len(lines)))
     texts = dict(line for batch in batches for line in batch)
     return [texts[line] for line in range(len(lines))]
