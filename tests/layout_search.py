@@ -170,7 +170,7 @@ def programs(case: Case) -> dict[str, Callable[[], object]]:
 def uncompilable(case: Case) -> Iterator[Failure]:
     """Compiles what runs in stages."""
     mesh = make_mesh(case.layout)
-    for trace in (lambda *of: trace_train_step(*of).traced, trace_evaluate_step):
+    for trace in (lambda *of: trace_train_step(*of)[0], trace_evaluate_step):
         try:
             with optax_promotion():
                 trace(case.run, case.layout, mesh).lower().compile()
