@@ -40,10 +40,7 @@ MODELS = {
     "gather": dataclasses.replace(MODEL, pattern=(Block(), Block(feed_forward=EXPERTS))),
     "dropless": dataclasses.replace(
         MODEL,
-        pattern=(
-            Block(),
-            Block(feed_forward=dataclasses.replace(EXPERTS, dispatch="dropless")),
-        ),
+        pattern=(Block(), Block(feed_forward=dataclasses.replace(EXPERTS, dispatch="dropless"))),
     ),
 }
 SEARCHES = {"beam": Beam(3), "greedy": Sampling(temperature=0.0)}

@@ -35,11 +35,7 @@ def test_every_command_works(tmp_path: Path) -> None:
     done = subprocess.run(
         ["bash", "-euxo", "pipefail", "-c", commands()],
         cwd=tmp_path,
-        env={
-            **os.environ,
-            "HOME": str(tmp_path),
-            "PATH": f"{bin_folder}:{os.environ['PATH']}",
-        },
+        env={**os.environ, "HOME": str(tmp_path), "PATH": f"{bin_folder}:{os.environ['PATH']}"},
         capture_output=True,
         text=True,
         timeout=900,

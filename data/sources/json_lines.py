@@ -9,7 +9,7 @@ from configs.json_reader import read_json
 from configs.spec import spec
 from data.sources import text_files
 from data.sources.pair_kinds import FilePairs, Preferences
-from data.sources.pairs import Pair, Preference
+from data.sources.pairs import Pair
 from data.sources.text import FileText
 
 
@@ -44,19 +44,12 @@ class Jsonl(FilePairs):
 
 @spec
 class JsonlPreferences(Preferences):
-    """Reads files of one JSON object per line, plain, .gz, .xz or .zst, with a prompt, the answer
-    that is preferred and the one that is rejected."""
+    """Reads preferences from files of one JSON object per line, plain, .gz, .xz or .zst."""
 
-    prompt_field: str = "prompt"
-    """Name of the field that holds the prompt; a dot leads into a field of a field."""
-    chosen_field: str = "chosen"
-    """Name of the field that holds the preferred answer."""
-    rejected_field: str = "rejected"
-    """Name of the field that holds the rejected answer."""
-
-    def read_files(self, paths: Sequence[str], setting: str, errors: str) -> Iterator[Any]:
-        fields = [self.prompt_field, self.chosen_field, self.rejected_field]
-        return itertools.starmap(Preference, records(paths, fields, setting, errors))
+    def texts(
+        self, paths: Sequence[str], names: Sequence[str], setting: str, errors: str
+    ) -> Iterator[list[str]]:
+        return records(paths, names, setting, errors)
 
 
 def records(

@@ -12,7 +12,7 @@ from pydantic import Field
 from configs.errors import UserError, extra_required
 from configs.spec import Count, CountOrZero, Seed, abstract_spec, spec
 from data.sources import mixing, text_files
-from data.sources.pairs import LANGUAGE, Pair, Pairs
+from data.sources.pairs import LANGUAGE, Pair, Pairs, Preference
 from data.sources.text import SPLITS, Files, FileSource
 
 
@@ -44,6 +44,23 @@ class Preferences(FilePairs):
     """Reads a prompt, the answer that is preferred and the one that is rejected."""
 
     has_rejected: ClassVar[bool] = True
+
+    prompt: str = "prompt"
+    """Name of the field or column that holds the prompt; a dot leads into a field of it."""
+    chosen: str = "chosen"
+    """Name of that which holds the preferred answer."""
+    rejected: str = "rejected"
+    """Name of that which holds the rejected answer."""
+
+    def read_files(self, paths: Sequence[str], setting: str, errors: str) -> Iterator[Any]:
+        names = [self.prompt, self.chosen, self.rejected]
+        return itertools.starmap(Preference, self.texts(paths, names, setting, errors))
+
+    def texts(
+        self, paths: Sequence[str], names: Sequence[str], setting: str, errors: str
+    ) -> Iterator[list[str]]:
+        """Yields the texts with these names, row by row."""
+        raise NotImplementedError
 
 
 @spec

@@ -13,7 +13,7 @@ from configs.spec import spec
 from data.sources import text_files
 from data.sources.compression import bytes_read, open_file, read_errors
 from data.sources.pair_kinds import FilePairs, Preferences
-from data.sources.pairs import Pair, Preference
+from data.sources.pairs import Pair
 from data.sources.text import FileText
 from data.sources.text_files import ARROW_MARKS, PARQUET_MARK
 from data.storage import lookup, remote
@@ -58,19 +58,12 @@ class Table(FilePairs):
 
 @spec
 class TablePreferences(Preferences):
-    """Reads Parquet, Arrow and CSV files (.csv, also .gz, .xz or .zst), with a prompt, the answer
-    that is preferred and the one that is rejected."""
+    """Reads preferences from Parquet, Arrow and CSV files (.csv, also .gz, .xz or .zst)."""
 
-    prompt_column: str = "prompt"
-    """Name of the column that holds the prompt."""
-    chosen_column: str = "chosen"
-    """Name of the column that holds the preferred answer."""
-    rejected_column: str = "rejected"
-    """Name of the column that holds the rejected answer."""
-
-    def read_files(self, paths: Sequence[str], setting: str, errors: str) -> Iterator[Any]:
-        columns = [self.prompt_column, self.chosen_column, self.rejected_column]
-        return itertools.starmap(Preference, rows(paths, columns, setting, errors))
+    def texts(
+        self, paths: Sequence[str], names: Sequence[str], setting: str, errors: str
+    ) -> Iterator[list[str]]:
+        return rows(paths, names, setting, errors)
 
 
 def rows(

@@ -7,14 +7,7 @@ import functools
 import time
 
 from configs.spec import spec
-from trainer.metrics.trackers import (
-    Background,
-    Numbers,
-    TrackedRun,
-    Tracker,
-    TrackerSpec,
-    known_id,
-)
+from trainer.metrics.trackers import Background, Numbers, TrackedRun, Tracker, TrackerSpec, known_id
 
 MLFLOW_ID = "mlflow.id"
 MAX_PARAM_CHARACTERS = 6000

@@ -79,12 +79,7 @@ class LatentAttention(nnx.Module):
     """Attends to keys and values that are products of a compressed vector."""
 
     def __init__(
-        self,
-        spec: Latent,
-        parts: BlockParts,
-        sizes: Sizes,
-        layout: Layout,
-        weights: Weights,
+        self, spec: Latent, parts: BlockParts, sizes: Sizes, layout: Layout, weights: Weights
     ):
         self.spec = spec
         self.positions = parts.positions

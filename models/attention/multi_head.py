@@ -164,12 +164,7 @@ class MultiHeadAttention(nnx.Module):
     is_self_attention = True
 
     def __init__(
-        self,
-        spec: MultiHead,
-        parts: BlockParts,
-        sizes: Sizes,
-        layout: Layout,
-        weights: Weights,
+        self, spec: MultiHead, parts: BlockParts, sizes: Sizes, layout: Layout, weights: Weights
     ):
         self.spec = spec
         self.positions = parts.positions

@@ -206,9 +206,7 @@ def run_stages(
         check_vma=False,  # the types of what layers compute do not show that stages differ
     )(weights_N, shared)
     y_ABLD = jax.shard_map(
-        take_last_stage,
-        in_specs=jax.P(axes, *inside.place("aBLD")),
-        out_specs=inside.place("aBLD"),
+        take_last_stage, in_specs=jax.P(axes, *inside.place("aBLD")), out_specs=inside.place("aBLD")
     )(y_NABLD)
     loads = jax.tree.map(lambda x: without_axes(x, axes), loads)
     loads_AN = jax.tree.map(lambda x: reshape_first(x, 4, (schedule.microbatches, -1)), loads)

@@ -44,13 +44,7 @@ def meshloom(kind: str) -> tuple[Pass, dict[str, object]]:
     if kind != "dense":
         part = Moe(experts=EXPERTS, router=Top2(), dispatch=cast(Dispatch, kind), d_ff=D_FF)
     spec = Transformer(
-        vocab=1,
-        layers=1,
-        d_model=D_MODEL,
-        d_ff=2 * D_FF,
-        heads=1,
-        d_kv=D_MODEL,
-        feed_forward=part,
+        vocab=1, layers=1, d_model=D_MODEL, d_ff=2 * D_FF, heads=1, d_kv=D_MODEL, feed_forward=part
     )
     with jax.set_mesh(mesh):
         weights = Weights(layout, spec.sizes, nnx.Rngs(params=jax.random.key(0)), "float32")

@@ -91,10 +91,7 @@ def marian(pairs: Pairs) -> tuple[Epoch, dict[str, object]]:
             use_cache=False,
         ).logits
         loss = functional.cross_entropy(
-            logits.flatten(0, 1),
-            target.flatten(),
-            ignore_index=tiny.PAD,
-            label_smoothing=SMOOTHING,
+            logits.flatten(0, 1), target.flatten(), ignore_index=tiny.PAD, label_smoothing=SMOOTHING
         )
         optimizer.zero_grad(set_to_none=True)
         loss.backward()

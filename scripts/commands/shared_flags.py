@@ -17,8 +17,7 @@ JsonFile = Annotated[
     Flag("Also writes the result to FILE as JSON.", metavar="FILE", name="json", names_output=True),
 ]
 BatchSequences = Annotated[
-    int | None,
-    Flag("Number of rows in a batch. Default: the batch size of the run.", min=1),
+    int | None, Flag("Number of rows in a batch. Default: the batch size of the run.", min=1)
 ]
 Tag = Annotated[
     str | None, Flag("Language tag of the target, for a task with several target languages.")
@@ -38,8 +37,7 @@ GinFile = Annotated[
     Strings, Flag("Settings file. Repeat it for several files; later files win.", metavar="FILE")
 ]
 GinParam = Annotated[
-    Strings,
-    Flag("One setting, such as 'Run.steps=100'. Wins over files.", metavar="'NAME=VALUE'"),
+    Strings, Flag("One setting, such as 'Run.steps=100'. Wins over files.", metavar="'NAME=VALUE'")
 ]
 GinImportPath = Annotated[
     Strings,

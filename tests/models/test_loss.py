@@ -8,14 +8,7 @@ import numpy as np
 import pytest
 
 from layouts.mesh import make_mesh
-from models.loss import (
-    Criterion,
-    LogitOperands,
-    LossSums,
-    divergence,
-    softmax_loss,
-    token_losses,
-)
+from models.loss import Criterion, LogitOperands, LossSums, divergence, softmax_loss, token_losses
 from tests.toys import WHOLE
 
 COUNTED_BL = np.array([[1, 1, 1, 0, 1, 1], [1] * 6, [0] * 6, [1, 0, 1, 0, 1, 0]], bool)

@@ -50,11 +50,7 @@ def files(folder: Path) -> set[str]:
         (["Layout.mesh = 'data:8;model:1'", "Layout.rules = 'heads:data'"], "whole", ["heads = 4"]),
         (["Task.length = 48"], "whole", ["Task.length = 48", "Transformer.length"]),
         (
-            [
-                "Transformer.feed_forward = @Moe()",
-                "Moe.experts = 4",
-                "Moe.group_tokens = 36",
-            ],
+            ["Transformer.feed_forward = @Moe()", "Moe.experts = 4", "Moe.group_tokens = 36"],
             "whole",
             ["Moe.group_tokens = 36", "8 rows of 24", "divides 192", "such as 32"],
         ),

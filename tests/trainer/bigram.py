@@ -9,14 +9,7 @@ import numpy as np
 from data.packing.rows import Counts, Rows
 from layouts.layout import Layout
 from models.api import Batch, Params, WeightInfo
-from models.loss import (
-    Criterion,
-    LogitOperands,
-    LossSums,
-    TokenLosses,
-    softmax_loss,
-    token_losses,
-)
+from models.loss import Criterion, LogitOperands, LossSums, TokenLosses, softmax_loss, token_losses
 
 VOCAB, WIDTH, LENGTH = 64, 16, 24
 

@@ -17,9 +17,7 @@ class Named(Observer):
         raise OSError(28, "No space left on device")
 
 
-def test_observers_run_and_close_in_order_whatever_fails(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_observers_run_and_close_in_order_whatever_fails(caplog: pytest.LogCaptureFixture) -> None:
     log: list[str] = []
     observers = Observers([Named("a", log), Named("b", log)])
     observers.notify(Observer.on_end, Outcome(steps=7))

@@ -45,10 +45,7 @@ class MetricsFile:
         lines, damaged = split_lines(path, "loss")
         replaced = [json.dumps(line) for line in lines if line["step"] > first_step]
         after = f"lines after step {first_step}"
-        for kind, what, texts in (
-            (DAMAGED, "damaged lines", damaged),
-            (REPLACED, after, replaced),
-        ):
+        for kind, what, texts in ((DAMAGED, "damaged lines", damaged), (REPLACED, after, replaced)):
             aside = path.with_name(path.name + kind)
             if texts:
                 with aside.open("a", encoding="utf-8") as file:

@@ -36,10 +36,12 @@ class AdamW(OptimizerSpec):
         self, steps: int, weights: Mapping[str, WeightInfo], layout: Layout
     ) -> "optax.GradientTransformation":
         """Returns the update of all weights.  Padding stays zero by itself."""
-        import optax
-
         from trainer.optimizers import chain
 
-        adam = optax.scale_by_adam(self.beta1, self.beta2, self.epsilon, mu_dtype=self.first_moment)
-        outer = [chain.clip(self.clip_global_norm), adam]
+        outer = [chain.clip(self.clip_global_norm), self.adam()]
         return chain.finish(outer, self.weight_decay, self.schedule.rate(steps), weights)
+
+    def adam(self) -> "optax.GradientTransformation":
+        import optax
+
+        return optax.scale_by_adam(self.beta1, self.beta2, self.epsilon, mu_dtype=self.first_moment)

@@ -69,9 +69,7 @@ def split(
     return by_path(optax.GradientTransformation(init, update))
 
 
-def placed_by_compiler(
-    transform: optax.GradientTransformation,
-) -> optax.GradientTransformation:
+def placed_by_compiler(transform: optax.GradientTransformation) -> optax.GradientTransformation:
     """Lets XLA place what a transform computes; its updates and state are placed as they were.
 
     So a transform runs under every layout that JAX's explicit sharding has no rules for.

@@ -4,25 +4,22 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from configs.spec import Count, Fraction, NotNegative, Positive, spec
+from configs.spec import Count, Fraction, Positive, spec
 from layouts.layout import Layout
 from models.api import WeightInfo
-from trainer.optimizers.optimizer import FloatType, OptimizerSpec
-from trainer.optimizers.schedules import Cosine, ScheduleSpec
+from trainer.optimizers.adamw import AdamW
 
 if TYPE_CHECKING:
     import optax
 
 
 @spec
-class Muon(OptimizerSpec):
+class Muon(AdamW):
     """Orthogonalizes the momentum of each matrix of the layers; Adam updates all other weights.
 
     Jordan et al. 2024; the scale of updates and weight decay after Liu et al. 2025, section 2.2.
     """
 
-    schedule: ScheduleSpec = Cosine()
-    """Learning rate over steps."""
     momentum: Fraction = 0.95
     """Decay of the first moment of matrices."""
     iterations: Count = 5
@@ -30,36 +27,18 @@ class Muon(OptimizerSpec):
     update_rms: Positive = 0.2
     """Root mean square of a matrix's update before the learning rate: that of Adam, whose learning
     rate and weight decay then suit both."""
-    beta1: Fraction = 0.9
-    """Decay of Adam's first moment."""
-    beta2: Fraction = 0.98
-    """Decay of Adam's second moment."""
-    epsilon: Positive = 1e-8
-    """Added to the root of Adam's second moment."""
-    first_moment: FloatType | None = None
-    """Type in which first moments are stored; None: that of the weights."""
-    weight_decay: NotNegative = 0.01
-    """Share of each matrix that a step subtracts, times the learning rate."""
-    clip_global_norm: Positive | None = 1.0
-    """Scales all gradients down to this norm if they exceed it."""
 
     def transform(
         self, steps: int, weights: Mapping[str, WeightInfo], layout: Layout
     ) -> "optax.GradientTransformation":
         """Returns the update of these weights.  Padding stays zero by itself."""
-        import optax
-
         from trainer.optimizers import chain
 
         matrices = {path: info for path, info in weights.items() if is_matrix(info)}
         outer = [
             chain.clip(self.clip_global_norm),
             chain.split(
-                matrices,
-                chain.placed_by_compiler(self.orthogonalize(matrices)),
-                optax.scale_by_adam(
-                    self.beta1, self.beta2, self.epsilon, mu_dtype=self.first_moment
-                ),
+                matrices, chain.placed_by_compiler(self.orthogonalize(matrices)), self.adam()
             ),
         ]
         return chain.finish(outer, self.weight_decay, self.schedule.rate(steps), weights)

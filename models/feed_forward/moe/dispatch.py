@@ -46,6 +46,8 @@ class Experts(NamedTuple):
     weights: Mapping[str, Weight]
     rate: float
     key: Array | None
+    hidden_axes: tuple[str, ...] = ()
+    """Mesh axes that split F where weights are shards: outputs are parts of a sum over them."""
 
     @property
     def has_dropout(self) -> bool:
@@ -76,18 +78,10 @@ class Experts(NamedTuple):
             draw = functools.partial(random_bytes_of_rows, self.layout, self.seed, id_EGc, "EGcF")
         return self._run(x_EGcD, into, out, draw)
 
-    def run_blocks(
-        self,
-        x_lcd: Array,
-        gate_lc: Array,
-        expert_l: Array,
-        draw: Draw,
-        hidden_axes: tuple[str, ...],
-    ) -> Array:
+    def run_blocks(self, x_lcd: Array, gate_lc: Array, expert_l: Array, draw: Draw) -> Array:
         """Returns the output for a device's blocks of tokens, each block for one expert.
 
-        The weights are the device's shards; it draws random bytes for its shard of F, which
-        `hidden_axes` split: outputs are parts of a sum over them.
+        The weights are the device's shards; it draws random bytes for its shard of F.
         """
 
         def product(multiply: Product, x: Array, weight: Weight, *gates: Array) -> Array:
@@ -109,7 +103,7 @@ class Experts(NamedTuple):
             y = product(gated_product, h, weight, gate_lc)
             if bias is None:
                 return y
-            is_first = shard_index(hidden_axes) == 0
+            is_first = shard_index(self.hidden_axes) == 0
             term = jnp.where(is_first, gate_lc[..., None].astype(y.dtype), 0) * bias_l1f(bias)
             return y + term
 
@@ -242,13 +236,15 @@ def in_blocks(
         shards = tuple(gather_shard(*part, group_axes) for part in parts)
         count, here = (
             len(shards[0]),
-            experts._replace(weights=jax.tree.unflatten(structure, shards)),
+            experts._replace(
+                weights=jax.tree.unflatten(structure, shards), hidden_axes=hidden_axes
+            ),
         )
         draw = functools.partial(random_bytes_of_shard, seed, over=hidden_axes)
         expert_Gsi = routed.expert_Gsi
         if places == most_places and not exchanged:
             expert_Gsi -= shard_index(split_axes) * count
-            y_Gsd = run_shard(here, routed._replace(expert_Gsi=expert_Gsi), draw, hidden_axes)
+            y_Gsd = run_shard(here, routed._replace(expert_Gsi=expert_Gsi), draw)
         else:
             to_c = destinations(expert_Gsi.ravel() // count, split_axes, exchanged)
             routed = routed._replace(expert_Gsi=expert_Gsi % count)
@@ -256,7 +252,7 @@ def in_blocks(
             rows = (
                 None if places == most_places else exchange.most_rows((*group_axes, *weight_axes))
             )
-            y_Gsd = run_exchanged(here, routed, draw, exchange, to_c, rows, hidden_axes)
+            y_Gsd = run_exchanged(here, routed, draw, exchange, to_c, rows)
         return jax.lax.psum(y_Gsd, weight_axes)
 
     tokens = [f"G(F){axes}" for axes in ("sd", "si", "si", "si")]
@@ -304,9 +300,7 @@ class RoutedTokens(NamedTuple):
     id_Gsi: Array
 
 
-def run_shard(
-    experts: Experts, routed: RoutedTokens, draw: Draw, hidden_axes: tuple[str, ...]
-) -> Array:
+def run_shard(experts: Experts, routed: RoutedTokens, draw: Draw) -> Array:
     """Runs a device's tokens through the experts that it has."""
     x_Gsd, expert_Gsi, gate_Gsi, id_Gsi = routed
     count, choices = len(jax.tree.leaves(experts.weights)[0]), expert_Gsi.size
@@ -324,8 +318,7 @@ def run_shard(
     x_1cd = to_slots(x_1sd, slot_1si, here_1c)
     gate_lc = to_slots(gate_1si.reshape(1, -1, 1), slot_1si.reshape(1, -1, 1), here_1c)
     x_lcd, gate_lc = x_1cd.reshape(*shape, -1), gate_lc.reshape(shape)
-    draw = functools.partial(draw, id_lc)
-    y_lcd = experts.run_blocks(x_lcd, gate_lc, expert_l, draw, hidden_axes)
+    y_lcd = experts.run_blocks(x_lcd, gate_lc, expert_l, functools.partial(draw, id_lc))
     return from_slots(y_lcd.reshape(x_1cd.shape), slot_1si, here_1c).reshape(x_Gsd.shape)
 
 
@@ -352,7 +345,6 @@ def run_exchanged(
     exchange: Exchange,
     destination_c: Array,
     most_rows: Array | None,
-    hidden_axes: tuple[str, ...],
 ) -> Array:
     """Sends a device's tokens to the devices of their experts, and brings the results back.
 
@@ -372,7 +364,7 @@ def run_exchanged(
         expert_1r1, id_1r1 = (choice_r2[None, :, i, None] for i in (0, 1))
         gate_1r1 = part.send(gate_1c1[0], 0)[None]
         received = RoutedTokens(x_rd[None], expert_1r1, gate_1r1, id_1r1)
-        return part.send_back(run_shard(experts, received, draw, hidden_axes)[0], y_cd)
+        return part.send_back(run_shard(experts, received, draw)[0], y_cd)
 
     def add_round(carry: tuple[Array, Array]) -> tuple[Array, Array]:
         first, y_cd = carry

@@ -87,10 +87,7 @@ def trace_fns_of(flags: SearchFlags) -> Callable[[Run], list[TraceFn]]:
 
 
 def continuations(
-    prompts: Sequence[str],
-    model_dir: Path,
-    flags: SearchFlags,
-    batch_sequences: int | None = None,
+    prompts: Sequence[str], model_dir: Path, flags: SearchFlags, batch_sequences: int | None = None
 ) -> list[str]:
     """Returns the best text for each line."""
     checkpoint = CheckpointFlags(model_dir=model_dir)

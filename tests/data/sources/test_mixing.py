@@ -72,10 +72,7 @@ def test_stages_have_rates_of_their_own_which_may_be_0(mixture):
         ({"stages": ((5, (1,)),)}, r"stages\[0\]: 1 rates for 2 parts\."),
         ({"stages": ((5, (1, 1)), (6, (0, 0)))}, r"stages\[1\]: all rates are 0\."),
         ({"rates": (0, 0)}, r"\.rates: all rates are 0\."),
-        (
-            {"stages": ((5, (1, 1)), (5, (1, 2)))},
-            r"stages: begin after steps \[5, 5\]\.",
-        ),
+        ({"stages": ((5, (1, 1)), (5, (1, 2)))}, r"stages: begin after steps \[5, 5\]\."),
         ({"stages": ((9, (1, 1)), (5, (1, 2)))}, r"stages: begin after steps \[9, 5\]"),
         ({"rates": (1, 0), "stages": ((5, (2, 0)),)}, r"rates\[1\] = 0: no stage reads this part"),
         ({"stages": ((0, (1, 1)),)}, r"stages\[0\]\[0\] = 0: legal: a tuple, each item"),

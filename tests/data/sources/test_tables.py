@@ -148,7 +148,7 @@ def test_numbers_in_a_csv_are_text(tmp_path):
     (tmp_path / "x.csv").write_text("\ufefftext,n\n007,\n,1\nNULL,2\n")
     path = str(tmp_path / "x.csv")
     assert list(TableText(train=path, validation=path).lines("train")) == ["007", "NULL"]
-    columns = {"prompt_column": "text", "chosen_column": "n", "rejected_column": "text"}
+    columns = {"prompt": "text", "chosen": "n", "rejected": "text"}
     source = TablePreferences(train=path, validation=path, **columns)
     assert list(source.read("train"))[2] == ("NULL", "2", "NULL")
 

@@ -39,10 +39,7 @@ def test_an_error_leaves_the_old_folder_and_nothing_else(tmp_path, error):
 
 
 def test_a_build_that_the_storage_ends_goes_on_where_it_was(tmp_path: Path) -> None:
-    with (
-        pytest.raises(requests.ConnectionError),
-        resumable_folder(tmp_path / "rows") as folder,
-    ):
+    with pytest.raises(requests.ConnectionError), resumable_folder(tmp_path / "rows") as folder:
         (folder / "part").touch()
         raise requests.ConnectionError("refused")
     with resumable_folder(tmp_path / "rows") as folder:

@@ -3,9 +3,7 @@
 import jax
 import jax.numpy as jnp
 import pytest
-from jax.experimental.pallas.ops.tpu.splash_attention import (
-    splash_attention_kernel as splash,
-)
+from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 
 from layouts.cost.dataflow import flops_by_kernel

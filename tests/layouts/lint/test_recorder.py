@@ -23,9 +23,7 @@ from tests.toys import SPLITTABLE, WHOLE, toy
 KINDS = {
     "plain": toy(),
     "combined, rotary": toy(
-        attention=MultiHead(combined_qkv=True),
-        positions=Rotary(),
-        feed_forward=Mlp(gated=True),
+        attention=MultiHead(combined_qkv=True), positions=Rotary(), feed_forward=Mlp(gated=True)
     ),
     "relative, chunks": toy(positions=Relative(), loss_chunks=3, tied=False),
 }

@@ -19,13 +19,7 @@ from layouts.shards import num_shards
 from models.api import Batch
 from models.attention import flash, triton
 from models.attention.context import AttentionContext, cross_context, packed_context
-from models.attention.flash import (
-    LIMITS,
-    Choice,
-    Implementation,
-    Kernel,
-    flash_attention,
-)
+from models.attention.flash import LIMITS, Choice, Implementation, Kernel, flash_attention
 from models.attention.latent import Latent
 from models.attention.mosaic import key_ranges
 from models.attention.multi_head import MultiHead, MultiHeadAttention, SoftmaxAttention

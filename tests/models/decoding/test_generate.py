@@ -384,8 +384,7 @@ def searched(name: str) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize(
-    ("name", "kind", "search"),
-    [(name, *case) for name in LAYOUTS for case in searched(name)],
+    ("name", "kind", "search"), [(name, *case) for name in LAYOUTS for case in searched(name)]
 )
 def test_no_layout_changes_what_is_decoded(name: str, kind: str, search: str) -> None:
     layout = load([f"layouts/{name}.gin"]).make(Layout)

@@ -3,10 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from tests.trainer.optimizers.updates import (
-    LAYERS,
-    transform_of,
-)
+from tests.trainer.optimizers.updates import LAYERS, transform_of
 from trainer.optimizers.adafactor import Adafactor
 
 

@@ -42,8 +42,7 @@ finally:
 
 
 @pytest.mark.parametrize(
-    ("program", "output"),
-    [(NATIVE, ""), (CALLBACK, ""), (SWALLOWED, ""), (CLEANED, "cleaned\n")],
+    ("program", "output"), [(NATIVE, ""), (CALLBACK, ""), (SWALLOWED, ""), (CLEANED, "cleaned\n")]
 )
 def test_ctrl_c_ends_the_process_in_two_seconds(program: str, output: str) -> None:
     process = subprocess.Popen(

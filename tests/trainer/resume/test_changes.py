@@ -25,8 +25,7 @@ REPLACED = {
     "speed": dataclasses.replace(RUN, steps=9, model=dataclasses.replace(MODEL, remat="full")),
     "evaluation": dataclasses.replace(RUN, evaluate_every=2, microbatches=2),
     "attention": dataclasses.replace(
-        RUN,
-        model=dataclasses.replace(MODEL, attention=MultiHead(implementation="plain", chunks=2)),
+        RUN, model=dataclasses.replace(MODEL, attention=MultiHead(implementation="plain", chunks=2))
     ),
     "compiler": dataclasses.replace(RUN, compiler_options=("tpu:xla_a=1",), log_every=2),
     "trackers": dataclasses.replace(RUN, trackers=(), log_every=2),

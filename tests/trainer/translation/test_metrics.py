@@ -248,9 +248,5 @@ def test_newstest2014_against_itself(pair: str, ref_len: int) -> None:
         computed.bleu.details["ref_len"],
         computed.bleu.details["sys_len"],
         computed.sentences,
-    ) == (
-        ref_len,
-        ref_len,
-        3003,
-    )
+    ) == (ref_len, ref_len, 3003)
     assert computed.hypotheses_hash == computed.references_hash

@@ -121,10 +121,7 @@ def test_dropless_with_dropout_is_equal_under_layouts(layout: Layout) -> None:
     assert_equal(results(case, "dropless"), results(case._replace(layout=WHOLE), "dropless"))
 
 
-EXCHANGING = (
-    *LAYOUTS[1:3],
-    Layout(mesh="x:2,y:2", rules="batch:x;batch:y;experts:x;experts:y"),
-)
+EXCHANGING = (*LAYOUTS[1:3], Layout(mesh="x:2,y:2", rules="batch:x;batch:y;experts:x;experts:y"))
 
 
 @pytest.mark.parametrize("layout", EXCHANGING, ids=lambda layout: layout.rules)

@@ -175,10 +175,7 @@ def test_experts_choose_in_each_segment_as_if_it_were_alone() -> None:
     np.testing.assert_allclose(packed, expected, atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("dispatch", "rates"),
-    [("gather", (0.5, None)), ("dropless", (0.0, 0.5))],
-)
+@pytest.mark.parametrize(("dispatch", "rates"), [("gather", (0.5, None)), ("dropless", (0.0, 0.5))])
 def test_experts_drop_hidden_units_of_training(
     dispatch: str, rates: tuple[float, float | None]
 ) -> None:

@@ -69,7 +69,7 @@ def test_preferences_are_learned_and_a_run_continues(
         ("Run.z_loss = 0.1", "Run.z_loss = 0.1: @Dpo() has no such term"),
         ("Dpo.beta = 0", "Dpo.beta"),
         ("Dpo.model_dir = 'nowhere'", "Dpo.model_dir = 'nowhere': no trained model there"),
-        ("JsonlPreferences.rejected_field = 'bad'", "needs field 'bad': no such field"),
+        ("JsonlPreferences.rejected = 'bad'", "needs field 'bad': no such field"),
     ],
 )
 def test_what_would_be_learned_otherwise_is_refused(

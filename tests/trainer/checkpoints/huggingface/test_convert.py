@@ -642,11 +642,7 @@ def miss_a_shard(folder: Path) -> None:
     ],
 )
 def test_an_import_is_refused_and_leaves_nothing(
-    imported: Path,
-    tmp_path: Path,
-    name: str,
-    damage: Callable[[Path], object],
-    expected: list[str],
+    imported: Path, tmp_path: Path, name: str, damage: Callable[[Path], object], expected: list[str]
 ) -> None:
     folder = shutil.copytree(imported / name, tmp_path / "model")
     damage(folder)

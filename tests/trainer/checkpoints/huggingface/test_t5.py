@@ -553,10 +553,7 @@ def other_index(folder: Path) -> None:
             change(num_layers=1),
             ["unexpected", "encoder.block.1.layer.0.SelfAttention.q.weight", "... and"],
         ),
-        (
-            change(num_layers=4),
-            ["8 missing", "encoder.block.3.layer.0.SelfAttention.q.weight"],
-        ),
+        (change(num_layers=4), ["8 missing", "encoder.block.3.layer.0.SelfAttention.q.weight"]),
         (
             change(d_kv=5),
             ["another shape", "SelfAttention.q.weight: found (24, 10), legal: (30, 10)", "and 18"],
