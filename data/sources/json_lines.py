@@ -42,16 +42,6 @@ class Jsonl(FilePairs):
         return itertools.starmap(Pair, records(paths, fields, setting, errors))
 
 
-@spec
-class JsonlPreferences(Preferences):
-    """Reads preferences from files of one JSON object per line, plain, .gz, .xz or .zst."""
-
-    def texts(
-        self, paths: Sequence[str], names: Sequence[str], setting: str, errors: str
-    ) -> Iterator[list[str]]:
-        return records(paths, names, setting, errors)
-
-
 def records(
     paths: Sequence[str], fields: Sequence[str], setting: str, errors: str
 ) -> Iterator[list[str]]:
@@ -98,3 +88,10 @@ def text_of(value: Any, name: str, place: str) -> str:
         problem = "no such field" if is_missing else f"found {kind}, legal: text"
         raise UserError(f"{place} needs field {name!r}: {problem}.  Its fields: {legal}.")
     return value
+
+
+@spec
+class JsonlPreferences(Preferences):
+    """Reads preferences from files of one JSON object per line, plain, .gz, .xz or .zst."""
+
+    texts = staticmethod(records)

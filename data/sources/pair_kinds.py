@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
 from typing import Annotated, Any, ClassVar
 
@@ -44,6 +44,8 @@ class Preferences(FilePairs):
     """Reads a prompt, the answer that is preferred and the one that is rejected."""
 
     has_rejected: ClassVar[bool] = True
+    texts: ClassVar[Callable[..., Iterator[list[str]]]]
+    """Yields the texts with some names, row by row."""
 
     prompt: str = "prompt"
     """Name of the field or column that holds the prompt; a dot leads into a field of it."""
@@ -55,12 +57,6 @@ class Preferences(FilePairs):
     def read_files(self, paths: Sequence[str], setting: str, errors: str) -> Iterator[Any]:
         names = [self.prompt, self.chosen, self.rejected]
         return itertools.starmap(Preference, self.texts(paths, names, setting, errors))
-
-    def texts(
-        self, paths: Sequence[str], names: Sequence[str], setting: str, errors: str
-    ) -> Iterator[list[str]]:
-        """Yields the texts with these names, row by row."""
-        raise NotImplementedError
 
 
 @spec

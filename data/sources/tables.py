@@ -56,16 +56,6 @@ class Table(FilePairs):
         return itertools.starmap(Pair, rows(paths, columns, setting, errors))
 
 
-@spec
-class TablePreferences(Preferences):
-    """Reads preferences from Parquet, Arrow and CSV files (.csv, also .gz, .xz or .zst)."""
-
-    def texts(
-        self, paths: Sequence[str], names: Sequence[str], setting: str, errors: str
-    ) -> Iterator[list[str]]:
-        return rows(paths, names, setting, errors)
-
-
 def rows(
     paths: Sequence[str], columns: Sequence[str], setting: str, errors: str
 ) -> Iterator[list[str]]:
@@ -210,3 +200,10 @@ def _text(raw: bytes | None, place: str, errors: str) -> str:
     if raw is None:
         raise UserError(f"{place}: found null, legal: text.  Remove such rows.")
     return text_files.decoded(raw, place, errors, "  Write the column as UTF-8.")
+
+
+@spec
+class TablePreferences(Preferences):
+    """Reads preferences from Parquet, Arrow and CSV files (.csv, also .gz, .xz or .zst)."""
+
+    texts = staticmethod(rows)

@@ -227,16 +227,12 @@ class SigmoidTopK(Router):
     def check(self, experts: int) -> None:
         Router.check(self, experts)
         groups, best = self.expert_groups, self.groups_per_token
-        if experts % groups or experts == groups > 1:
+        are_equal = not experts % groups and (groups == 1 or experts > groups)
+        if not are_equal or not self.k * groups <= best * experts <= groups * experts:
             raise UserError(
-                f"SigmoidTopK.expert_groups = {groups}: found Moe.experts = {experts}.  Legal: 1, "
-                "or equal groups of at least 2 experts."
-            )
-        if not self.k * groups <= best * experts <= groups * experts:
-            raise UserError(
-                f"SigmoidTopK.groups_per_token = {best}: found k = {self.k} of {experts} experts "
-                f"in expert_groups = {groups}.  Legal: at most as many groups, with at least k "
-                "experts."
+                f"SigmoidTopK.expert_groups = {groups}, groups_per_token = {best}: found k = "
+                f"{self.k} and Moe.experts = {experts}.  Legal: equal groups of at least 2 "
+                "experts, of which a token has at least k."
             )
 
     def gates(self, logits_Gse: Array) -> Array:

@@ -4,6 +4,7 @@ Weights go from file to file, a layer of one weight at a time.
 """
 
 import dataclasses
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -87,7 +88,8 @@ def import_hf(flags: ImportHfFlags) -> None:
     unread += [name for name in stored if convert.is_unread(name, settings)]
     tensors = {name: tensor for name, tensor in stored.items() if name not in unread}
     infos = {name: tensor.info for name, tensor in tensors.items()}
-    types = sorted({x.dtype for name, x in infos.items() if not convert.is_wide(name, family)})
+    wide = re.compile(family.tensors.wide)
+    types = sorted({info.dtype for name, info in infos.items() if not wide.fullmatch(name)})
     spec = convert.spec_of(settings, common_type(types), folder / SETTINGS)
     if family.unties and SOFTMAX in tensors:
         spec = dataclasses.replace(spec, tied=False)

@@ -131,13 +131,10 @@ def _wrong_settings(full: families.Settings, family: families.Family) -> Iterato
         rate = full.get(name, 0)
         if not isinstance(rate, int | float) or not 0 <= rate < 1:
             yield f"{name} = {rate!r}: legal: a number of at least 0 and below 1."
-    dense = full.get("first_k_dense_replace", 0)
-    if not isinstance(dense, int) or isinstance(dense, bool) or dense < 0:
-        yield f"first_k_dense_replace = {dense!r}: legal: an integer of at least 0."
-    for name in IDS if family.has_encoder else ():
-        token = full.get(name, 0)
-        if not isinstance(token, int) or isinstance(token, bool) or token < 0:
-            yield f"{name} = {token!r}: legal: an id of the vocabulary."
+    for name in (*families.NATURALS, *(IDS if family.has_encoder else ())):
+        number = full.get(name, 0)
+        if not isinstance(number, int) or isinstance(number, bool) or number < 0:
+            yield f"{name} = {number!r}: legal: an integer of at least 0."
     for name in families.FLAGS:
         if not isinstance(full.get(name, False), bool):
             yield f"{name} = {full[name]!r}: legal: true or false."
@@ -160,13 +157,10 @@ def _wrong_settings(full: families.Settings, family: families.Family) -> Iterato
 
 def _wrong_windows(full: families.Settings) -> Iterator[str]:
     layers, kinds = full.get("num_hidden_layers"), full.get("layer_types")
-    first = full.get("max_window_layers") or 0
     is_one_each = isinstance(kinds, list) and len(kinds) == layers
     if kinds is not None and not (is_one_each and all(kind in rope.KINDS for kind in kinds)):
         legal = " or ".join(map(repr, rope.KINDS))
         yield f"layer_types = {brief(repr(kinds))}: legal: {legal} for each layer, or null."
-    elif not isinstance(first, int) or first < 0:
-        yield f"max_window_layers = {first!r}: legal: an integer of at least 0."
     others = full.get("mlp_only_layers")
     if others is not None and not (isinstance(others, list) and {*map(type, others)} <= {int}):
         yield f"mlp_only_layers = {brief(repr(others))}: legal: a list of layers, or null."
@@ -426,11 +420,6 @@ def is_unread(name: str, settings: families.Settings) -> bool:
     pattern = families.FAMILIES[settings["model_type"]].tensors.unread
     layers = str(settings.get("num_hidden_layers"))
     return re.fullmatch(pattern.replace("{layers}", layers), name) is not None
-
-
-def is_wide(name: str, family: families.Family) -> bool:
-    """Returns whether a tensor is float32 whatever the type of the others."""
-    return re.fullmatch(family.tensors.wide, name) is not None
 
 
 def is_copy(name: str, settings: families.Settings) -> bool:

@@ -44,10 +44,12 @@ def of_layers(settings: Settings, kind: str) -> Settings:
 
 
 def parameters(settings: Settings) -> Settings:
-    """Returns the settings of rotary positions, from where old and new files have them."""
+    """Returns the settings of rotary positions, from where old and new files have them; not the
+    ones that are null."""
     new, old = _given(settings)
-    of_all_kinds = {name: new[name] for name in OF_ALL_KINDS if name in new}
-    return {"rope_theta": settings["rope_theta"], **of_all_kinds, **(old or new)}
+    of_all_kinds = {name: new[name] for name in OF_ALL_KINDS if new.get(name) is not None}
+    given = {name: value for name, value in (old or new).items() if value is not None}
+    return {name: settings.get(name) for name in OF_ALL_KINDS} | of_all_kinds | given
 
 
 def _given(settings: Settings) -> list[Settings]:
@@ -94,7 +96,7 @@ def _problems(settings: Settings) -> Iterator[str]:
     if kind not in (PLAIN, *SCALINGS):
         yield f"rope_type = {kind!r}: legal: {', '.join(map(repr, (PLAIN, *SCALINGS)))}."
         return
-    fraction = fraction_of(settings, rope)
+    fraction = rope[FRACTION]
     if fraction not in (None, 1.0) and settings.get(FRACTION) in (None, 1.0):
         yield f"{FRACTION} = {fraction!r}: legal: 1.0 or null."
     elif fraction is not None and not (isinstance(fraction, int | float) and 0 < fraction <= 1):
@@ -117,26 +119,16 @@ def rotary_of(settings: Settings) -> Rotary:
     """Makes the rotary positions."""
     rope = {LENGTH: settings["max_position_embeddings"], **parameters(settings)}
     theta, kind = float(rope["rope_theta"]), kind_of(rope)
-    fraction = fraction_of(settings, rope) or 1.0
+    fraction = rope[FRACTION] or 1.0
     if kind == PLAIN:
         return Rotary(theta=theta, fraction=fraction)
     scaling = SCALINGS[kind]
     if rope.get(MSCALE) and rope.get(MSCALE_ALL):
         factor = magnitude(rope, MSCALE) / magnitude(rope, MSCALE_ALL)
-        rope = rope | {"attention_factor": given_or(rope.get("attention_factor"), factor)}
+        rope = {"attention_factor": factor, **rope}
     values = {name: rope.get(there) for name, there in names_of(scaling).items()}
     given = {name: as_number(value) for name, value in values.items() if value is not None}
     return Rotary(theta=theta, scaling=scaling(**given), fraction=fraction)
-
-
-def given_or(value: Any, other: Any) -> Any:
-    """Returns a value, or another one where a file has null or nothing."""
-    return other if value is None else value
-
-
-def fraction_of(settings: Settings, rope: Settings) -> Any:
-    """Returns the share of the columns that rotate, where a file says it."""
-    return given_or(rope.get(FRACTION), settings.get(FRACTION))
 
 
 def magnitude(rope: Settings, name: str) -> float:

@@ -540,7 +540,7 @@ def other_index(folder: Path) -> None:
             ["3 problems", "'gelu'", "gated-gelu", "layer_norm_epsilon = -1", "d_kv"],
         ),
         (change(eos_token_id=2), ["ends them with 1", "2 (eos_token_id)"]),
-        (change(eos_token_id="2"), ["eos_token_id = '2'", "an id of the vocabulary"]),
+        (change(eos_token_id="2"), ["eos_token_id = '2'", "an integer of at least 0"]),
         (
             change(decoder_start_token_id=2),
             ["begins texts with id 0", "2 (decoder_start_token_id)"],
