@@ -20,7 +20,6 @@ from data.storage.files import atomic_open, write_errors
 from data.task import Task
 from layouts.layout import Layout
 from layouts.mesh import batch_shards
-from models.transformer import Transformer
 from scripts.commands.shared_flags import SavedSettingsFlags, Strings
 from scripts.terminal import print_note
 from trainer.model_dir import ModelDir
@@ -29,8 +28,6 @@ from trainer.run import Run
 
 STREAMS = ("-", "/dev/stdout")  # names of the standard output
 DATA_DIR = Path("~/.cache/meshloom")
-# What gin files may name without an import, as well as the specs of their fields.
-BUILT_IN = (Run, Layout, Transformer)
 
 
 def settings(model_dir: Path | None, gin_file: Strings, gin_param: Strings) -> Config:

@@ -21,7 +21,6 @@ class Adafactor(OptimizerSpec):
     """Makes Adafactor with the papers' settings.  Shazeer and Stern 2018, algorithms 4 to 7."""
 
     schedule: ScheduleSpec = InverseSqrt()
-    """Learning rate over steps."""
     decay_exponent: Positive = 0.8
     """The second moment's decay at step t is 1 - t^-exponent."""
     decay_cap: Fraction | None = None

@@ -18,7 +18,6 @@ class AdamW(OptimizerSpec):
     """Makes Adam with decoupled weight decay.  Loshchilov and Hutter 2019, algorithm 2."""
 
     schedule: ScheduleSpec = Cosine()
-    """Learning rate over steps."""
     beta1: Fraction = 0.9
     """Decay of the first moment."""
     beta2: Fraction = 0.98

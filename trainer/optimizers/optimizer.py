@@ -22,6 +22,7 @@ class OptimizerSpec:
     """Holds the settings of an optimizer; a run file names one of its kinds."""
 
     schedule: ScheduleSpec
+    """Learning rate over steps."""
 
     def transform(
         self, steps: int, weights: Mapping[str, WeightInfo], layout: Layout

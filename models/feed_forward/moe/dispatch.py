@@ -69,10 +69,8 @@ class Experts(NamedTuple):
             axes = equation.partition("->")[2]
             return y + self.layout.broadcast_like(bias.astype(y.dtype), f"E{axes[-1]}", axes)
 
-        into, out = (
-            functools.partial(product, equation)
-            for equation in ("EGcD,EDF->EGcF", "EGcF,EFD->EGcD")
-        )
+        into = functools.partial(product, "EGcD,EDF->EGcF")
+        out = functools.partial(product, "EGcF,EFD->EGcD")
         draw = None
         if id_EGc is not None:
             draw = functools.partial(random_bytes_of_rows, self.layout, self.seed, id_EGc, "EGcF")
@@ -110,9 +108,8 @@ class Experts(NamedTuple):
         return self._run(x_lcd, into, out, draw if self.has_dropout else None)
 
     def _run(self, x: Array, into: Product, out: Product, draw: Draw | None) -> Array:
-        weights, gate = self.weights, None
-        if self.expert.gated:
-            gate = into(x, weights["wg_EDF"], weights.get("bg_EF"))
+        weights = self.weights
+        gate = into(x, weights["wg_EDF"], weights.get("bg_EF")) if self.expert.gated else None
         h = self.expert.activate(into(x, weights["wi_EDF"], weights.get("bi_EF")), gate)
         if draw is not None:
             h = drop(h, draw(width=h.shape[-1]), self.rate)

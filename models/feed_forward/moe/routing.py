@@ -194,7 +194,7 @@ class TopK(Router):
 
 
 @spec
-class SigmoidTopK(Router):
+class SigmoidTopK(TopK):
     """Takes the k best experts of each token by sigmoid gates and balances them without a loss.
 
     DeepSeek-AI 2024 (DeepSeek-V3), section 2.1.2: a bias of each expert is added to its gate in the
@@ -205,9 +205,7 @@ class SigmoidTopK(Router):
     has_bias: ClassVar[bool] = True
 
     k: Count = 2
-    """Number of experts per token."""
     normalises: bool = True
-    """Divides gates by their sum over the k."""
     scale: Positive = 1.0
     """Multiplies gates."""
     bias_rate: NotNegative = 0.001
@@ -218,11 +216,6 @@ class SigmoidTopK(Router):
     """Groups that the experts of a token are in: the best by the sum of their two largest biased
     gates."""
     aux_loss: NotNegative = 0.0
-    """Weight of the auxiliary loss, which is 1 if all experts are used equally."""
-
-    @property
-    def choices(self) -> int:
-        return self.k
 
     def check(self, experts: int) -> None:
         Router.check(self, experts)

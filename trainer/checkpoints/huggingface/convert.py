@@ -25,6 +25,7 @@ from models.positions.rotary import Rotary
 from models.precision import FloatType, Precision
 from models.transformer import Transformer
 from trainer.checkpoints.huggingface import families, rope
+from trainer.checkpoints.huggingface.families import CHECKS
 from trainer.checkpoints.huggingface.parts import of_kind, refuse_changes, with_parts_of_first_block
 from trainer.checkpoints.huggingface.weights import ConvertedWeight
 
@@ -111,8 +112,8 @@ def check_settings(settings: families.Settings, source: object) -> None:
 
 
 def _wrong_settings(full: families.Settings, family: families.Family) -> Iterator[str]:
-    few, nullable = legal_values(family), families.NULLABLE
-    counts = [name for name in families.COUNTS if name in full and name not in few]
+    few, nullable = legal_values(family), CHECKS["nullable"]
+    counts = [name for name in CHECKS["counts"] if name in full and name not in few]
     for name in dict.fromkeys((*family.sizes.values(), *counts)):
         size, may_be_null = full.get(name), name in {*nullable} - {*family.sizes.values()}
         most = MAX_LAYERS if name.endswith("layers") else 2**31 - 1
@@ -120,22 +121,22 @@ def _wrong_settings(full: families.Settings, family: families.Family) -> Iterato
         if not is_count and not (size is None and may_be_null):
             legal = f"an integer from 1 to {most:,}" + " or null" * may_be_null
             yield f"{name} = {size!r}: legal: {legal}."
-    for name in (*families.NUMBERS, *families.POSITIVE):
-        number, least = full.get(name, 1.0), math.ulp(0.0) if name in families.POSITIVE else 0
+    for name in (*CHECKS["numbers"], *CHECKS["positive"]):
+        number, least = full.get(name, 1.0), math.ulp(0.0) if name in CHECKS["positive"] else 0
         is_number = isinstance(number, int | float) and not isinstance(number, bool)
         is_unset = name in few or (number is None and name in nullable)
         if not is_unset and not (is_number and least <= number < math.inf):
             legal = "above 0" + " or null" * (name in nullable) if least else "of at least 0"
             yield f"{name} = {number!r}: legal: a number {legal}."
-    for name in families.RATES:
+    for name in CHECKS["rates"]:
         rate = full.get(name, 0)
         if not isinstance(rate, int | float) or not 0 <= rate < 1:
             yield f"{name} = {rate!r}: legal: a number of at least 0 and below 1."
-    for name in (*families.NATURALS, *(IDS if family.has_encoder else ())):
+    for name in (*CHECKS["naturals"], *(IDS if family.has_encoder else ())):
         number = full.get(name, 0)
         if not isinstance(number, int) or isinstance(number, bool) or number < 0:
             yield f"{name} = {number!r}: legal: an integer of at least 0."
-    for name in families.FLAGS:
+    for name in CHECKS["flags"]:
         if not isinstance(full.get(name, False), bool):
             yield f"{name} = {full[name]!r}: legal: true or false."
     there = {first: name for name, first in family.names.items()}
@@ -473,15 +474,16 @@ def settings_of(spec: Transformer, kind: str) -> families.Settings:
     same = [name for name, one in family.activations.items() if one == mlp.activation]
     names = same or [*family.activations]
     activation = min(names, key=lambda name: name.startswith(GATED) != is_named)
-    local, query = rotary.get(rope.SLIDING), attention.query_scale
+    local, query = of_kind(rotary.get(rope.SLIDING), Rotary), attention.query_scale
+    whole = rotary.get(rope.FULL) or local
     every: families.Settings = {
         **{there: getattr(spec, name) for name, there in family.sizes.items()},
         **{
             there: getattr(of_kind(spec.positions, Relative), name)
             for name, there in families.RELATIVE.items()
         },
-        **rope.settings_of(rotary.get(rope.FULL) or of_kind(local, Rotary)),
-        "rope_local_base_freq": of_kind(local, Rotary).theta,
+        **rope.settings_of(whole),
+        "rope_local_base_freq": local.theta,
         "num_key_value_heads": spec.kv_heads or spec.heads,
         "head_dim": spec.d_kv,
         "hidden_act": activation,
@@ -489,7 +491,7 @@ def settings_of(spec: Transformer, kind: str) -> families.Settings:
         "rms_norm_eps": norm.epsilon,
         "attention_bias": of_kind(attention, MultiHead).biases == family.bias,
         "use_qk_norm": of_kind(attention, MultiHead).qk_norm,
-        "partial_rotary_factor": (rotary.get(rope.FULL) or of_kind(local, Rotary)).fraction,
+        "partial_rotary_factor": whole.fraction,
         "attention_dropout": attention.dropout,
         "dropout": spec.dropout,
         "is_encoder_decoder": spec.has_encoder,
@@ -581,8 +583,12 @@ def exported_settings(model: ModelSpec, original: families.Settings | None) -> f
     """Makes config.json of a model: the imported one, if any, with what has changed."""
     if not isinstance(model, Transformer):
         raise UserError(f"Run.model = @{type(model).__name__}(): only a Transformer is exported.")
-    settings, kind = dict(original or {}), None if original is None else original["model_type"]
-    if original is None or is_changed(original, model):
+    settings, kind, same = dict(original or {}), None, None
+    if original is not None:
+        kind, same = original["model_type"], spec_of(original, model.precision.store, "config.json")
+        if families.FAMILIES[kind].unties:
+            same = dataclasses.replace(same, tied=model.tied)
+    if same is None or changes(same, model):
         kind, problems = closest_family(model, kind)
         if problems:
             rows = "".join(f"\n  {row}" for row in problems)
@@ -593,14 +599,6 @@ def exported_settings(model: ModelSpec, original: families.Settings | None) -> f
         return settings
     named_types = [name for name in ("torch_dtype", "dtype") if name in settings]
     return settings | dict.fromkeys(named_types, model.precision.store)
-
-
-def is_changed(original: families.Settings, model: Transformer) -> bool:
-    """Returns whether a model predicts something else than the imported one."""
-    same = spec_of(original, model.precision.store, "config.json")
-    if families.FAMILIES[original["model_type"]].unties:
-        same = dataclasses.replace(same, tied=model.tied)
-    return bool(changes(same, model))
 
 
 def closest_family(model: Transformer, kind: str | None = None) -> tuple[str, Sequence[str]]:

@@ -149,10 +149,7 @@ def of_toml(value: Any) -> Any:
 _FILE = of_toml(tomllib.loads(Path(__file__).with_suffix(".toml").read_text()))
 SIZES, DEFAULTS, LEGAL, WRAPPERS = (_FILE[x] for x in ("sizes", "common", "legal", "wrappers"))
 IGNORED, IMAGES = _FILE["ignored"]["everywhere"], _FILE["ignored"]["images"]
-COUNTS, NATURALS, POSITIVE, NUMBERS, RATES, FLAGS, NULLABLE = (
-    _FILE["checks"][kind]
-    for kind in ("counts", "naturals", "positive", "numbers", "rates", "flags", "nullable")
-)
+CHECKS: Mapping[str, Sequence[str]] = _FILE["checks"]
 FREE = tuple(f"{part}.{name}" for part, names in _FILE["free"].items() for name in names)
 RELATIVE = {
     "buckets": "relative_attention_num_buckets", "max_distance": "relative_attention_max_distance",

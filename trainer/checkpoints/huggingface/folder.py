@@ -114,16 +114,10 @@ def with_joined_blocks(stored: Mapping[str, StoredTensor]) -> dict[str, StoredTe
     for name, tensor in stored.items():
         scales = stored.get(name.removesuffix(mxfp4.BLOCKS) + mxfp4.SCALES)
         whole, shape = name.removesuffix(mxfp4.BLOCKS), tensor.info.shape
-        if (
-            name == whole
-            or scales is None
-            or whole in stored
-            or not mxfp4.is_weight(tensor.info, scales.info)
-        ):
-            continue
-        del joined[name], joined[scales.name]
-        info = TensorInfo(mxfp4.shape_of(shape), "bfloat16")
-        joined[whole] = tensor._replace(info=info, scales=scales)
+        if scales and whole not in stored and mxfp4.is_weight(tensor.info, scales.info):
+            del joined[name], joined[scales.name]
+            info = TensorInfo(mxfp4.shape_of(shape), "bfloat16")
+            joined[whole] = tensor._replace(info=info, scales=scales)
     return joined
 
 

@@ -11,7 +11,6 @@ from trainer.checkpoints.huggingface.weights import TensorInfo
 
 BLOCKS, SCALES = "_blocks", "_scales"
 """End the names of the two tensors of a weight."""
-METHOD = "mxfp4"
 MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 VALUES = np.array([sign * value for sign in (1, -1) for value in MAGNITUDES], np.float32)
 """By the 4 bits."""
@@ -23,17 +22,15 @@ BIAS = 127
 def without_method(settings: Settings) -> Settings:
     """Returns the settings of the model whose experts are in MXFP4 as if they were not."""
     method = settings.get("quantization_config")
-    if not isinstance(method, dict) or method.get("quant_method") != METHOD:
+    if not isinstance(method, dict) or method.get("quant_method") != "mxfp4":
         return settings
     return {name: value for name, value in settings.items() if name != "quantization_config"}
 
 
 def is_weight(blocks: TensorInfo, scales: TensorInfo) -> bool:
     """Returns whether two tensors are blocks and their scales."""
-    is_blocks = len(blocks.shape) == 4 and blocks.shape[-1] == BLOCK_BYTES
-    return (
-        is_blocks and blocks.shape[:-1] == scales.shape and {blocks.dtype, scales.dtype} == {"U8"}
-    )
+    are_bytes = {blocks.dtype, scales.dtype} == {"U8"}
+    return are_bytes and len(scales.shape) == 3 and blocks.shape == (*scales.shape, BLOCK_BYTES)
 
 
 def shape_of(blocks: tuple[int, ...]) -> tuple[int, ...]:

@@ -13,7 +13,6 @@ from layouts.axes import axes_of_path
 from models.precision import FloatType
 
 FLOATS = ("float32", "bfloat16", "float16")
-ROUTER_BIAS = "/mlp/bias_E"
 LISTED = 10
 """Tensors of a kind that an error names."""
 
@@ -67,7 +66,7 @@ class ConvertedWeight(NamedTuple):
 
     def dtype(self, store: FloatType) -> FloatType:
         """Returns the type of the tensors of a model in this type: biases of routers are wider."""
-        return "float32" if self.path.endswith(ROUTER_BIAS) else store
+        return "float32" if self.path.endswith("/mlp/bias_E") else store
 
     @property
     def stack(self) -> str:
