@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jax.sharding import AbstractMesh, Mesh
 
 from configs.errors import RunError, UserError
+from configs.paths import path_of
 from data.vocabs import SOURCE_FILE, TARGET_FILE, Vocabs
 from layouts.axes import alphabet, letters_of
 from layouts.device_order import Torus
@@ -27,7 +28,7 @@ from models.layers.pipeline import Schedule, stage_axes
 from models.precision import Precision
 from models.preferences import Dpo
 from models.spec import TransformerSpec
-from trainer.model_dir import teacher_spec
+from trainer.model_dir import ModelDir, teacher_spec
 from trainer.run import ROWS_MULTIPLE, Run
 
 logger = logging.getLogger(__name__)
@@ -170,7 +171,8 @@ def check_run(run: Run) -> None:
     check_sides(run)
     check_preferences(run)
     check_lengths(run, run.model, "the model", "Set Transformer.length to at least that")
-    if run.teacher is not None and run.base is not None and isinstance(run.model, TransformerSpec):
+    has_teacher = run.teacher is not None and ModelDir(path_of(run.teacher.model_dir)).has_run()
+    if has_teacher and run.base is not None and isinstance(run.model, TransformerSpec):
         teacher = teacher_spec(*run.base, run.model)
         check_lengths(run, teacher, f"{run.base[0]} = {run.base[1]!r}", "Take another model there")
     rows = run.batch_sequences // run.microbatches

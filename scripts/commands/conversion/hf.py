@@ -88,8 +88,7 @@ def import_hf(flags: ImportHfFlags) -> None:
     unread += [name for name in stored if convert.is_unread(name, settings)]
     tensors = {name: tensor for name, tensor in stored.items() if name not in unread}
     infos = {name: tensor.info for name, tensor in tensors.items()}
-    wide = re.compile(family.tensors.wide)
-    types = sorted({info.dtype for name, info in infos.items() if not wide.fullmatch(name)})
+    types = sorted({x.dtype for n, x in infos.items() if not re.fullmatch(family.tensors.wide, n)})
     spec = convert.spec_of(settings, common_type(types), folder / SETTINGS)
     if family.unties and SOFTMAX in tensors:
         spec = dataclasses.replace(spec, tied=False)

@@ -192,9 +192,8 @@ def heading(name: str, *, of_preferences: bool = False) -> str:
 
 def numbers(line: dict[str, Any]) -> dict[str, Any]:
     """Returns the numbers of a line of metrics, by name and unit."""
-    of_preferences = "preferences" in line
     return {
-        heading(name, of_preferences=of_preferences): value
+        heading(name, of_preferences="preferences" in line): value
         for name, value in line.items()
         if isinstance(value, int | float) and name != WALL_TIME
     }
