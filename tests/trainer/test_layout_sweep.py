@@ -417,7 +417,8 @@ def assert_experts_are_equal(name: str, spec: Transformer) -> None:
     ]
     for shape, shard in shards:
         assert shape[1] == 16 and shard[1] == 16 // FOR_EXPERTS[name]
-    assert len(shards) == 1 + bool(spec.encoder_layers)
+    blocks = [*spec.blocks, *(spec.encoder_blocks if spec.has_encoder else ())]
+    assert len(shards) == sum(isinstance(block.feed_forward, Moe) for block in blocks)
     assert_equal_to_round_off(computed, expected)
 
 
