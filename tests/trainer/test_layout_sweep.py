@@ -299,13 +299,7 @@ def test_layers_of_two_kinds_are_equal_too(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "dispatch"),
-    [
-        ("sequence_parallel", "dropless"),
-        ("two_dimensional", "dropless"),
-        ("expert_and_model_parallel", "gather"),
-        ("pipeline", "gather"),
-    ],
+    ("name", "dispatch"), [("two_dimensional", "dropless"), ("pipeline", "gather")]
 )
 def test_sinks_and_biases_of_experts_are_equal_too(name: str, dispatch: Dispatch) -> None:
     expert = Mlp(activation="clamped_swiglu", gated=True, biases=True)

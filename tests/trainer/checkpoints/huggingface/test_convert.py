@@ -388,9 +388,7 @@ LAYOUTS = {
     [
         ("fsdp", "qwen3"), ("experts, padded", "mixtral"), ("heads, padded", "olmo2"),
         ("heads, padded", "gemma2"), ("fsdp", "gpt2"), ("heads, padded", "phi3"),
-        ("fsdp", "deepseek_v3"), ("experts, padded", "deepseek_v2"),
-        ("heads, padded", "deepseek_v3"), ("fsdp", "glm4_moe"), ("experts, padded", "olmoe"),
-        ("fsdp", "gpt_oss"), ("experts, padded", "gpt_oss"), ("heads, padded", "gpt_oss"),
+        ("fsdp", "deepseek_v3"), ("experts, padded", "deepseek_v2"), ("experts, padded", "gpt_oss"),
     ],
 )  # fmt: skip
 def test_no_layout_changes_the_logits(imported: Path, layout: str, name: str) -> None:
