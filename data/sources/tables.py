@@ -69,7 +69,9 @@ def _rows_of_file(
 ) -> Iterator[list[str]]:
     import pyarrow  # costs 0.1 s, which other sources need not pay
 
-    number, head = 0, _head(path)
+    number, head = 0, b""
+    with contextlib.suppress(OSError), path_of(path).expanduser().open("rb") as file:
+        head = file.read(8)
     is_csv = ".csv" in path_of(path).suffixes
     open_table = _csv if is_csv else _arrow if head.startswith(ARROW_MARKS) else _parquet
     try:
@@ -91,13 +93,6 @@ def _rows_of_file(
         raise UserError(
             f"{setting}: {path} cannot be read as Parquet, Arrow or .csv ({first_line}).{remedy}"
         ) from None
-
-
-def _head(path: str) -> bytes:
-    """Returns the first bytes of a file; none of one that cannot be opened."""
-    with contextlib.suppress(OSError), path_of(path).expanduser().open("rb") as file:
-        return file.read(8)
-    return b""
 
 
 @contextlib.contextmanager
@@ -124,8 +119,9 @@ def _arrow(path: str, columns: Sequence[str]) -> Iterator[Batches]:
     """Opens a file, or a stream, as Hugging Face's data sets are kept in."""
     from pyarrow import ipc
 
-    with open_file(path) as opened:
-        if _head(path).startswith(ARROW_MARKS[1]):
+    with open_file(path) as file:
+        opened: Any = file
+        if opened.peek(8).startswith(ARROW_MARKS[1]):
             stream = ipc.open_stream(opened)
             yield stream.schema, stream
         else:
@@ -138,12 +134,12 @@ def _csv(path: str, columns: Sequence[str]) -> Iterator[Batches]:
     """Opens a file whose first line names its columns, all of them texts."""
     import pyarrow
 
-    with open_file(path) as opened, read_errors(path):
+    with open_file(path) as file, read_errors(path):
+        opened: Any = file
         head = opened.readline().decode("utf-8-sig", "replace")
         names = next(csv.reader([head]), [])
         schema = pyarrow.schema([(name, pyarrow.string()) for name in names])
-        rest: Any = opened
-        if not rest.peek(1):
+        if not opened.peek(1):
             yield schema, ()
             return
         from pyarrow import csv as arrow_csv
@@ -151,7 +147,7 @@ def _csv(path: str, columns: Sequence[str]) -> Iterator[Batches]:
         yield (
             schema,
             arrow_csv.open_csv(
-                rest,
+                opened,
                 arrow_csv.ReadOptions(column_names=names, block_size=_CSV_BLOCK),
                 arrow_csv.ParseOptions(newlines_in_values=True),
                 arrow_csv.ConvertOptions(column_types=schema, check_utf8=False),

@@ -58,8 +58,8 @@ def named(patterns: str | Sequence[str], setting: str) -> list[str]:
         for path in matches:
             if path_of(path).is_dir():
                 suffixes = [p.suffix for p in sorted(path_of(path).iterdir()) if p.is_file()]
-                suffixes = [".arrow"] * (".arrow" in suffixes) or suffixes
                 ending = max(suffixes, key=suffixes.count, default=".txt")
+                ending = ".arrow" if ".arrow" in suffixes else ending  # beside them are .json
                 raise UserError(
                     f"{setting}: {path!r} is a folder.  "
                     f"Name its files, such as {os.path.join(path, f'*{ending}')!r}."

@@ -37,11 +37,12 @@ class Rotary(Positions):
             )
 
     def check(self, sizes: Sizes, block: BlockParts, *, causal: bool) -> None:
-        width = self.width(block.attention.position_width(sizes))
+        columns = block.attention.position_width(sizes)
+        width = self.width(columns)
         if width % 2 or not width:
             raise UserError(
-                f"Transformer.d_kv = {sizes.d_kv}: rotary positions need an even width, and "
-                f"Rotary.fraction = {self.fraction} gives {width}."
+                f"Rotary.fraction = {self.fraction}: rotary positions need an even width, and "
+                f"found {width} of {columns} columns (Transformer.d_kv or Latent.rotated)."
             )
 
     def width(self, columns: int) -> int:

@@ -41,6 +41,7 @@ class AdamW(OptimizerSpec):
         return chain.finish(outer, self.weight_decay, self.schedule.rate(steps), weights)
 
     def adam(self) -> "optax.GradientTransformation":
+        """Returns the update before weight decay and learning rate."""
         import optax
 
         return optax.scale_by_adam(self.beta1, self.beta2, self.epsilon, mu_dtype=self.first_moment)

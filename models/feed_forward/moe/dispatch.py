@@ -231,12 +231,8 @@ def in_blocks(
         routed = RoutedTokens(*(jax.lax.pcast(x, weight_axes, to="varying") for x in operands[:4]))
         parts = zip(operands[4:], stored, gathered, strict=True)
         shards = tuple(gather_shard(*part, group_axes) for part in parts)
-        count, here = (
-            len(shards[0]),
-            experts._replace(
-                weights=jax.tree.unflatten(structure, shards), hidden_axes=hidden_axes
-            ),
-        )
+        of_device = jax.tree.unflatten(structure, shards)
+        count, here = len(shards[0]), experts._replace(weights=of_device, hidden_axes=hidden_axes)
         draw = functools.partial(random_bytes_of_shard, seed, over=hidden_axes)
         expert_Gsi = routed.expert_Gsi
         if places == most_places and not exchanged:

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import logging
+import math
 import struct
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -178,11 +179,16 @@ class TensorWriter:
             file.truncate(self.first + end)
 
     def write(self, place: Place, tensor: np.ndarray) -> None:
-        """Writes a tensor, or a part of it, to its place."""
-        start = self.first + self.places[place.tensor]
-        file = np.memmap(self.path, tensor.dtype, "r+", start, place.view)
-        file[place.part or ...] = tensor.reshape(file[place.part or ...].shape)
-        file.flush()
+        """Writes a tensor, or a part into what is written of it, to its place."""
+        start = self.first + self.places[place.tensor]  # a full disk kills who maps the file
+        with open(self.path, "r+b") as file:
+            file.seek(start)
+            if place.part:
+                whole = np.fromfile(file, tensor.dtype, math.prod(place.view)).reshape(place.view)
+                whole[place.part] = tensor.reshape(whole[place.part].shape)
+                tensor = whole
+                file.seek(start)
+            file.write(tensor.tobytes())
 
 
 @contextlib.contextmanager

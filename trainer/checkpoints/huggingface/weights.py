@@ -112,12 +112,9 @@ class ConvertedWeight(NamedTuple):
     def to_tensors(self, part: np.ndarray) -> list[np.ndarray]:
         """Converts a layer's part of the weight to its tensors."""
         order = [self.letters.index(letter) for letter in self.merged]
-        return [
-            np.ascontiguousarray(self._reordered(one.transpose(order), (2, -1))).reshape(
-                self.tensor_shape
-            )
-            for one in part.reshape(-1, *self._sizes(self.letters))
-        ]
+        whole = part.reshape(-1, *self._sizes(self.letters))
+        tensors = [self._reordered(one.transpose(order), (2, -1)) for one in whole]
+        return [np.ascontiguousarray(one).reshape(self.tensor_shape) for one in tensors]
 
     def from_tensors_by_name(self, tensors: Mapping[str, np.ndarray]) -> np.ndarray:
         """Converts all of its tensors, by name, to the weight."""

@@ -1,7 +1,10 @@
 """Folders that Hugging Face did not write are refused in one line."""
 
+import errno
+import io
 import json
 from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -9,14 +12,16 @@ import pytest
 from safetensors.numpy import save_file
 
 from configs.errors import UserError
+from trainer.checkpoints.huggingface import folder
 from trainer.checkpoints.huggingface.folder import (
     INDEX,
     TENSORS,
+    TensorWriter,
     existing,
     stored_tensors,
     with_joined_blocks,
 )
-from trainer.checkpoints.huggingface.weights import TensorInfo
+from trainer.checkpoints.huggingface.weights import Place, TensorInfo
 
 
 @pytest.mark.parametrize("name", ["../x", "/etc/passwd", "a/b", 3, None, ["x"], {}])
@@ -94,6 +99,25 @@ def test_other_blocks_and_scales_are_no_weight(
 ) -> None:
     save_file({"w_blocks": blocks, "w_scales": scales, **others}, tmp_path / TENSORS)
     assert set(with_joined_blocks(stored_tensors(tmp_path))) == {"w_blocks", "w_scales", *others}
+
+
+@pytest.mark.parametrize("part", [(), (slice(None), slice(2, 4))])
+def test_a_full_disk_is_an_error_of_writing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: tuple[slice, ...]
+) -> None:
+    """And no signal, as that of a mapped file is."""
+
+    class FullDisk(io.FileIO):
+        def write(self, raw: Any) -> int:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    writer = TensorWriter(tmp_path / TENSORS, {"w": TensorInfo((3, 4), "float32")})
+    place, tensor = Place("w", (3, 4), (3, 4), part), np.ones((3, 2 if part else 4), np.float32)
+    writer.write(place, tensor)
+    np.testing.assert_array_equal(stored_tensors(tmp_path)["w"].read()[part], tensor)
+    monkeypatch.setattr(folder, "open", lambda path, mode: FullDisk(path, "r+"), raising=False)
+    with pytest.raises(OSError, match="No space left"):
+        writer.write(place, tensor)
 
 
 def test_a_name_of_the_hub_is_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
