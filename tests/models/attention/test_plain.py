@@ -101,7 +101,10 @@ def test_sinks_take_a_part_of_the_probability(chunks: int, sink: float) -> None:
     sink_JQ = np.random.default_rng(3).normal(sink, 1, (2, 3))
     small = {k: v.astype(np.float32) for k, v in given.items()}
     run = jax.jit(functools.partial(attend, chunks=chunks))
-    y_BJQLK = run(**small, sink_JQ=sink_JQ.astype(np.float32))
+    small["sink_JQ"] = sink_JQ.astype(np.float32)
+    y_BJQLK = run(**small)
+    gradient = jax.jit(jax.grad(lambda small: jnp.sum(run(**small))))(small)
+    assert all(np.isfinite(array).all() for array in gradient.values())
     expected_BJQLK = reference(**given, sink_JQ=sink_JQ)
     np.testing.assert_allclose(y_BJQLK, expected_BJQLK, rtol=1e-4, atol=1e-5)
     assert np.abs(expected_BJQLK - reference(**given)).max() > 0.1
