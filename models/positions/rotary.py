@@ -40,9 +40,11 @@ class Rotary(Positions):
         columns = block.attention.position_width(sizes)
         width = self.width(columns)
         if width % 2 or not width:
+            name = f"Rotary.fraction = {self.fraction}"
+            if self.fraction == 1:  # Latent.rotated, the other width, is even
+                name = f"Transformer.d_kv = {columns}"
             raise UserError(
-                f"Rotary.fraction = {self.fraction}: rotary positions need an even width, and "
-                f"found {width} of {columns} columns (Transformer.d_kv or Latent.rotated)."
+                f"{name}: rotary positions need an even width, and {width} of {columns} rotate."
             )
 
     def width(self, columns: int) -> int:
