@@ -100,13 +100,9 @@ class TracedDecode(TracedFunction):
         jaxprs = (self.jaxpr, loop["cond_jaxpr"].jaxpr, loop["body_jaxpr"].jaxpr)
         whole, condition, body = (cost_of(jaxpr, sizes, merges=self.merges) for jaxpr in jaxprs)
         weight_bytes = sum(local_bytes(variable.aval, sizes) for variable in self.jaxpr.invars)
-        constants = loop["body_nconsts"]
-        loop_bytes = sum(
-            bytes_read(jaxprs[2], variable, sizes)
-            if i < constants
-            else local_bytes(variable.aval, sizes)
-            for i, variable in enumerate(jaxprs[2].invars)
-        )
+        inputs, constants = jaxprs[2].invars, loop["body_nconsts"]
+        loop_bytes = sum(bytes_read(jaxprs[2], x, sizes) for x in inputs[:constants])
+        loop_bytes += sum(local_bytes(x.aval, sizes) for x in inputs[constants:])
         token = WorkCounts(
             flops=condition.flops + body.flops,
             collectives=condition.collectives + body.collectives,
@@ -253,13 +249,8 @@ def plan_decode(step: TracedDecode, topology: Topology | None, counts: DecodeCou
     """Makes a plan; predicts times on a slice."""
     device_coords, timings = step.device_coords(topology), None
     if topology is not None and device_coords is not None:
-        timings = DecodeTimings(
-            *(
-                time_on_slice(topology, device_coords, step.sizes, part)
-                for part in counts.work
-                if part is not None
-            )
-        )
+        time_of = functools.partial(time_on_slice, topology, device_coords, step.sizes)
+        timings = DecodeTimings(*map(time_of, filter(None, counts.work)))
     return DecodePlan(
         mesh=step.sizes,
         topology=topology,

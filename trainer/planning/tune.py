@@ -1,6 +1,7 @@
 """Searches settings that change what a step costs and not what it computes, by compiled plans."""
 
 import dataclasses
+import itertools
 import json
 import logging
 import math
@@ -230,17 +231,10 @@ def ladders_of(
     for layout in layouts:
         shards = batch_shards(layout, mesh_sizes(layout.mesh, hardware.devices))
         counts = [n for n in sorted({run.microbatches, *MICROBATCHES}) if divides(run, n, shards)]
-        for recomputed in models:
-            for chosen in options:
-                yield [
-                    Candidate(
-                        dataclasses.replace(
-                            run, microbatches=count, model=recomputed, compiler_options=chosen
-                        ),
-                        layout,
-                    )
-                    for count in counts
-                ]
+        for recomputed, chosen in itertools.product(models, options):
+            changed = dataclasses.replace(run, model=recomputed, compiler_options=chosen)
+            runs = (dataclasses.replace(changed, microbatches=count) for count in counts)
+            yield [Candidate(each, layout) for each in runs]
 
 
 def describe(candidate: Candidate, trial: Trial) -> str:

@@ -84,14 +84,14 @@ def read_inputs(flags: PlanFlags, *layout_files: str) -> PlanInputs:
     return inputs._replace(run=dataclasses.replace(run, steps=steps, epochs=None))
 
 
-def named_layouts(files: Iterable[str], *taken: str) -> dict[str, str]:
+def named_layouts(files: Iterable[str]) -> dict[str, str]:
     """Returns layout files by the names of their plans: by their paths where names are equal.
 
     >>> named_layouts(["a/fsdp.gin", "b/fsdp.gin", "whole.gin"])
     {'a/fsdp.gin': 'a/fsdp.gin', 'b/fsdp.gin': 'b/fsdp.gin', 'whole': 'whole.gin'}
     """
     stems = {file: Path(file).stem for file in files}
-    counts = Counter([*stems.values(), *taken])
+    counts = Counter(stems.values())
     return {stem if counts[stem] == 1 else file: file for file, stem in stems.items()}
 
 
