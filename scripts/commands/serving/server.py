@@ -62,7 +62,6 @@ class Server(uvicorn.Server):
         self.guard, self.service, self.drain_s = guard, service, drain_s
         self.on_start = on_start
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._draining: asyncio.Task[None] | None = None
         self._waiting_since = dict[tuple[object, ...], float]()  # by state of a connection
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -135,16 +134,13 @@ class Server(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Takes no more requests; ends when those that run are answered."""
         assert self._loop is not None
-        if self._draining is not None or self.guard.is_stopping:
+        if self.guard.is_stopping:
             end_process(128 + sig)
         self.guard.is_stopping = True
-        loop = self._loop
 
         async def drain() -> None:
             await self.guard.drain(self.drain_s)
             self.should_exit = True
 
-        def start_draining() -> None:
-            self._draining = loop.create_task(drain())
-
-        loop.call_soon_threadsafe(start_draining)
+        # It is kept, as the loop has only a weak reference.
+        self._draining = asyncio.run_coroutine_threadsafe(drain(), self._loop)
