@@ -1,7 +1,6 @@
 """Times training steps, and what the loop spends its time on."""
 
 import contextlib
-import dataclasses
 import time
 from collections.abc import Iterator
 from typing import Literal, get_args
@@ -12,21 +11,16 @@ Activity = Literal["restore", "compile", "data", "device", "replay", "checkpoint
 ACTIVITIES: tuple[Activity, ...] = get_args(Activity)
 
 
-@dataclasses.dataclass
 class StepTimer:
     """Measures the seconds between steps, and by activity.
 
     The first step is in no mean; the totals by activity hold all since the timer was made.
     """
 
-    steps: int = 0
-    total_s: float = 0.0
-    first_wait_s: float = 0.0
-    began: float = dataclasses.field(default_factory=time.perf_counter)
-    last: float = dataclasses.field(default_factory=time.perf_counter)
-    spent_s: dict[Activity, float] = dataclasses.field(
-        default_factory=lambda: dict.fromkeys(ACTIVITIES, 0.0)
-    )
+    def __init__(self) -> None:
+        self.steps, self.total_s, self.first_wait_s = 0, 0.0, 0.0
+        self.began = self.last = time.perf_counter()
+        self.spent_s = dict.fromkeys(ACTIVITIES, 0.0)
 
     @contextlib.contextmanager
     def spending(self, activity: Activity) -> Iterator[None]:
