@@ -121,7 +121,7 @@ def compute_metrics(
     several seconds for 3,000 sentences, and minutes for sentences with their words in a wrong
     order.
     """
-    check_texts({name: hypotheses}, references)
+    check_texts(name, hypotheses, references)
     check_settings(tokenize, languages)
     affordable = MAX_RESAMPLE_BYTES // (SENTENCE_BYTES * len(hypotheses))
     resamples = min(resamples, max(1, affordable))
@@ -146,18 +146,17 @@ def compute_metrics(
     )
 
 
-def check_texts(systems: Mapping[str, Sequence[str]], references: References) -> None:
-    """Refuses texts that do not belong together; the keys of `systems` name them in messages."""
-    if not references or not any(text.strip() for texts in references for text in texts):
+def check_texts(name: str, texts: Sequence[str], references: References) -> None:
+    """Refuses texts that do not belong together; the name is for messages."""
+    if not references or not any(text.strip() for whole in references for text in whole):
         raise UserError("Nothing to score: the references hold no text.")
-    for name, texts in systems.items():
-        for number, reference in enumerate(references, 1):
-            if len(texts) != len(reference):
-                which = f"reference {number} of {len(references)}" if number > 1 else "reference"
-                raise UserError(
-                    f"{name}: {len(texts)} sentences, but the {which} has {len(reference)}.  "
-                    "Give one translation per reference, in the same order."
-                )
+    for number, reference in enumerate(references, 1):
+        if len(texts) != len(reference):
+            which = f"reference {number} of {len(references)}" if number > 1 else "reference"
+            raise UserError(
+                f"{name}: {len(texts)} sentences, but the {which} has {len(reference)}.  "
+                "Give one translation per reference, in the same order."
+            )
 
 
 def check_settings(tokenize: str | None = None, languages: str | None = None) -> None:

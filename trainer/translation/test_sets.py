@@ -40,5 +40,5 @@ def read_test_set(name: str, languages: str) -> tuple[list[str], list[list[str]]
             f"sacrebleu -t {name} -l {languages} --echo src.  Or give files."
         )
     sources, *references = [list(read_lines(path)) for path in paths]
-    check_texts({paths[0]: sources}, references)
+    check_texts(paths[0], sources, references)
     return sources, references

@@ -84,7 +84,7 @@ def given_text(flags: TextFlags, task: Task) -> EvaluationSet | None:
         )
     else:
         return None
-    check_texts({name: sources}, references)
+    check_texts(name, sources, references)
     return EvaluationSet.whole(name, chosen_tag(flags.tag, task.tags), sources, references)
 
 
