@@ -238,10 +238,9 @@ def batches_of(
         batches += [
             RequestBatch(same[start : start + rows], shape) for start in range(0, len(same), rows)
         ]
-    return [
-        batch._replace(requests=batch.requests[::-1]) if index % 2 else batch
-        for index, batch in enumerate(batches)
-    ]
+    for batch in batches[1::2]:
+        batch.requests.reverse()
+    return batches
 
 
 def rows_of_batch(requests: int, batch_sequences: int, shards: int) -> int:

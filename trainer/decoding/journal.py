@@ -34,7 +34,7 @@ class Journal(contextlib.AbstractContextManager["Journal"]):
         self.journal_file = local_copy(self.output.with_name(self.output.name + ".part"))
         self.settings_file = self.output.with_name(self.output.name + ".made")
         self._file: TextIO | None = None
-        self._lock = contextlib.ExitStack()
+        self._open = contextlib.ExitStack()  # the file, and a lock
 
     def is_done(self) -> bool:
         """Returns whether the output is there already, made by these settings."""
@@ -50,10 +50,10 @@ class Journal(contextlib.AbstractContextManager["Journal"]):
         with write_errors(self.journal_file, "give another --output"):
             if is_remote(self.output):
                 self.journal_file.parent.mkdir(parents=True, exist_ok=True)
-            self._file = open_alone(self.journal_file)
+            self._file = self._open.enter_context(open_alone(self.journal_file))
         if is_remote(self.output):
             lock = self.output.with_name(self.output.name + ".lock")
-            self._lock.enter_context(lock_object(lock, self.output, "decoding", "--output"))
+            self._open.enter_context(lock_object(lock, self.output, "decoding", "--output"))
         entries = _read(self.journal_file)
         # What a crash left half-written at the end is not taken over.
         kept = "".join(map(_line, entries or [{"settings": self.settings}]))
@@ -65,9 +65,7 @@ class Journal(contextlib.AbstractContextManager["Journal"]):
         return {entry["line"]: entry["hypotheses"] for entry in entries[1:]}
 
     def __exit__(self, *_: object) -> None:
-        self._lock.close()
-        if self._file is not None:
-            self._file.close()
+        self._open.close()
 
     def add(self, entries: Iterable[tuple[int, Hypotheses]]) -> None:
         """Keeps some lines; after this no crash loses them."""
