@@ -192,8 +192,7 @@ class Command(click.Command):
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         sections: dict[str, list[tuple[str, str]]] = {"Options": []}
         for parameter in self.get_params(ctx):
-            record = parameter.get_help_record(ctx) if isinstance(parameter, click.Option) else None
-            if record is not None:
+            if (record := parameter.get_help_record(ctx)) is not None:  # not of an argument
                 heading = getattr(parameter, "heading", None) or "Options"
                 sections.setdefault(heading, []).append(record)
         for heading, records in sections.items():

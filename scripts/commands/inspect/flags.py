@@ -76,16 +76,13 @@ class InspectCheckpointFlags(FlagGroup):
     json_file: JsonFile = None
 
 
-class InspectLayoutFlags(FlagGroup):
+class InspectLayoutFlags(InspectParamsFlags):
     """Shows the problems of a layout with a model, and the placement of each kind of tensor."""
 
     EXAMPLES = (
         "meshloom inspect layout --gin_file=configs/runs/quickstart.gin "
         "--gin_file=layouts/fsdp.gin --simulate_devices=8",
     )
-    json_file: JsonFile = None
-    settings: SavedSettingsFlags = SavedSettingsFlags()
-    devices: DeviceFlags = DeviceFlags()
 
 
 class InspectSettingsFlags(FlagGroup):
