@@ -12,6 +12,7 @@ import numpy as np
 if TYPE_CHECKING:
     import torch
 
+    from models.precision import FloatType
     from models.transformer import Transformer
 
 
@@ -64,7 +65,7 @@ SHAPES = {
 }
 
 
-def transformer(shape: Shape, *, store: str = "float32") -> "Transformer":
+def transformer(shape: Shape, *, store: "FloatType" = "float32") -> "Transformer":
     """Returns Meshloom's model, with the settings that are fastest on this machine's device."""
     import jax
 
@@ -94,10 +95,7 @@ def transformer(shape: Shape, *, store: str = "float32") -> "Transformer":
         scan=False,  # a loop would copy each layer's weights and activations out of stacks
         loss_chunks=shape.loss_chunks,
         pattern=tuple(pattern),
-        precision=Precision(
-            store="bfloat16" if store == "bfloat16" else "float32",
-            compute="float32" if on_cpu else "bfloat16",
-        ),
+        precision=Precision(store=store, compute="float32" if on_cpu else "bfloat16"),
     )
 
 

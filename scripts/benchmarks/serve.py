@@ -136,11 +136,10 @@ def decoding(
         def decode(cases: Sequence[LoadCase]) -> list[str]:
             requests = []
             for case in cases:
-                of_case = {
-                    name: getattr(case, name) for name in ("max_tokens", "min_tokens", "seed")
-                }
+                of_case = case._asdict()
+                prompt = of_case.pop("prompt")
                 options = dataclasses.replace(decoder.options, **of_case)
-                requests += dataclasses.replace(decoder, options=options).requests([case.prompt])
+                requests += dataclasses.replace(decoder, options=options).requests([prompt])
             return decoder.best_texts(requests)
 
         yield decode
