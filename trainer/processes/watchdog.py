@@ -25,12 +25,10 @@ class Watchdog(Observer):
         self._moved = time.monotonic()
 
     def on_compiled(self, compiled: CompiledStep) -> None:
-        if compiled.run.stall_minutes is not None:
+        if (minutes := compiled.run.stall_minutes) is not None:
             self._moved = time.monotonic()
-            limit_s = 60 * compiled.run.stall_minutes
-            watch = threading.Thread(target=self._watch, args=(limit_s,), name="watchdog")
-            watch.daemon = True
-            watch.start()
+            limit_s = (60 * minutes,)
+            threading.Thread(target=self._watch, args=limit_s, name="watchdog", daemon=True).start()
 
     def on_step(self, result: StepResult) -> None:
         self._step, self._moved = result.step, time.monotonic()
