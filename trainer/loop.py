@@ -31,6 +31,8 @@ from trainer.step import Metrics, State, abstract_like, init_state, train_step, 
 
 logger = logging.getLogger(__name__)
 
+Dispatched = tuple[int, np.ndarray, Metrics]  # a step and its rows; devices may still work on it
+
 
 @dataclasses.dataclass(frozen=True)
 class TrainJob:
@@ -63,7 +65,7 @@ def train(job: TrainJob, observers: Sequence[Observer] = ()) -> Outcome:
             state, step = restore_or_init(padding, checkpoints, run)
         watch.notify(Observer.on_start, run, step)
         stopped, replay = False, None
-        previous: tuple[int, np.ndarray, Metrics] | None = None  # devices may still work on it
+        previous: Dispatched | None = None
         if step < last_step:
             with timer.spending("compile"):
                 compiled = compile_train_step(job, state)
@@ -85,7 +87,7 @@ def train(job: TrainJob, observers: Sequence[Observer] = ()) -> Outcome:
             """Waits for the last step that was dispatched, and reports it once."""
             nonlocal previous
             if previous is not None:
-                watch.notify(Observer.on_step, fetch_finite(run, *previous, timer, checkpoints))
+                watch.notify(Observer.on_step, fetch_finite(run, previous, timer, checkpoints))
             previous = None
 
         while step < last_step and not stopped:
@@ -178,14 +180,10 @@ def batch_sharding(job: TrainJob) -> BatchSharding:
 
 
 def fetch_finite(
-    run: Run,
-    step: int,
-    row_ids: np.ndarray,
-    metrics: Metrics,
-    timer: StepTimer,
-    checkpoints: Checkpoints,
+    run: Run, dispatched: Dispatched, timer: StepTimer, checkpoints: Checkpoints
 ) -> StepResult:
     """Waits for a step's metrics; raises where the run diverged, or where a save failed."""
+    step, row_ids, metrics = dispatched
     with timer.spending("device"):
         metrics = jax.device_get(metrics)
     loads = metrics.pop("loads", {})

@@ -45,10 +45,9 @@ def settings_to_train(flags: TrainFlags, step: int | None) -> Config:
     return settings(None if flags.settings.gin_file else flags.model_dir, *given)
 
 
-def changes_since(
-    directory: ModelDir, run: Run, *, override: bool, step: int | None
-) -> list[Change]:
+def changes_since(flags: TrainFlags, run: Run, step: int | None) -> list[Change]:
     """Returns the settings that changed since the last start; raises those that may not."""
+    directory, override = ModelDir(flags.model_dir), flags.override
     saved, has_run = last_saved(directory.model_dir), directory.has_run()
     lost = None
     if step is None and saved:

@@ -4,11 +4,9 @@ import dataclasses
 import sys
 from collections.abc import Sequence
 
-from jax.sharding import Mesh
-
 from configs.errors import RunError
 from configs.write import values
-from data.cache import Prepared
+from data.vocabs import Vocabs
 from layouts.cost.hardware import peak_flops
 from layouts.layout import Layout
 from layouts.mesh import make_mesh
@@ -33,7 +31,6 @@ from trainer.metrics.writers import (
     RouterWarnings,
     parse_profile_steps,
 )
-from trainer.model_dir import ModelDir
 from trainer.observers import Observer
 from trainer.planning.report import CostPrediction
 from trainer.processes.join import leave
@@ -60,9 +57,7 @@ def train_locked(flags: TrainFlags) -> None:
     check_same_settings(config)
     run, layout = config.make(Run), config.make(Layout)
     warn_unused(config, Run, Layout)
-    changes = start.changes_since(
-        ModelDir(flags.model_dir), run, override=flags.override, step=step
-    )
+    changes = start.changes_since(flags, run, step)
     mesh, origins = make_mesh(layout), setting_origins(config)
     sizes = dict(mesh.shape)
     checks.check_run(run)
@@ -98,7 +93,8 @@ def train_locked(flags: TrainFlags) -> None:
                 f"Warning: the run ends at step {run.steps}, below step {step} of the newest "
                 "checkpoint, so nothing is trained.  Raise Run.steps or Run.epochs to train on."
             )
-        train_run(flags, run, layout, mesh, prepared, profile)
+        job = TrainJob(run, layout, mesh, prepared.splits, flags.model_dir)
+        train_run(flags, job, prepared.vocabs, profile)
 
 
 def profile_observers(flags: TrainFlags, run: Run, first_step: int) -> list[Profile]:
@@ -112,33 +108,26 @@ def profile_observers(flags: TrainFlags, run: Run, first_step: int) -> list[Prof
     return [Profile(flags.model_dir, steps)]
 
 
-def train_run(
-    flags: TrainFlags,
-    run: Run,
-    layout: Layout,
-    mesh: Mesh,
-    prepared: Prepared,
-    more_observers: Sequence[Observer],
-) -> None:
+def train_run(flags: TrainFlags, job: TrainJob, vocabs: Vocabs, more: Sequence[Observer]) -> None:
     """Trains, and says how the run ended and how it is continued.
 
     The exit code of a run that a signal stopped names the signal.
     """
-    model_dir = flags.model_dir
+    run, layout, mesh, model_dir = job.run, job.layout, job.mesh, job.model_dir
     metrics = MetricsWriter(
         model_dir, checks.step_flops(run), peak_flops(mesh.devices.flat), values([run, layout])
     )
     observers = [
         ProgressBar(),
         CostPrediction(model_dir),
-        *([TranslationEval(run, layout, mesh, prepared.vocabs)] if run.bleu_sentences else []),
+        *([TranslationEval(run, layout, mesh, vocabs)] if run.bleu_sentences else []),
         *([metrics, LossPlot(model_dir)] if is_first_process() else []),
         RouterWarnings(),
-        *more_observers,
+        *more,
         Watchdog(),
     ]
     try:
-        outcome = train_loop(TrainJob(run, layout, mesh, prepared.splits, model_dir), observers)
+        outcome = train_loop(job, observers)
     except Diverged as error:
         raise RunError(f"{error}\n{start.remedy(flags, run, layout, error.step)}") from error
     how = "Finished" if outcome.stop_signal is None else "Stopped"
