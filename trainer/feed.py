@@ -1,6 +1,7 @@
 """Shards batches of the host over devices, for any number of hosts and any layout."""
 
 import dataclasses
+import functools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
@@ -89,13 +90,9 @@ class BatchSharding:
             shape: tuple[int, ...] = (self.microbatches, count, *of_row)
             if self.microbatches == 1:
                 rows, shape = rows[0], shape[1:]
-
-            def part(index: tuple[slice, ...] | None, rows: np.ndarray = rows) -> np.ndarray:
-                assert index is not None
-                return part_of(rows, first, index, count, row_axis=int(self.microbatches > 1))
-
-            sharding = self.sharding(name, of_row)
-            arrays[name] = jax.make_array_from_callback(shape, sharding, part)
+            row_axis = int(self.microbatches > 1)
+            part = functools.partial(part_of, rows, first, count=count, row_axis=row_axis)
+            arrays[name] = jax.make_array_from_callback(shape, self.sharding(name, of_row), part)
         return arrays
 
     def abstract(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, jax.ShapeDtypeStruct]:
