@@ -50,7 +50,7 @@ class Trainer:
         )
         layout = Layout(mesh="data:1", rules="batch:data")
         self._mesh = make_mesh(layout)
-        self._sharding = BatchSharding(layout, self._mesh, rows, microbatches)
+        self.to_device = BatchSharding(layout, self._mesh, rows, microbatches).to_global_arrays
         self._step_spec = TrainStepSpec(
             model=spec.model(layout),
             optimizer=optimizer,
@@ -60,9 +60,6 @@ class Trainer:
             microbatches=microbatches,
         )
         self._state = init_state(self._step_spec, self._mesh)
-
-    def to_device(self, batch: Batch) -> Batch:
-        return self._sharding.to_global_arrays(batch)
 
     def train(self, batches: Iterable[Batch]) -> None:
         """Trains a step on each batch, and waits for the last."""
