@@ -3,7 +3,7 @@
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -57,10 +57,8 @@ def from_first_process(call: Callable[[], T]) -> T:
 
     What the call raises there ends all.
     """
-    others = peers.current()
-    if others is None:
-        return call()
-    return others.gather(call() if others.index == 0 else None)[0]
+    value: Any = call() if is_first_process() else None
+    return gather(value)[0]
 
 
 def fetched(arrays: Sequence[jax.Array]) -> list[np.ndarray]:
