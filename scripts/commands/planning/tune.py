@@ -57,10 +57,8 @@ def tune(flags: TuneFlags) -> None:
     check_flags(flags, topology, compiles=budget_s > 0)
     check_run(run)
     configured = configured_layouts(config, run, topology)
-    if budget_s:
-        search(flags, run, topology, configured, time.monotonic() + budget_s)
-    else:
-        rank(flags, run, topology, configured)
+    work = search if budget_s else rank
+    work(flags, run, topology, configured)
 
 
 def check_flags(flags: TuneFlags, topology: Topology | None, *, compiles: bool) -> None:
@@ -108,13 +106,10 @@ def rank(
 
 
 def search(
-    flags: TuneFlags,
-    run: Run,
-    topology: Topology | None,
-    configured: Sequence[Layout],
-    deadline_s: float,
+    flags: TuneFlags, run: Run, topology: Topology | None, configured: Sequence[Layout]
 ) -> None:
     """Compiles or times what traces predict to be the fastest, while there is any, and time."""
+    deadline_s = time.monotonic() + parse_duration(flags.budget)
     log_file = local_path(flags.output, "--output").with_suffix(LOG)
     log = TrialLog(log_file, subject(run, topology, configured, flags.best))
     hardware: Hardware = topology or HostRates(
