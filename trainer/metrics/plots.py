@@ -163,12 +163,10 @@ def compared(runs: Mapping[str, RunPlots], split: str, name: str) -> bytes:
             is_training, colour = split == "training", f"C{number % 10}"
             steps, values = curve(run.train if is_training else run.checks, name)
             values = smoothed(values) if is_training else values
-            hours = run.total("step_s", steps) / 3600
-            for axes, places in zip(
-                panels, (steps, run.total("tokens", steps), hours), strict=True
-            ):
-                style = "-" if is_training and len(values) > 1 else "o-"
-                axes.plot(places, values, style, color=colour, label=label)
+            style = "-" if is_training and len(values) > 1 else "o-"
+            places = (steps, run.total("tokens", steps), run.total("step_s", steps) / 3600)
+            for axes, x in zip(panels, places, strict=True):
+                axes.plot(x, values, style, color=colour, label=label)
         for axes, xlabel in zip(panels, ("step", "tokens", "hours of steps"), strict=True):
             axes.set(xlabel=xlabel)
             axes.grid(alpha=0.3)

@@ -215,9 +215,7 @@ def suggest_slice(plan: StepPlan) -> str:
     if devices > largest.devices:
         return f"{needed}; the largest slice, {largest.name}, has {largest.devices:,}."
     record = record_loss(run)
-    for other in offered:
-        if other.devices >= devices and legal_layouts(
-            run, other.devices, candidates(record, other.devices)
-        ):
+    for other in (each for each in offered if each.devices >= devices):
+        if legal_layouts(run, other.devices, candidates(record, other.devices)):
             return f"{needed}: try --topology={other.name}."
     return f"{needed}; no slice of that size divides batch and model."

@@ -89,9 +89,8 @@ def jobs_of(body: TranslationBody, served: ServedModel) -> list[Job]:
     except UserError:
         legal = f"one of {', '.join(task.tags)}" if task.tags else "none: the task has no tags"
         raise bad_field("tag", body.tag, legal) from None
-    for text, ids in zip(
-        body.texts, vocabs.of_source.encode([tagged(text, tag) for text in body.texts]), strict=True
-    ):
+    encoded = vocabs.of_source.encode([tagged(text, tag) for text in body.texts])
+    for text, ids in zip(body.texts, encoded, strict=True):
         if len(ids) + 1 > served.max_length:
             legal = f"a text of at most {served.max_length - 1} tokens, not {len(ids)}"
             raise bad_field("text", text, legal)
