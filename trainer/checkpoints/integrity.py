@@ -191,10 +191,9 @@ def read(call: Callable[[], T]) -> T:
 
 def on_all_processes(call: Callable[[], T]) -> T:
     """Returns what the call reads; what is damaged for one process is damaged for all."""
-    results: list[T] = []
     damage = None
     try:
-        results.append(call())
+        result = call()
     except DamagedCheckpoint as reason:
         damage = reason
     if jax.process_count() > 1:
@@ -203,7 +202,7 @@ def on_all_processes(call: Callable[[], T]) -> T:
             damage = DamagedCheckpoint(f"process {failed[0]} cannot read it")
     if damage is not None:
         raise damage
-    return results[0]
+    return result
 
 
 @functools.cache
