@@ -9,7 +9,7 @@ import socket
 import sys
 import time
 from collections.abc import Mapping
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from configs.errors import RunError, UserError
 from trainer.processes import peers
@@ -172,7 +172,6 @@ def _wait_until_ready(link: Link, until: float) -> bool:
 
 Distributed = Literal["auto", "off", "manual"]
 
-ALL_THREE = ("coordinator_address", "process_count", "process_index")
 EXAMPLE = "--coordinator_address=HOST:PORT --process_count=N --process_index=I"
 
 
@@ -195,7 +194,8 @@ def find_process_id(
 
     Flags win over the cluster.
     """
-    given = dict(zip(ALL_THREE, (coordinator_address, process_count, process_index), strict=True))
+    values = (coordinator_address, process_count, process_index)
+    given = dict(zip(ProcessId._fields, values, strict=True))
     manual = {name: value for name, value in given.items() if value is not None}
     if distributed == "off" and manual:
         raise UserError(f"--distributed=off with {flags(manual)}.  Remove one of them.")
@@ -210,17 +210,16 @@ def flags(names: Mapping[str, object] | list[str]) -> str:
     return ", ".join(f"--{name}" for name in names)
 
 
-def process_id_by_flags(given: Mapping[str, str | int | None]) -> ProcessId:
+def process_id_by_flags(given: Mapping[str, Any]) -> ProcessId:
     """Returns what the flags say; raises if they contradict each other."""
     missing = [name for name, value in given.items() if value is None]
     if missing:
         raise UserError(
             f"{flags([name for name in given if name not in missing]) or '--distributed=manual'} "
             f"without {flags(missing)}.  Give all three: {EXAMPLE}, or their variables "
-            f"MESHLOOM_{', MESHLOOM_'.join(name.upper() for name in ALL_THREE)}."
+            f"MESHLOOM_{', MESHLOOM_'.join(name.upper() for name in given)}."
         )
-    address, count, index = (given[name] for name in ALL_THREE)
-    assert isinstance(address, str) and isinstance(count, int) and isinstance(index, int)
+    address, count, index = process = ProcessId(**given)
     match = re.fullmatch(r"(\[[0-9a-fA-F:.]+\]|[^\s:/\[\]]+):(\d{1,5})", address)
     if match is None or not 0 < int(match[2]) < 1 << 16:
         raise UserError(
@@ -232,7 +231,7 @@ def process_id_by_flags(given: Mapping[str, str | int | None]) -> ProcessId:
             f"--process_index={index} of --process_count={count}.  "
             f"Legal: {', '.join(map(str, range(count))) if count < 5 else f'0 to {count - 1}'}."
         )
-    return ProcessId(address, count, index)
+    return process
 
 
 def process_id_by_cluster(timeout_s: float) -> ProcessId | None:
