@@ -33,7 +33,6 @@ class Journal(contextlib.AbstractContextManager["Journal"]):
     def __post_init__(self) -> None:
         self.journal_file = local_copy(self.output.with_name(self.output.name + ".part"))
         self.settings_file = self.output.with_name(self.output.name + ".made")
-        self._file: TextIO | None = None
         self._open = contextlib.ExitStack()  # the file, and a lock
 
     def is_done(self) -> bool:
@@ -69,7 +68,6 @@ class Journal(contextlib.AbstractContextManager["Journal"]):
 
     def add(self, entries: Iterable[tuple[int, Hypotheses]]) -> None:
         """Keeps some lines; after this no crash loses them."""
-        assert self._file is not None
         for line, hypotheses in entries:
             self._file.write(_line({"line": line, "hypotheses": hypotheses}))
         self._file.flush()
@@ -77,7 +75,6 @@ class Journal(contextlib.AbstractContextManager["Journal"]):
 
     def finish(self, write: Callable[[TextIO], None]) -> None:
         """Writes the output under its name, in one go, and takes the journal away."""
-        assert self._file is not None
         with atomic_open(self.output) as file:
             write(file)
             atomic_write(self.settings_file, _line({"settings": self.settings}))
