@@ -205,16 +205,14 @@ def figures_of(trial: Trial) -> list[str]:
 def measure_on(topology: Topology | None) -> Callable[[Candidate], Trial]:
     """Returns what compiles a candidate for absent devices, or times its steps on this machine."""
 
-    def compiled(candidate: Candidate) -> Trial:
-        assert topology is not None
+    def measure(candidate: Candidate) -> Trial:
+        if topology is None:
+            benchmark = StepBenchmark(candidate.run, candidate.layout)
+            return Trial(min(benchmark.time_step() for _ in range(BURSTS)))
         sizes = mesh_sizes(candidate.layout.mesh, topology.devices)
         return Trial.of(in_child(plan_compiled, *candidate, sizes, topology))
 
-    def timed(candidate: Candidate) -> Trial:
-        benchmark = StepBenchmark(candidate.run, candidate.layout)
-        return Trial(min(benchmark.time_step() for _ in range(BURSTS)))
-
-    return timed if topology is None else compiled
+    return measure
 
 
 def named_options(run: Run, topology: Topology | None) -> dict[Options, str]:
