@@ -62,8 +62,9 @@ class Maker:
             default = _default(field) if base is None else getattr(base, field.name)
             if default is not dataclasses.MISSING:
                 name = "/".join((*scopes, f"{cls.__name__}.{field.name}"))
-                self._note(Binding(name=name, value=_shown(default), origin="default"))
-                values[field.name] = self._default(default, scopes, chain)
+                shown = write.with_references(default)
+                self._note(Binding(name=name, value=shown, origin="default"))
+                values[field.name] = self._value(default, scopes, chain, "default")
         failed = {name for name, value in values.items() if value is _FAILED}
         try:
             return cls(**values)
@@ -100,10 +101,12 @@ class Maker:
         return bindings
 
     def _value(self, value: Any, scopes: tuple[str, ...], chain: _Chain, at: str) -> Any:
-        """Follows references and macros."""
+        """Follows references and macros; makes the specs of a default anew, as bindings say."""
         if isinstance(value, list | tuple):
             items = tuple(self._value(item, scopes, chain, at) for item in value)
             return _FAILED if any(item is _FAILED for item in items) else items
+        if is_spec(value):
+            return self._spec(type(value), scopes, chain, value)
         if not isinstance(value, Reference):
             return value
         if (value, scopes) in chain:
@@ -120,12 +123,6 @@ class Maker:
         self.used.add(macro.name)
         return self._value(macro.value, scopes, chain, macro.origin)
 
-    def _default(self, value: Any, scopes: tuple[str, ...], chain: _Chain) -> Any:
-        if isinstance(value, tuple):
-            items = tuple(self._default(item, scopes, chain) for item in value)
-            return _FAILED if any(item is _FAILED for item in items) else items
-        return self._spec(type(value), scopes, chain, value) if is_spec(value) else value
-
     def _note(self, setting: Binding) -> None:
         self.noted.setdefault((setting.name, setting.origin, repr(setting.value)), setting)
 
@@ -138,13 +135,6 @@ def _renamed(text: str, setting: str) -> str:
     """
     bare = setting.rpartition("/")[2]
     return setting + text.removeprefix(bare) if text.startswith(bare) else text
-
-
-def _shown(value: Any) -> Any:
-    """Returns a default as a gin file has it, specs as references."""
-    if isinstance(value, tuple):
-        return tuple(map(_shown, value))
-    return Reference(f"@{type(value).__name__}()") if is_spec(value) else value
 
 
 def _default(field: Any) -> Any:
