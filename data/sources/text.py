@@ -22,7 +22,6 @@ PartName = Annotated[
     Field(pattern=r"^[A-Za-z0-9_.-]+$"),
     Described("of letters from A to Z or a to z, digits, '_', '.' and '-'"),
 ]
-HeldOutFraction = Annotated[float, Field(gt=0, lt=0.5)]
 
 
 @abstract_spec
@@ -88,7 +87,7 @@ class Docstrings(Source):
 class FileSource(Source):
     """Reads files of text or of pairs; without validation files, it holds out some examples."""
 
-    validation_fraction: HeldOutFraction = 0.02
+    validation_fraction: Annotated[float, Field(gt=0, lt=0.5)] = 0.02
     """Approximate share of the training examples that is held out if there are no validation files.
     A hash selects them, so that equal ones are never in both splits: of a text, of the target of a
     pair, or for a PromptTask of its prompt."""
