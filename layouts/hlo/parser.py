@@ -35,10 +35,6 @@ class Instruction:
         match = re.search(rf"\b{name}=%?([\w.\-]+)", self.rest)
         return match[1] if match else None
 
-    def is_in(self, scope: str) -> bool:
-        """Returns whether it was traced in this named scope."""
-        return scope in self.op_name.split("/")
-
     @property
     def op_name(self) -> str:
         """Returns the scopes and the operation that JAX made it for; "" if it does not say."""
