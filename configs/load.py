@@ -43,6 +43,11 @@ class Maker:
         self._raise_problems(binding.name)
         return made
 
+    def binding(self, name: str, scopes: tuple[str, ...]) -> Binding | None:
+        """Finds the binding of a setting in a scope; an inner scope goes before an outer one."""
+        inner_first = ("/".join((*scopes[:n], name)) for n in range(len(scopes), -1, -1))
+        return next((self.bound[name] for name in inner_first if name in self.bound), None)
+
     def _raise_problems(self, name: str) -> None:
         if self.problems:
             raise UserError(listed(name, list(dict.fromkeys(self.problems))))
@@ -52,7 +57,8 @@ class Maker:
 
         base: the default instance of a field, which bindings override.
         """
-        bound, values = self._bound(cls, scopes), {}
+        bound = {name: self.binding(f"{cls.__name__}.{name}", scopes) for name in names(cls)}
+        values = {}
         for field in dataclasses.fields(cls):
             if binding := bound.get(field.name):
                 self.used.add(binding.name)
@@ -89,16 +95,6 @@ class Maker:
             if problem.field not in values:
                 text += f'  Set it in a gin file or with {FLAG}="{setting}=...".'
         self.problems.append(text)
-
-    def _bound(self, cls: Any, scopes: tuple[str, ...]) -> dict[str, Binding]:
-        """Finds the bindings of a spec in a scope; an inner scope goes before an outer one."""
-        bindings = {}
-        for depth in range(len(scopes) + 1):
-            for field in names(cls):
-                name = "/".join((*scopes[:depth], f"{cls.__name__}.{field}"))
-                if name in self.bound:
-                    bindings[field] = self.bound[name]
-        return bindings
 
     def _value(self, value: Any, scopes: tuple[str, ...], chain: _Chain, at: str) -> Any:
         """Follows references and macros; makes the specs of a default anew, as bindings say."""
@@ -156,9 +152,9 @@ class Config:
 
     def value(self, name: str, scopes: tuple[str, ...] = ()) -> Any:
         """Returns the value of a setting, with the specs that it refers to; None if unset."""
-        names = ["/".join((*scopes[:depth], name)) for depth in range(len(scopes) + 1)]
-        bound = [self.bound[name] for name in names if name in self.bound]  # the inner last
-        return Maker(self.bound).make_value(bound[-1], scopes) if bound else None
+        maker = Maker(self.bound)
+        binding = maker.binding(name, scopes)
+        return maker.make_value(binding, scopes) if binding else None
 
     def bindings(self) -> tuple[Binding, ...]:
         return tuple(self.bound.values())
