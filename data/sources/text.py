@@ -203,15 +203,12 @@ class TextFiles(FileText):
         return self.example in ("paragraph", "file")
 
     def read_files(self, paths: Sequence[str], setting: str, errors: str) -> Iterator[str]:
-        match self.example:
-            case "line" | "any line" as kind:
-                contents = map(text_files.read_raw_lines, paths)
-                lines = text_files.of_files(paths, contents, setting, "line of text")
-                return (line for line in lines if kind == "any line" or line.strip())
-            case "paragraph":
-                return text_files.with_text(_paragraphs(paths), setting, "paragraph")
-            case "file":
-                return text_files.with_text(_whole_files(paths), setting, "file")
+        if self.has_newlines:
+            read = _paragraphs if self.example == "paragraph" else _whole_files
+            return text_files.with_text(read(paths), setting, self.example)
+        contents = map(text_files.read_raw_lines, paths)
+        lines = text_files.of_files(paths, contents, setting, "line of text")
+        return (line for line in lines if self.example == "any line" or line.strip())
 
 
 def _paragraphs(paths: Sequence[str]) -> Iterator[str]:
