@@ -43,6 +43,11 @@ class Maker:
         self._raise_problems(binding.name)
         return made
 
+    def binding(self, name: str, scopes: tuple[str, ...]) -> Binding | None:
+        """Finds the binding of a setting in a scope; an inner scope goes before an outer one."""
+        inner_first = ("/".join((*scopes[:n], name)) for n in range(len(scopes), -1, -1))
+        return next((self.bound[name] for name in inner_first if name in self.bound), None)
+
     def _raise_problems(self, name: str) -> None:
         if self.problems:
             raise UserError(listed(name, list(dict.fromkeys(self.problems))))
@@ -52,7 +57,8 @@ class Maker:
 
         base: the default instance of a field, which bindings override.
         """
-        bound, values = self._bound(cls, scopes), {}
+        bound = {name: self.binding(f"{cls.__name__}.{name}", scopes) for name in names(cls)}
+        values = {}
         for field in dataclasses.fields(cls):
             if binding := bound.get(field.name):
                 self.used.add(binding.name)
@@ -62,8 +68,9 @@ class Maker:
             default = _default(field) if base is None else getattr(base, field.name)
             if default is not dataclasses.MISSING:
                 name = "/".join((*scopes, f"{cls.__name__}.{field.name}"))
-                self._note(Binding(name=name, value=_shown(default), origin="default"))
-                values[field.name] = self._default(default, scopes, chain)
+                shown = write.with_references(default)
+                self._note(Binding(name=name, value=shown, origin="default"))
+                values[field.name] = self._value(default, scopes, chain, "default")
         failed = {name for name, value in values.items() if value is _FAILED}
         try:
             return cls(**values)
@@ -89,21 +96,13 @@ class Maker:
                 text += f'  Set it in a gin file or with {FLAG}="{setting}=...".'
         self.problems.append(text)
 
-    def _bound(self, cls: Any, scopes: tuple[str, ...]) -> dict[str, Binding]:
-        """Finds the bindings of a spec in a scope; an inner scope goes before an outer one."""
-        bindings = {}
-        for depth in range(len(scopes) + 1):
-            for field in names(cls):
-                name = "/".join((*scopes[:depth], f"{cls.__name__}.{field}"))
-                if name in self.bound:
-                    bindings[field] = self.bound[name]
-        return bindings
-
     def _value(self, value: Any, scopes: tuple[str, ...], chain: _Chain, at: str) -> Any:
-        """Follows references and macros."""
+        """Follows references and macros; makes the specs of a default anew, as bindings say."""
         if isinstance(value, list | tuple):
             items = tuple(self._value(item, scopes, chain, at) for item in value)
             return _FAILED if any(item is _FAILED for item in items) else items
+        if is_spec(value):
+            return self._spec(type(value), scopes, chain, value)
         if not isinstance(value, Reference):
             return value
         if (value, scopes) in chain:
@@ -120,12 +119,6 @@ class Maker:
         self.used.add(macro.name)
         return self._value(macro.value, scopes, chain, macro.origin)
 
-    def _default(self, value: Any, scopes: tuple[str, ...], chain: _Chain) -> Any:
-        if isinstance(value, tuple):
-            items = tuple(self._default(item, scopes, chain) for item in value)
-            return _FAILED if any(item is _FAILED for item in items) else items
-        return self._spec(type(value), scopes, chain, value) if is_spec(value) else value
-
     def _note(self, setting: Binding) -> None:
         self.noted.setdefault((setting.name, setting.origin, repr(setting.value)), setting)
 
@@ -138,13 +131,6 @@ def _renamed(text: str, setting: str) -> str:
     """
     bare = setting.rpartition("/")[2]
     return setting + text.removeprefix(bare) if text.startswith(bare) else text
-
-
-def _shown(value: Any) -> Any:
-    """Returns a default as a gin file has it, specs as references."""
-    if isinstance(value, tuple):
-        return tuple(map(_shown, value))
-    return Reference(f"@{type(value).__name__}()") if is_spec(value) else value
 
 
 def _default(field: Any) -> Any:
@@ -166,9 +152,9 @@ class Config:
 
     def value(self, name: str, scopes: tuple[str, ...] = ()) -> Any:
         """Returns the value of a setting, with the specs that it refers to; None if unset."""
-        names = ["/".join((*scopes[:depth], name)) for depth in range(len(scopes) + 1)]
-        bound = [self.bound[name] for name in names if name in self.bound]  # the inner last
-        return Maker(self.bound).make_value(bound[-1], scopes) if bound else None
+        maker = Maker(self.bound)
+        binding = maker.binding(name, scopes)
+        return maker.make_value(binding, scopes) if binding else None
 
     def bindings(self) -> tuple[Binding, ...]:
         return tuple(self.bound.values())

@@ -5,9 +5,10 @@ two configs can live side by side and every mistake is found and reported with i
 """
 
 import io
+import os
 import re
 import tokenize
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -247,14 +248,8 @@ def _check_depth(value: Any, depth: int = 0) -> None:
 
 
 def _is_file(path: Path) -> bool:
-    return path.exists() if is_remote(path) else _is(path, Path.is_file)
-
-
-def _is(path: Path, kind: Callable[[Path], bool]) -> bool:
-    try:
-        return kind(path)
-    except OSError:  # the name is too long, or a folder cannot be searched
-        return False
+    # Of a name that is too long, or in a folder that cannot be searched, `Path.is_file` raises.
+    return path.exists() if is_remote(path) else os.path.isfile(path)
 
 
 def _candidates(name: str) -> tuple[Path, ...]:
@@ -265,7 +260,7 @@ def _candidates(name: str) -> tuple[Path, ...]:
 def _no_such_file(name: str) -> str:
     """Describes where a file was searched, and suggests a similar name in the same folders."""
     folders = [path.parent for path in _candidates(name)]
-    local = [folder for folder in folders if not is_remote(folder) and _is(folder, Path.is_dir)]
+    local = [folder for folder in folders if not is_remote(folder) and os.path.isdir(folder)]
     near = [file.name for folder in local for file in folder.glob("*.gin")]
     hint = did_you_mean(Path(name).name, near)
     looked = " and ".join(brief(str(folder)) for folder in dict.fromkeys(folders))

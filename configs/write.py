@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from configs.read import Reference
 from configs.spec import is_spec, names
 
 _PLAIN = (int, float, str, type(None))
@@ -17,7 +18,7 @@ def dump(specs: Iterable[Any], imports: Iterable[str] = ()) -> str:
     for made, label in labels.items():
         lines += ["\n"] if lines else []
         for name, value in _fields(made):
-            lines.append(f"{label}.{name} = {_spelt(value, labels)}\n")
+            lines.append(f"{label}.{name} = {shown(value, labels)}\n")
     return "".join(lines)
 
 
@@ -28,7 +29,7 @@ def values(specs: Iterable[Any]) -> dict[str, Any]:
     """
     labels = _labels(specs)
     return {
-        f"{label}.{name}": value if isinstance(value, _PLAIN) else _spelt(value, labels)
+        f"{label}.{name}": value if isinstance(value, _PLAIN) else shown(value, labels)
         for made, label in labels.items()
         for name, value in _fields(made)
     }
@@ -46,15 +47,22 @@ def diff(a: Any, b: Any) -> list[tuple[str, Any, Any]]:
     return [pair for i, pair in enumerate(pairs) if pair not in pairs[:i]]
 
 
-def shown(value: Any) -> str:
-    """Writes a value as a gin file has it; of a spec only its kind.
+def shown(value: Any, labels: Mapping[Any, str] | None = None) -> str:
+    """Writes a value as a gin file has it; of a spec only its label, or else its kind.
 
     >>> shown(("silu", 1)), shown((None,))
     ("('silu', 1)", '(None,)')
     """
+    return repr(with_references(value, labels))
+
+
+def with_references(value: Any, labels: Mapping[Any, str] | None = None) -> Any:
+    """Returns a value with references in place of specs, by their labels or else their kinds."""
     if isinstance(value, tuple):
-        return _tuple(map(shown, value))
-    return f"@{type(value).__name__}()" if is_spec(value) else repr(value)
+        return tuple(with_references(item, labels) for item in value)
+    if not is_spec(value):
+        return value
+    return Reference(f"@{labels[value] if labels else type(value).__name__}()")
 
 
 def _fields(made: Any) -> list[tuple[str, Any]]:
@@ -99,17 +107,6 @@ def is_default(made: Any) -> bool:
     return all(
         field.default == getattr(made, field.name) for field in dataclasses.fields(type(made))
     )
-
-
-def _spelt(value: Any, labels: Mapping[Any, str]) -> str:
-    if isinstance(value, tuple):
-        return _tuple(_spelt(item, labels) for item in value)
-    return f"@{labels[value]}()" if is_spec(value) else repr(value)
-
-
-def _tuple(items: Iterable[str]) -> str:
-    texts = [*items]
-    return f"({', '.join(texts)}{',' * (len(texts) == 1)})"
 
 
 def _differences(name: str, a: Any, b: Any) -> list[tuple[str, Any, Any]]:

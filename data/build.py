@@ -13,7 +13,7 @@ import json
 import logging
 import shutil
 import zlib
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -171,7 +171,6 @@ def build(
     if any(split["chunks"] > 1 for split in splits.values()):  # once packed as one chunk
         size = {"chunk": f"{_CHUNK_CHARACTERS} {_CHUNK_EXAMPLES}"}
         content_hash = manifest.combined_hash(digests | size)
-    files = [path for path in sorted(folder.iterdir()) if path.is_file()]
     made = {
         **key.written(),
         "fingerprint": stamps or task.source.fingerprint(),
@@ -181,8 +180,8 @@ def build(
         "splits": splits,
         "file_bytes": {
             path.name: path.stat().st_size
-            for path in files
-            if path.name not in (BUILD_LOG, manifest.NAME)
+            for path in sorted(folder.iterdir())
+            if path.is_file() and path.name not in (BUILD_LOG, manifest.NAME)
         },
     }
     logger.info("%s: content hash %s", task.name, made["content_hash"])
@@ -219,7 +218,7 @@ class SplitBuilder:
         columns = self.task.columns(self.vocabs) | documents.COLUMNS
         digest = hashlib.sha256()
         parts: list[PartOfText] = []
-        counts_of_chunks: list[list[Counts]] = []
+        counts_of_parts = defaultdict[int, list[Counts]](list)  # of each chunk
         sizes, files, numbers = list[tuple[int, int, int]](), list[tuple[str, int]](), list[int]()
         with contextlib.ExitStack() as stack:
             arrays = {
@@ -241,11 +240,10 @@ class SplitBuilder:
 
             for chunk, counts, pieces in self._written(split, chunks(), arrays):
                 sizes.append((chunk.size, pieces, counts.rows))
-                counts_of_chunks += [[] for _ in range(chunk.part + 1 - len(counts_of_chunks))]
-                counts_of_chunks[chunk.part].append(counts)
+                counts_of_parts[chunk.part].append(counts)
                 share = min(chunk.bytes_read / split_bytes, 1.0) if split_bytes else None
                 self._report(split, total, total := total + counts, share)
-            counts_of_chunks += [[] for _ in parts[len(counts_of_chunks) :]]
+            counts_of_chunks = [counts_of_parts[number] for number in range(len(parts))]
             entry = self._entry(split, parts, counts_of_chunks, digest.hexdigest())
             entry |= {"chunk_sizes": sizes, "files": files} if entry else {}
         if not entry:

@@ -169,9 +169,7 @@ class TaskCaches:
         """Describes how a cache differs from the current settings, versions and text."""
         if reasons := self.key.differences(stored):
             return reasons
-        if self._stamps in (None, stored["fingerprint"]):
-            return []
-        if stored["text_hash"] == self._text_hash:
+        if self._stamps in (None, stored["fingerprint"]) or stored["text_hash"] == self._text_hash:
             return []
         before = stored["fingerprint"] or {}
         changed = [
@@ -201,37 +199,32 @@ class TaskCaches:
             logger.info(
                 "%s: its text is not on this machine; the cache in %s is used", task.name, folder
             )
+        elif self._stamps != stored["fingerprint"] and self._is_of_the_run(stored):
+            logger.info(
+                "%s: the dates or versions of its text changed; the run keeps the rows that it "
+                "began with, in %s", task.name, folder,
+            )  # fmt: skip
         elif self._stamps != stored["fingerprint"]:
-            if not self._is_of_the_run(stored):
-                stored = {**stored, "fingerprint": self._stamps}
-                try:  # a cache that cannot be written is used as it is
-                    for place in dict.fromkeys([match.folder, folder]):  # and its local copy
-                        manifest.write(place, stored)
-                except Exception as error:  # a storage raises almost anything
-                    if not isinstance(error, OSError | UserError) and not remote.failure(error):
-                        raise
-            else:
-                logger.info(
-                    "%s: the dates or versions of its text changed; the run keeps the rows that it "
-                    "began with, in %s", task.name, folder,
-                )  # fmt: skip
+            stored = {**stored, "fingerprint": self._stamps}
+            try:  # a cache that cannot be written is used as it is
+                for place in dict.fromkeys([match.folder, folder]):  # and its local copy
+                    manifest.write(place, stored)
+            except Exception as error:  # a storage raises almost anything
+                if not isinstance(error, OSError | UserError) and not remote.failure(error):
+                    raise
         vocabs = Vocabs.load(folder, task.source_vocab_file)
         for name, hash_now in vocabs.hashes().items():
             if stored.get(name) != hash_now:
                 file = folder / f"{name.removesuffix('_hash')}.model"
                 raise UserError(f"{file}: the file is damaged.  {REBUILD}")
-        splits = {}
+        splits, columns = {}, [*task.columns(vocabs)]
         for name, entry in stored["splits"].items():
-            arrays = {
-                column: CheckedArray(folder / f"{name}.{column}.npy")
-                for column in task.columns(vocabs)
-            }
+            arrays = {column: CheckedArray(folder / f"{name}.{column}.npy") for column in columns}
             documents = Documents.open(folder, name, entry)
             rows = task.cached_rows(name, entry, arrays, vocabs)
             splits[name] = dataclasses.replace(rows, documents=documents)
-        columns = sorted(task.columns(vocabs))
-        sums = [checksums_path(folder / f"train.{name}.npy").read_bytes() for name in columns]
-        rows_hash = hashlib.sha256(b"".join(sums)).hexdigest()[:16]
+        paths = [checksums_path(folder / f"train.{name}.npy") for name in sorted(columns)]
+        rows_hash = hashlib.sha256(b"".join(path.read_bytes() for path in paths)).hexdigest()[:16]
         return Prepared(vocabs, splits, stored, match.folder, rows_hash)
 
     def _is_of_the_run(self, stored: dict[str, Any]) -> bool:

@@ -66,20 +66,16 @@ class Equation(NamedTuple):
         """Returns the sizes of a kernel of this shape along the axes that it slides along."""
         return [kernel[self.kernel.index(KERNEL_AXES[axis])] for axis in self.spatial]
 
-    def dimension_numbers(self) -> tuple[str, str, str]:
-        """Returns the letters as JAX spells them: "NHWC", "HWIO" and "NHWC"."""
-        slides = dict(zip(self.spatial, "HW", strict=False))
-        names = (
-            slides | {self.images: "N", self.channels: "C"},
-            {KERNEL_AXES[axis]: name for axis, name in slides.items()}
-            | {self.channels: "I", self.features: "O"},
-            slides | {self.images: "N", self.features: "C"},
+    def dimension_numbers(self) -> jax.lax.ConvDimensionNumbers:
+        """Returns the positions of the axes in the order that JAX has, the spatial ones last."""
+        slides = "".join(KERNEL_AXES[axis] for axis in self.spatial)
+        ordered = (
+            self.images + self.channels + self.spatial,
+            self.features + self.channels + slides,
+            self.images + self.features + self.spatial,
         )
-        image, kernel, result = (
-            "".join(name_of[letter] for letter in axes)
-            for name_of, axes in zip(names, self, strict=True)
-        )
-        return image, kernel, result
+        positions = (tuple(map(axes.index, x)) for axes, x in zip(self, ordered, strict=True))
+        return jax.lax.ConvDimensionNumbers(*positions)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -201,7 +197,7 @@ def convolve(
     sizes are those of x without its padding, and shape is that of the result with it.  Partial sums
     over split channels are added up.
     """
-    image_place, kernel_place, result_place = (
+    *operand_places, result_place = (
         jax.P(*(place.get(axis) for axis in axes)) for axes in equation
     )
 
@@ -224,9 +220,8 @@ def convolve(
         summed_over = place[equation.channels]
         return jax.lax.psum(sums, summed_over) if summed_over else sums
 
-    return jax.shard_map(
-        of_shard, in_specs=(image_place, kernel_place), out_specs=result_place
-    )(jax.sharding.reshard(x, image_place), jax.sharding.reshard(kernel, kernel_place))  # fmt: skip
+    run = jax.shard_map(of_shard, in_specs=tuple(operand_places), out_specs=result_place)
+    return run(*map(jax.sharding.reshard, (x, kernel), operand_places))
 
 
 def with_halo(x: Array, axis: int, entry: Entry, shards: Shards) -> tuple[Array, tuple[int, int]]:
@@ -237,15 +232,10 @@ def with_halo(x: Array, axis: int, entry: Entry, shards: Shards) -> tuple[Array,
     if shards.image_rows * shards.count != shards.size:
         x = masked(x, axis, entry, shards)
     if entry:
-        before, after = shards.halo
-        x = jnp.concatenate(
-            [
-                *rows_of_others(x, axis, entry, before, is_before=True),
-                x,
-                *rows_of_others(x, axis, entry, after, is_before=False),
-            ],
-            axis,
-        )
+        rows_before, rows_after = shards.halo
+        before = rows_of_others(x, axis, entry, rows_before, is_before=True)
+        after = rows_of_others(x, axis, entry, rows_after, is_before=False)
+        x = jnp.concatenate([*before, x, *after], axis)
     offsets = [shards.offset(device) for device in range(shards.count)]
     low, high = -min(offsets), max(offsets) + shards.window_rows - x.shape[axis]
     if len(set(offsets)) == 1:

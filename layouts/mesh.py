@@ -54,37 +54,36 @@ def mesh_sizes(text: str, devices: int | None) -> dict[str, int]:
     >>> mesh_sizes("data:-1,model:4", 8)
     {'data': 2, 'model': 4}
     """
+    head = f"Layout.mesh = {text!r}"
     try:
         entries = [(name, int(size)) for name, size in pairs(text)]
     except ValueError as error:
         raise UserError(
-            f"Layout.mesh = {text!r}: {error}  Legal: sizes by mesh axis, as in 'data:2,model:4'."
+            f"{head}: {error}  Legal: sizes by mesh axis, as in 'data:2,model:4'."
         ) from None
     sizes = dict(entries)
     if len(sizes) < len(entries):
-        raise UserError(f"Layout.mesh = {text!r}: a mesh axis is named twice.  Name each once.")
+        raise UserError(f"{head}: a mesh axis is named twice.  Name each once.")
     if not sizes:
-        raise UserError(
-            f"Layout.mesh = {text!r} names no axis.  Legal: sizes, as in 'data:2,model:4'."
-        )
+        raise UserError(f"{head} names no axis.  Legal: sizes, as in 'data:2,model:4'.")
     if any(size < 1 and size != -1 for size in sizes.values()):
-        raise UserError(f"Layout.mesh = {text!r}: sizes must be at least 1, or -1 for one of them.")
+        raise UserError(f"{head}: sizes must be at least 1, or -1 for one of them.")
     if devices is None:
         return sizes
     open_axes = [name for name, size in sizes.items() if size == -1]
     if len(open_axes) > 1:
-        raise UserError(f"Layout.mesh = {text!r}: only one size may be -1, found {len(open_axes)}.")
+        raise UserError(f"{head}: only one size may be -1, found {len(open_axes)}.")
     rest = math.prod(size for size in sizes.values() if size != -1)
     if open_axes:
         if devices % rest:
             raise UserError(
-                f"Layout.mesh = {text!r}: the sizes multiply to {rest}, which does not divide the "
+                f"{head}: the sizes multiply to {rest}, which does not divide the "
                 f"{devices} devices.  Change a size, or run with --simulate_devices={rest}."
             )
         sizes[open_axes[0]] = devices // rest
     elif rest > devices or (rest < devices and jax.process_count() > 1):
         raise UserError(
-            f"Layout.mesh = {text!r}: needs {rest} devices, found {devices}.  Set one size to -1 "
+            f"{head}: needs {rest} devices, found {devices}.  Set one size to -1 "
             f"to take what there is, or add --simulate_devices={rest} to try it on this machine."
         )
     return sizes

@@ -127,12 +127,8 @@ class ModelLayout(Layout):
         if isinstance(x, Operand):
             return x.map(self.reshard, axes, stored=stored)
         place = like_sums(x, self.place(axes, stored=stored))
-        whole = tuple(
-            true if letter.islower() else size
-            for letter, size, true in zip(
-                axes, x.shape, self.unpadded_shape(axes, x.shape), strict=True
-            )
-        )
+        sizes = zip(axes, x.shape, self.unpadded_shape(axes, x.shape), strict=True)
+        whole = tuple(true if axis.islower() else size for axis, size, true in sizes)
         return resized(x, self.padded_shape(axes, whole), place)
 
     def random(

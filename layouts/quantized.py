@@ -96,16 +96,14 @@ class Quantized(Rounded):
         result_type = dtype or x.dtype
         # A sum of whole numbers may be too large for float16.
         sum_type = jnp.float32 if result_type == jnp.float16 else dtype
-        values = self.values
-        if not of_scale <= set(out):
-            if of_scale <= set(left):
-                x = self.scaled(layout, right, x, left).astype(x.dtype)
-            else:
-                values = self.astype(x.dtype)
+        values, scales_result = self.values, of_scale <= set(out)
+        if not scales_result and of_scale <= set(left):
+            x = self.scaled(layout, right, x, left).astype(x.dtype)
+        elif not scales_result:
+            values = self.astype(x.dtype)
         y = layout.einsum(equation, x, values.astype(x.dtype), stored=stored, dtype=sum_type)
-        return (self.scaled(layout, right, y, out) if of_scale <= set(out) else y).astype(
-            result_type
-        )
+        y = self.scaled(layout, right, y, out) if scales_result else y
+        return y.astype(result_type)
 
 
 def quantize(array: Array, summed: Collection[int], rounding: Rounding = "int8") -> Quantized:

@@ -5,9 +5,7 @@ XLA's CPU backend takes twenty times as long to rank numbers as to find their ma
 is ranked by the maxima of its blocks first.
 """
 
-import functools
 import math
-from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +13,6 @@ import jax.numpy as jnp
 from layouts.einsum import platform
 
 Array = jax.Array
-Rank = Callable[[Array, int], tuple[Array, Array]]
 SMALLEST_IN_BLOCKS = 1024
 """Size of an axis below which ranking all of it takes about as long (measured on a CPU)."""
 
@@ -29,23 +26,20 @@ def top_k(x: Array, k: int, place: jax.P) -> tuple[Array, Array]:
     mesh_axis = place[-1]
     replicated = jax.P(*place[:-1], None)
     rank = rank_blocks_first if platform() == "cpu" else jax.lax.top_k
-    ranked = functools.partial(_rank_shards, rank=rank, k=k, mesh_axis=mesh_axis)
+
+    def of_shard(x: Array) -> tuple[Array, Array]:
+        best, index = rank(x, min(k, x.shape[-1]))
+        if mesh_axis is None:
+            return best, index
+        index += jax.lax.axis_index(mesh_axis) * x.shape[-1]
+        best = jax.lax.all_gather(best, mesh_axis, axis=best.ndim - 1, tiled=True)
+        index = jax.lax.all_gather(index, mesh_axis, axis=index.ndim - 1, tiled=True)
+        best, at = jax.lax.top_k(best, k)
+        return best, jnp.take_along_axis(index, at, axis=-1)
+
     return jax.shard_map(
-        ranked, in_specs=place, out_specs=(replicated, replicated), check_vma=False
+        of_shard, in_specs=place, out_specs=(replicated, replicated), check_vma=False
     )(x)
-
-
-def _rank_shards(
-    x: Array, rank: Rank, k: int, mesh_axis: str | tuple[str, ...] | None
-) -> tuple[Array, Array]:
-    best, index = rank(x, min(k, x.shape[-1]))
-    if mesh_axis is None:
-        return best, index
-    index += jax.lax.axis_index(mesh_axis) * x.shape[-1]
-    best = jax.lax.all_gather(best, mesh_axis, axis=best.ndim - 1, tiled=True)
-    index = jax.lax.all_gather(index, mesh_axis, axis=index.ndim - 1, tiled=True)
-    best, at = jax.lax.top_k(best, k)
-    return best, jnp.take_along_axis(index, at, axis=-1)
 
 
 def rank_blocks_first(x: Array, k: int) -> tuple[Array, Array]:

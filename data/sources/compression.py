@@ -18,9 +18,13 @@ from data.storage import lookup, remote
 ENDINGS = {b"\x1f\x8b": ".gz", b"\xfd7zXZ": ".xz", b"\x28\xb5\x2f\xfd": ".zst"}
 """Suffixes of compressed files, by their first bytes."""
 _BYTES_PER_READ = 1 << 17
-_GZIP = 16 + zlib.MAX_WBITS  # expects the header of gzip
 _MAX_WINDOW_BYTES = 1 << 31  # of `zstd --ultra --long=31`, as published corpora have
 
+_DECOMPRESSORS: dict[str, Callable[[], Any]] = {
+    ".gz": lambda: zlib.decompressobj(16 + zlib.MAX_WBITS),  # expects the header of gzip
+    ".xz": lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ),
+    ".zst": lambda: zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW_BYTES).decompressobj(),
+}
 ByteFile = IO[bytes] | io.BufferedReader
 
 
@@ -31,17 +35,9 @@ def open_file(name: str) -> ByteFile:
         file = lookup.open_to_read(name, path)
         if counter := _BYTES_READ.get():
             counter.follow(file, lookup.size_of(path))
-        match path.suffix:
-            case ".gz":
-                frames = _Frames(file, lambda: zlib.decompressobj(_GZIP))
-            case ".xz":
-                frames = _Frames(file, lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ))
-            case ".zst":
-                library = zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW_BYTES)
-                frames = _Frames(file, library.decompressobj)
-            case _:
-                return file
-        return io.BufferedReader(frames, _BYTES_PER_READ)
+        if new_frame := _DECOMPRESSORS.get(path.suffix):
+            return io.BufferedReader(_Frames(file, new_frame), _BYTES_PER_READ)
+        return file
     except OSError as error:
         remote.raise_failure(error)
         reason = error.strerror or "there is no such file"

@@ -144,15 +144,13 @@ def _csv(path: str, columns: Sequence[str]) -> Iterator[Batches]:
             return
         from pyarrow import csv as arrow_csv
 
-        yield (
-            schema,
-            arrow_csv.open_csv(
-                opened,
-                arrow_csv.ReadOptions(column_names=names, block_size=_CSV_BLOCK),
-                arrow_csv.ParseOptions(newlines_in_values=True),
-                arrow_csv.ConvertOptions(column_types=schema, check_utf8=False),
-            ),
+        table = arrow_csv.open_csv(
+            opened,
+            arrow_csv.ReadOptions(column_names=names, block_size=_CSV_BLOCK),
+            arrow_csv.ParseOptions(newlines_in_values=True),
+            arrow_csv.ConvertOptions(column_types=schema, check_utf8=False),
         )
+        yield schema, table
 
 
 def _field(schema: "pyarrow.Schema", column: str, path: str, setting: str) -> list[str]:

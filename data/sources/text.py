@@ -22,7 +22,6 @@ PartName = Annotated[
     Field(pattern=r"^[A-Za-z0-9_.-]+$"),
     Described("of letters from A to Z or a to z, digits, '_', '.' and '-'"),
 ]
-HeldOutFraction = Annotated[float, Field(gt=0, lt=0.5)]
 
 
 @abstract_spec
@@ -88,7 +87,7 @@ class Docstrings(Source):
 class FileSource(Source):
     """Reads files of text or of pairs; without validation files, it holds out some examples."""
 
-    validation_fraction: HeldOutFraction = 0.02
+    validation_fraction: Annotated[float, Field(gt=0, lt=0.5)] = 0.02
     """Approximate share of the training examples that is held out if there are no validation files.
     A hash selects them, so that equal ones are never in both splits: of a text, of the target of a
     pair, or for a PromptTask of its prompt."""
@@ -204,15 +203,12 @@ class TextFiles(FileText):
         return self.example in ("paragraph", "file")
 
     def read_files(self, paths: Sequence[str], setting: str, errors: str) -> Iterator[str]:
-        match self.example:
-            case "line" | "any line" as kind:
-                contents = map(text_files.read_raw_lines, paths)
-                lines = text_files.of_files(paths, contents, setting, "line of text")
-                return (line for line in lines if kind == "any line" or line.strip())
-            case "paragraph":
-                return text_files.with_text(_paragraphs(paths), setting, "paragraph")
-            case "file":
-                return text_files.with_text(_whole_files(paths), setting, "file")
+        if self.has_newlines:
+            read = _paragraphs if self.example == "paragraph" else _whole_files
+            return text_files.with_text(read(paths), setting, self.example)
+        contents = map(text_files.read_raw_lines, paths)
+        lines = text_files.of_files(paths, contents, setting, "line of text")
+        return (line for line in lines if self.example == "any line" or line.strip())
 
 
 def _paragraphs(paths: Sequence[str]) -> Iterator[str]:

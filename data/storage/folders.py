@@ -111,9 +111,8 @@ def fetch(folder: Path, last: str) -> Path:
     copy = local_copy(folder)
     if is_remote(folder):
         with lock(copy):
-            if not (copy / last).exists() or (
-                (copy / last).read_bytes() != (folder / last).read_bytes()
-            ):
+            is_made = (copy / last).exists()
+            if not is_made or (copy / last).read_bytes() != (folder / last).read_bytes():
                 with whole_folder(copy) as building:
                     for name, _ in sizes_below(folder):
                         remote.download(folder / name, building / name)

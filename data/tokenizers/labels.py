@@ -1,7 +1,6 @@
 """Maps the labels of examples to ids, as a vocab in which each label is one token."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -25,10 +24,10 @@ class Labels(Tokenizer):
 class LabelVocab(Vocab):
     """Maps each label to one id."""
 
-    def __init__(self, model: bytes, name: str = "labels"):
+    def __init__(self, model: bytes):
         labels = model.decode().removeprefix(FORMAT).split("\n")
         super().__init__(model, len(labels), begin_id=0, end_id=len(labels), pad_id=None)
-        self.labels, self._name = labels, name
+        self.labels = labels
         self._ids = {label: i for i, label in enumerate(labels)}
 
     def encode(self, lines: Sequence[str]) -> list[np.ndarray]:
@@ -46,9 +45,6 @@ class LabelVocab(Vocab):
 
     def pieces(self, ids: Iterable[int]) -> list[str]:
         return [self.labels[i] if i < self.size else "?" for i in map(int, ids)]
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.model, self._name)
 
 
 def listing(labels: Sequence[str], shown: int = 40) -> str:

@@ -126,15 +126,6 @@ class Topology:
         return next(kind for kind, chip in {**CHIPS, **GPUS}.items() if chip == self.chip)
 
     @property
-    def box(self) -> "Topology":
-        """Returns one of several boxes."""
-        if self.count == 1:
-            return self
-        if self.is_gpu:
-            return Topology.named(f"{self.kind}:1x{self.chips // self.count}")
-        return Topology.named(self.name.partition("x")[2])
-
-    @property
     def hosts(self) -> int:
         """Returns how many hosts the chips have: nodes of GPUs, and one for four chips of a TPU."""
         return self.count if self.is_gpu else -(-self.chips // 4)
@@ -262,10 +253,11 @@ def shapes_of_cubes(max_chips: int) -> list[str]:
 
 def check_offered(topology: Topology) -> None:
     """Raises an error that lists slices of similar size if Google Cloud does not offer this one."""
-    offered, box = offered_slices(topology.kind), topology.box
-    if box in offered or box.name in PUBLISHED:
+    offered, chips = offered_slices(topology.kind), math.prod(topology.extents)  # of one box
+    is_offered = any(other.extents == topology.extents for other in offered)
+    if is_offered or topology.name in PUBLISHED:
         return
-    nearest = sorted(offered, key=lambda other: abs(math.log(other.chips / box.chips)))
+    nearest = sorted(offered, key=lambda other: abs(math.log(other.chips / chips)))
     nearby = [other.name for other in offered if other in nearest[:MAX_NEARBY]]
     raise UserError(
         f"--topology={topology.name}: Google Cloud offers no such slice.  "

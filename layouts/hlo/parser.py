@@ -35,10 +35,6 @@ class Instruction:
         match = re.search(rf"\b{name}=%?([\w.\-]+)", self.rest)
         return match[1] if match else None
 
-    def is_in(self, scope: str) -> bool:
-        """Returns whether it was traced in this named scope."""
-        return scope in self.op_name.split("/")
-
     @property
     def op_name(self) -> str:
         """Returns the scopes and the operation that JAX made it for; "" if it does not say."""
@@ -206,7 +202,6 @@ def convolution_flops(instruction: Instruction, computation: Computation) -> int
     )
     window = re.search(r"window=\{([^}]*)\}", instruction.rest)
     settings = dict(part.split("=") for part in window[1].split()) if window else {}
-    groups = re.search(r"batch_group_count=(\d+)", instruction.rest)
     spatial = [axis for axis in labels[3] if axis.isdigit()]
     pairs = 1
     for i, axis in enumerate(sorted(spatial)):
@@ -215,7 +210,7 @@ def convolution_flops(instruction: Instruction, computation: Computation) -> int
             stride=nth(settings, "stride", i), dilate=nth(settings, "lhs_dilate", i),
             spread=nth(settings, "rhs_dilate", i), low=nth(settings, "pad", i, 0),
         )  # fmt: skip
-    batch = left["b"] // (int(groups[1]) if groups else 1)
+    batch = left["b"] // (instruction.number("batch_group_count") or 1)
     return 2 * batch * out["f"] * kernel["i"] * pairs
 
 

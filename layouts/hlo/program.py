@@ -95,7 +95,7 @@ class CompiledText:
         scope: str | None = None,
     ) -> Iterator[ExecutedInstruction]:
         for instruction in computation.values():
-            if scope is not None and not instruction.is_in(scope):
+            if scope is not None and scope not in instruction.op_name.split("/"):
                 continue
             yield ExecutedInstruction(instruction, times, computation, fused_in)
             inner_times, fusion = times, fused_in
