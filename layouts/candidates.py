@@ -24,10 +24,11 @@ EXPERTS = "experts:{rows}"
 EVERYWHERE = "experts:{rows};experts:model"  # then d_ff gives way to them
 
 
-def candidates(record: Record, devices: int) -> Iterator[Layout]:
-    """Yields every legal layout on one or two mesh axes."""
+def candidates(record: Record, devices: int, rows: int = 0) -> Iterator[Layout]:
+    """Yields every legal layout on one or two mesh axes that divides so many rows; 0: any."""
     for data, model in shapes(devices):
-        yield from legal_layouts_on(record, {"data": data, "model": model})
+        if rows % data == 0:
+            yield from legal_layouts_on(record, {"data": data, "model": model})
 
 
 def with_shard_axis(record: Record, layout: Layout) -> Iterator[Layout]:

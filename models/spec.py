@@ -20,7 +20,16 @@ from models.feed_forward.moe.routing import Router
 from models.layers.pipeline import inside_stages
 from models.norms.layer import LayerNorm
 from models.norms.rms import RmsNorm
-from models.parts import Attention, Block, BlockParts, FeedForward, Norm, Part, Positions
+from models.parts import (
+    Attention,
+    Block,
+    BlockParts,
+    FeedForward,
+    Norm,
+    Part,
+    PlacedBlock,
+    Positions,
+)
 from models.positions.learned import Learned
 from models.positions.none import NoPositions
 from models.positions.relative import Relative
@@ -58,6 +67,9 @@ class TransformerSpec(Sizes):
     """Feed-forward layer of all blocks that name no other: @Mlp(), or experts, @Moe()."""
     norm: Norm = RmsNorm()
     """Norm of all blocks that name no other, and at the end of a stack."""
+    first_blocks: tuple[Block, ...] = ()
+    """Blocks of the decoder's first layers, before the pattern: as DeepSeek-V3's three without
+    experts."""
     pattern: tuple[Block, ...] = (Block(),)
     """Blocks, repeated through each stack: (@Block(), @experts/Block()) may have experts in every
     second."""
@@ -108,22 +120,24 @@ class TransformerSpec(Sizes):
                 f"Transformer.remat_offloads = {self.remat_offloads}: {', '.join(both)} "
                 "also in remat_saves.  Legal: each in one of them."
             )
-        self._check_pattern("layers", self.pattern)
+        self._check_pattern("layers", self.pattern, len(self.first_blocks))
         if self.encoder_pattern is not None or self.has_encoder:
             self._check_pattern("encoder_layers", self.encoder_pattern or self.pattern)
         for stack, causal in ((self.blocks, True), (self.encoder_blocks, False)):
             for block in stack:
                 self._check_block(block, causal=causal)
 
-    def _check_pattern(self, name: str, pattern: tuple[Block, ...]) -> None:
+    def _check_pattern(self, name: str, pattern: tuple[Block, ...], first: int = 0) -> None:
         layers, turn = getattr(self, name), len(pattern)
         if not pattern:
             raise UserError(f"Transformer.pattern of {name} = (): legal: at least one block.")
-        if layers % turn:
-            below = layers // turn * turn
-            legal = " or ".join(str(n) for n in (below, below + turn) if n)
+        repeats, rest = divmod(layers - first, turn)
+        if rest or repeats < 1:
+            counts = (first + n * turn for n in (repeats, repeats + 1) if n > 0)
+            legal = " or ".join(map(str, counts)) or str(first + turn)
+            after = f", after {first} first_blocks," if first else ""
             raise UserError(
-                f"Transformer.{name} = {layers} is not a multiple of the {turn} blocks of "
+                f"Transformer.{name} = {layers}{after} is not a multiple of the {turn} blocks of "
                 f"its pattern.  Legal: {name} {legal}, or another pattern."
             )
 
@@ -154,13 +168,35 @@ class TransformerSpec(Sizes):
 
     @property
     def blocks(self) -> tuple[BlockParts, ...]:
-        """Returns the parts of each block of the decoder's pattern."""
-        return self._resolved(self.pattern)
+        """Returns the parts of each of the decoder's first blocks, and of those of its pattern."""
+        return self._resolved((*self.first_blocks, *self.pattern))
 
     @property
     def encoder_blocks(self) -> tuple[BlockParts, ...]:
         """Returns the parts of each block of the encoder's pattern; none without an encoder."""
         return self._resolved(self.encoder_pattern or self.pattern) if self.has_encoder else ()
+
+    def placed_blocks(self, stack: str) -> tuple[PlacedBlock, ...]:
+        """Returns the blocks of "decoder" or "encoder", in order, with their weights' paths."""
+        first, blocks, layers = len(self.first_blocks), self.blocks, self.layers
+        if stack == "encoder":
+            first, blocks, layers = 0, self.encoder_blocks, self.encoder_layers
+        turn = len(blocks) - first
+        placed = []
+        for i, parts in enumerate(blocks):
+            path, numbers = f"first/block{i}", range(i, i + 1)
+            if i >= first:
+                path = f"layers_N/block{i - first}" if turn > 1 else "layers_N"
+                numbers = range(i, layers, turn)
+            placed.append(PlacedBlock(path, parts, numbers))
+        return tuple(placed)
+
+    @property
+    def blocks_by_layer(self) -> tuple[BlockParts, ...]:
+        """Returns the parts of each layer of the decoder."""
+        first = len(self.first_blocks)
+        repeats = (self.layers - first) // len(self.pattern)
+        return self.blocks[:first] + self.blocks[first:] * repeats
 
     @property
     def parts(self) -> tuple[Part, ...]:
@@ -221,6 +257,7 @@ class TransformerSpec(Sizes):
         return dataclasses.replace(
             self,
             adapter=None,  # it may name routers
+            first_blocks=tuple(map(active, self.first_blocks)),
             pattern=tuple(map(active, self.pattern)),
             encoder_pattern=self.encoder_pattern and tuple(map(active, self.encoder_pattern)),
         )
@@ -231,11 +268,11 @@ class TransformerSpec(Sizes):
         Megatron-LM, torchtitan and, since July 2025, MaxText count half; the diagonal is less.
         """
         flops = 0.0
-        for block in self.blocks:
+        for block in self.blocks_by_layer:
             seen = min(block.attention.window or length, length)
             pairs = length**2 - (length * seen - seen**2 / 2)
             flops += block.attention.pair_flops(self) * pairs
-        return flops * self.layers / len(self.blocks)
+        return flops
 
     @property
     def drops_tokens(self) -> bool:

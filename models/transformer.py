@@ -3,13 +3,14 @@
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import Any, Self, TypeVar
+from typing import Self, TypeVar
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
+from flax import nnx, traverse_util
 
 from configs.spec import spec
+from layouts.axes import axes_of_path
 from layouts.einsum import platform
 from layouts.layout import Layout
 from layouts.padding import pad_batch
@@ -17,7 +18,6 @@ from layouts.shards import num_shards
 from models.api import Batch, Cache, Params, step_layout
 from models.attention.context import AttentionContext, cached_context, cross_context, packed_context
 from models.dropout import dropout
-from models.feed_forward.moe.routing import Load
 from models.initializers import Weights
 from models.layers.blocks import Contexts
 from models.layers.pipeline import stage_axes, with_nested_maps
@@ -32,7 +32,7 @@ from models.loss import (
     softmax_loss,
 )
 from models.network_model import NetworkModel
-from models.parts import BlockParts
+from models.parts import BlockParts, PlacedBlock
 from models.preferences import preference_loss
 from models.spec import TransformerSpec
 
@@ -64,8 +64,9 @@ class Network(nnx.Module):
                 spec, layout, weights, spec.encoder_layers, spec.encoder_blocks, causal=False
             )
         self.decoder = Stack(
-            spec, layout, weights, spec.layers, spec.blocks, cross_attention=spec.has_encoder
-        )
+            spec, layout, weights, spec.layers, spec.blocks, first=len(spec.first_blocks),
+            cross_attention=spec.has_encoder,
+        )  # fmt: skip
 
     def __call__(
         self, batch: Batch, key: Array | None = None, *, drop_tokens: bool = True
@@ -164,42 +165,34 @@ class Network(nnx.Module):
         return weights_VD[...].astype(self.spec.precision.compute)
 
 
-def by_block(tree: Any, blocks: int) -> dict[str, Any]:
-    """Returns the parts of a stack's tree by the name of their block; "" where it has only one."""
-    return {"": tree} if blocks == 1 else {f"block{i}": tree[f"block{i}"] for i in range(blocks)}
-
-
-def router_loss(blocks: Sequence[BlockParts], loads: Loads) -> Array:
+def router_loss(blocks: Sequence[PlacedBlock], loads: Loads) -> Array:
     """Sums, over the tokens, what the routers of a stack's layers add to the loss."""
     total = jnp.zeros(())
-    for block, load in zip(blocks, by_block(loads, len(blocks)).values(), strict=True):
-        router = block.feed_forward.router
+    for path, parts, _ in blocks:
+        load, router = loads[path], parts.feed_forward.router
         if router is not None:
             total += jnp.sum(router.aux_loss * load.aux + router.z_loss * load.z)
     return total
 
 
 def with_updated_biases(
-    layout: Layout, blocks: Sequence[BlockParts], stack: Params, loads: Loads
+    layout: Layout, blocks: Sequence[PlacedBlock], stack: Params, loads: Loads
 ) -> Params:
     """Updates the biases of a stack's routers by the choices that its experts had in a step."""
-
-    def updated(block: BlockParts, layer: Params, load: Load) -> Params:
-        router = block.feed_forward.router
+    weights = traverse_util.flatten_dict(stack, sep="/")
+    for path, parts, _ in blocks:
+        load, router = loads[path], parts.feed_forward.router
         if router is None or not router.has_bias:
-            return layer
-        bias_NE = layer["mlp"]["bias_E"]
-        whole_Ne = layout.reshard(bias_NE, "Ne", stored=True)[:, : load.kept_e.shape[-1]]
-        new_Ne = router.updated_bias(whole_Ne, layout.reshard(load.kept_e, "Ne", stored=True))
-        new_NE = layout.reshard(new_Ne.astype(bias_NE.dtype), "NE", stored=True)
-        return {**layer, "mlp": {**layer["mlp"], "bias_E": new_NE}}
-
-    layers, loads = (by_block(tree, len(blocks)) for tree in (stack["layers_N"], loads))
-    parts = {
-        name: updated(block, layers[name], loads[name])
-        for name, block in zip(layers, blocks, strict=True)
-    }
-    return {**stack, "layers_N": parts[""] if len(blocks) == 1 else parts}
+            continue
+        bias_path = f"{path}/mlp/bias_E"
+        bias, axes = weights[bias_path], axes_of_path(bias_path)
+        choices = load.kept_e if axes == "NE" else load.kept_e[0]
+        whole, choices = (
+            layout.reshard(x, axes.replace("E", "e"), stored=True) for x in (bias, choices)
+        )
+        updated = router.updated_bias(whole[..., : choices.shape[-1]], choices)
+        weights[bias_path] = layout.reshard(updated.astype(bias.dtype), axes, stored=True)
+    return traverse_util.unflatten_dict(weights, sep="/")
 
 
 def split_key(key: Array | None) -> tuple[Array | None, Array | None]:
@@ -317,10 +310,10 @@ class TransformerModel(NetworkModel[Network]):
             sums = sums._replace(objective=sums.objective + criterion.r_drop / 2 * kl_sum)
         if self.spec.router is None:
             return sums
-        decoder_loss = router_loss(self.spec.blocks, loads["decoder"])
+        decoder_loss = router_loss(self.spec.placed_blocks("decoder"), loads["decoder"])
         encoder_loss = None
         if self.spec.has_encoder:
-            encoder_loss = router_loss(self.spec.encoder_blocks, loads["encoder"])
+            encoder_loss = router_loss(self.spec.placed_blocks("encoder"), loads["encoder"])
         return sums._replace(
             objective=sums.objective + decoder_loss, source_objective=encoder_loss, loads=loads
         )
@@ -331,12 +324,10 @@ class TransformerModel(NetworkModel[Network]):
 
     def update_routers(self, params: Params, loads: dict[str, Loads]) -> Params:
         return params | {
-            stack: with_updated_biases(self.layout, blocks, params[stack], loads[stack])
-            for stack, blocks in (
-                ("decoder", self.spec.blocks),
-                ("encoder", self.spec.encoder_blocks),
+            stack: with_updated_biases(
+                self.layout, self.spec.placed_blocks(stack), params[stack], loads[stack]
             )
-            if blocks
+            for stack in loads
         }
 
     def hidden(self, params: Params, batch: Batch) -> tuple[Layout, Batch, Array, Array]:
@@ -353,7 +344,10 @@ class TransformerModel(NetworkModel[Network]):
         layout, decoder = step_layout(self.layout), params["decoder"]
         layers = self.spec.precision.to_compute(decoder["layers_N"])
         layers = layout.gather_stack(layers) if scan else layout.unstack(layers)
-        prepared = {**params, "decoder": {**decoder, "layers_N": layers}}
+        decoder = {**decoder, "layers_N": layers}
+        if "first" in decoder:
+            decoder["first"] = self.spec.precision.to_compute(decoder["first"])
+        prepared = {**params, "decoder": decoder}
         output_VD = prepared.pop("embed_VD" if self.spec.tied else "softmax_VD")
         prepared[OUTPUT] = self.spec.precision.to_compute(output_VD)
         if self.spec.tied and prepared[OUTPUT].dtype != output_VD.dtype:

@@ -278,11 +278,15 @@ def a_run(choose: Choose) -> Run:
 
 
 def with_turns(choose: Choose, model: Transformer) -> Transformer:
-    """Gives the first block of some decoders another window, or other positions."""
-    change = choose(("none", "none", "none", "none", "window", "positions"))
+    """Gives the first block of some decoders another window, or other positions, or some a layer
+    before their pattern."""
+    change = choose(("none", "none", "none", "none", "window", "positions", "first"))
     positions = choose((NoPositions(), Rotary(theta=100.0), Relative(buckets=8, max_distance=16)))
     if change == "none" or (change == "window" and model.has_encoder):
         return model
+    if change == "first":
+        first_blocks = (dataclasses.replace(model.pattern[-1], norm_places="both"),)
+        return dataclasses.replace(model, layers=model.layers + 1, first_blocks=first_blocks)
     changes: dict[str, Any] = {"positions": positions}
     if change == "window":
         changes = {"attention": dataclasses.replace(model.attention, window=3)}

@@ -75,7 +75,7 @@ def test_the_search_has_all_kinds_of_models_and_layouts() -> None:
     counts.update(("positions", type(case.spec.positions)) for case in some)
     counts.update(("chunks", case.spec.attention.chunks) for case in some)
     assert len(counts) == 17 and min(counts.values()) > 50
-    patterns = [case.spec.blocks for case in some if len(case.spec.blocks) > 1]
+    patterns = [case.spec.blocks[-2:] for case in some if len(case.spec.blocks) > 1]
     assert sum(first.attention != second.attention for first, second in patterns) > 50
     assert sum(first.positions != second.positions for first, second in patterns) > 50
     rules = Counter(

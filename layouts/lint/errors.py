@@ -5,6 +5,7 @@ After Shazeer et al. 2018 (Mesh-TensorFlow), section 8.5.
 
 import dataclasses
 import math
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal, NamedTuple
 
@@ -226,6 +227,8 @@ class SplitCause(NamedTuple):
     rules: tuple[SourcedRule, ...]
     pattern: int = 1
     """Layers of one repeat, where the axis counts repeats of a pattern."""
+    first: int = 0
+    """Layers before the repeats."""
 
 
 class Conflicts(NamedTuple):
@@ -261,7 +264,8 @@ def find_conflicts(context: LintContext) -> Conflicts:
         for index, rules in split.items():
             cause = SplitCause(tensor.axes[index], tensor.shape[index], rules)
             if cause.letter == "N":
-                cause = cause._replace(pattern=pattern_length(context.record, tensor.name))
+                before, turn = blocks_of_stack(context.record, tensor.name)
+                cause = cause._replace(first=before, pattern=turn)
             if cause.size % (_num_shards(context, rules) * _repeats(context, cause)):
                 letter = cause.letter
                 pads = context.scoped_layout.pads(letter)
@@ -270,12 +274,18 @@ def find_conflicts(context: LintContext) -> Conflicts:
     return conflicts
 
 
-def pattern_length(record: Record, path: str) -> int:
-    """Returns how many layers one repeat of the stack has that a weight belongs to."""
-    stack, _, inside = path.partition("layers_N/")
-    weights = [w.path.partition("layers_N/") for w in record.weights]
-    blocks = {rest.partition("/")[0] for of, _, rest in weights if of == stack}
-    return len(blocks) if inside.startswith("block") else 1
+def blocks_of_stack(record: Record, path: str) -> tuple[int, int]:
+    """Returns how many blocks come first in the stack of a weight, and how many each repeat has."""
+    stack = path.partition("layers_N/")[0]
+    first, repeated = (
+        {
+            block[1]
+            for w in record.weights
+            if (block := re.match(rf"{stack}{part}/(block\d+)/", w.path))
+        }
+        for part in ("first", "layers_N")
+    )
+    return len(first), len(repeated) or 1
 
 
 def check_conflicts(context: LintContext) -> list[Problem]:
@@ -324,8 +334,10 @@ def _indivisible(context: LintContext, cause: SplitCause, names: list[str]) -> P
     from_data = name in context.origins and len(weights) < len(names)
     setter = f" ({context.origins[name]})" if from_data else ""
     legal, size = _sizes_that_divide(context, cause), str(cause.size)
-    if cause.pattern > 1:  # the settings have layers, not repeats of their pattern
-        size = f"{cause.size * cause.pattern} ({size} repeats of a pattern of {cause.pattern})"
+    if cause.first or cause.pattern > 1:  # the settings have layers, not repeats of their pattern
+        after = f" after {cause.first} first_blocks" * bool(cause.first)
+        layers = cause.first + cause.size * cause.pattern
+        size = f"{layers} ({size} repeats of a pattern of {cause.pattern}{after})"
     return Problem(
         "error",
         "indivisible",
@@ -379,7 +391,9 @@ def _sizes_that_divide(context: LintContext, cause: SplitCause) -> dict[str, tup
     near = sorted(sorted(divisors, key=lambda n: abs(n - shards))[:6])
     names = " x ".join(sourced.rule.mesh_axis for sourced in cause.rules)
     legal = {
-        context.name(cause.letter): tuple(n * cause.pattern for n in (below, below + unit) if n),
+        context.name(cause.letter): tuple(
+            cause.first + n * cause.pattern for n in (below, below + unit) if n
+        ),
         names: tuple(near),
     }
     if repeats > 1 and size % shards == 0:

@@ -140,6 +140,38 @@ def in_stages(layout: Layout, layers: Layers, remat: Remat) -> Layers:
     return staged
 
 
+def before_stages(layout: Layout, layers: Layers) -> Layers:
+    """Returns the same function, for layers before those in stages: all devices of stages run them.
+
+    Mapped by `jax.vmap` over microbatches, it runs one after another.
+    """
+    if not (axes := stage_axes(layout)):
+        return layers
+
+    def whole(weights: Tree, x_BLD: Array, other: Tree) -> tuple[Array, Tree]:
+        x_BLD, other = jax.tree.map(lambda x: without_axes(x, axes), (x_BLD, other))
+        return layers(weights, x_BLD, other)
+
+    in_turn = jax.custom_batching.custom_vmap(whole)
+
+    @in_turn.def_vmap
+    def run(
+        _: int, is_mapped: list[Tree], weights: Tree, x_ABLD: Array, others: Tree
+    ) -> tuple[tuple[Array, Tree], Tree]:
+        def microbatch(numbered: tuple[Array, Array]) -> tuple[Array, Tree]:
+            number, x_BLD = numbered
+            other = jax.tree.map(
+                lambda x, each: index(x, number) if each else x, others, is_mapped[2]
+            )
+            return whole(weights, x_BLD, other)
+
+        numbers = jnp.arange(len(x_ABLD), dtype=jnp.int32)
+        results = jax.lax.map(microbatch, (numbers, x_ABLD))
+        return results, jax.tree.map(lambda x: True, results)
+
+    return in_turn
+
+
 def run_stages(
     layout: Layout,
     layers: Layers,

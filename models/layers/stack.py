@@ -10,20 +10,21 @@ from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
 from layouts.layout import Layout
-from models.api import Cache
+from models.api import Cache, Params
 from models.initializers import Weights
 from models.layers.blocks import BlockLayer, BlockSequence, Contexts, normed
-from models.layers.pipeline import has_repeats, in_stages, inside_stages
+from models.layers.pipeline import before_stages, has_repeats, in_stages, inside_stages
 from models.parts import BlockParts
 from models.spec import TransformerSpec
 
 Array = jax.Array
-# A Load with a leading axis for the repeats, or several by block; None where there are no experts.
-Loads = Any
+# By the path of a block in its stack: a Load with a leading axis for the layers that have its
+# weights, or None where there are no experts.
+Loads = dict[str, Any]
 # Weights of all blocks, with a leading axis for the repeats.
 Stacked = Any
-# Caches with a leading axis for the repeats, or a list of them.
-Caches = Any
+# Caches of the first blocks, by name, and of the repeats: a list, or with a leading axis for them.
+Caches = tuple[Cache, Any]
 Inputs = tuple[tuple[Contexts, ...], Array | None]  # the last is a key
 
 # Returns what a block with these parts sees.
@@ -31,9 +32,9 @@ MakeContexts = Callable[[BlockParts], Contexts]
 
 
 class Stack(nnx.Module):
-    """Runs all layers: repeats of a pattern of blocks.
+    """Runs all layers: the first blocks, once, then repeats of a pattern of blocks.
 
-    Each weight has a leading axis N, the repeats, however the layers are run.
+    Each weight of the pattern has a leading axis N, the repeats, however the layers are run.
     """
 
     def __init__(
@@ -42,28 +43,38 @@ class Stack(nnx.Module):
         layout: Layout,
         weights: Weights,
         layers: int,
-        pattern: Sequence[BlockParts],
+        blocks: Sequence[BlockParts],
         *,
+        first: int = 0,
         causal: bool = True,
         cross_attention: bool = False,
     ):
         self.spec = spec
         self.layout = layout
         self.causal = causal
-        keys = [kind_of(parts) for parts in pattern]
-        firsts = list(dict.fromkeys(keys))
-        self.kinds = tuple(pattern[keys.index(key)] for key in firsts)
-        inside = inside_stages(layout)
-        weights_N = weights.with_sizes(N=layers // len(pattern)).stacked("N")
+        keys = [kind_of(parts) for parts in blocks]
+        each_kind = list(dict.fromkeys(keys))
+        self.kinds = tuple(blocks[keys.index(key)] for key in each_kind)
+        kinds = [each_kind.index(key) for key in keys]
+        inside, pattern = inside_stages(layout), blocks[first:]
+        if first:
+            self.first = BlockSequence(
+                blocks[:first],
+                kinds[:first],
+                spec,
+                inside,
+                weights,
+                cross_attention=cross_attention,
+            )
+        weights_N = weights.with_sizes(N=(layers - first) // len(pattern)).stacked("N")
         self.layers_N: BlockLayer | BlockSequence
         if len(pattern) == 1:
             self.layers_N = BlockLayer(
-                pattern[0], spec, inside, weights_N, cross_attention=cross_attention
+                pattern[0], spec, inside, weights_N, kind=kinds[-1], cross_attention=cross_attention
             )
         else:
-            kinds = [firsts.index(key) for key in keys]
             self.layers_N = BlockSequence(
-                pattern, kinds, spec, inside, weights_N, cross_attention=cross_attention
+                pattern, kinds[first:], spec, inside, weights_N, cross_attention=cross_attention
             )
         positions = spec.positions
         self.bias = positions.build_bias(layout, weights) if positions.shares_bias else None
@@ -74,10 +85,18 @@ class Stack(nnx.Module):
         self, x_BLD: Array, make_contexts: MakeContexts, key: Array | None = None
     ) -> tuple[Array, Loads]:
         """Runs whole rows through all layers and the norm; also returns the experts' loads."""
-        contexts = self.contexts(make_contexts)
+        inputs, loads = (self.contexts(make_contexts), key), Loads()
+        if hasattr(self, "first"):
+            _, weights = nnx.split(self.first)
+            run = before_stages(self.layout, self.run_first)
+            x_BLD, loads = run(weights, x_BLD, inputs)
         _, weights = nnx.split(self.layers_N)
         run = in_stages(self.layout, self.run_layers, self.remat)
-        x_BLD, loads = run(weights, x_BLD, (contexts, key))
+        x_BLD, repeated = run(weights, x_BLD, inputs)
+        if isinstance(self.layers_N, BlockSequence):
+            loads |= {f"layers_N/{name}": load for name, load in repeated.items()}
+        else:
+            loads |= {"layers_N": repeated}
         return normed(self.norm, x_BLD), loads
 
     def contexts(self, make_contexts: MakeContexts) -> tuple[Contexts, ...]:
@@ -100,15 +119,24 @@ class Stack(nnx.Module):
             shared.append(contexts._replace(row=context))
         return tuple(shared)
 
-    def run_layers(
-        self, weights: Stacked, x_BLD: Array, inputs: Inputs, first: Array | int = 0
+    def run_first(
+        self, weights: dict[str, Params], x_BLD: Array, inputs: Inputs
     ) -> tuple[Array, Loads]:
-        """Runs whole rows through the layers with these weights; `first` is the first index."""
-        contexts, key = inputs
-        graph, _ = nnx.split(self.layers_N)
+        """Runs whole rows through the first blocks."""
+        loads = Loads()
+        for index, (name, block) in enumerate(self.first.each().items()):
+            layer = self.remat(self.layer_runner(block, inputs))
+            # Repeats of the pattern have smaller numbers.
+            x_BLD, load = layer(x_BLD, (weights[name], self.spec.layers + index))
+            loads[f"first/{name}"] = jax.tree.map(lambda x: x[None], load)
+        return x_BLD, loads
 
-        @jax.named_scope("layers")  # the lint counts by it what stages split
-        def layer(x_BLD: Array, numbered: tuple[Stacked, Array | int]) -> tuple[Array, Loads]:
+    def layer_runner(self, block: BlockLayer | BlockSequence, inputs: Inputs) -> Callable:
+        """Returns what runs a layer, or a repeat of the pattern, with given weights and number."""
+        contexts, key = inputs
+        graph, _ = nnx.split(block)
+
+        def layer(x_BLD: Array, numbered: tuple[Params, Array | int]) -> tuple[Array, Any]:
             weights, index = numbered
             block = nnx.merge(graph, self.spec.precision.to_products(weights))
             x_BLD = checkpoint_name(x_BLD, "layer_input")
@@ -116,6 +144,14 @@ class Stack(nnx.Module):
             x_BLD, _, load = block(x_BLD, contexts, key=layer_key)
             return x_BLD, load
 
+        return layer
+
+    def run_layers(
+        self, weights: Stacked, x_BLD: Array, inputs: Inputs, first: Array | int = 0
+    ) -> tuple[Array, Any]:
+        """Runs whole rows through the layers with these weights; `first` is the first index."""
+        layer = self.layer_runner(self.layers_N, inputs)
+        layer = jax.named_scope("layers")(layer)  # the lint counts by it what stages split
         if not has_repeats(self.layout):
             layer = self.remat(layer)
         if self.spec.scan:
@@ -154,9 +190,12 @@ class Stack(nnx.Module):
         def of_layer(weights: Stacked) -> Cache:
             return self.layer(weights).init_cache(batch_sequences, cache_length, memory_BMD)
 
+        first = Cache()
+        if hasattr(self, "first"):
+            first = self.first.init_cache(batch_sequences, cache_length, memory_BMD)
         if isinstance(weights, list):
-            return list(map(of_layer, weights))
-        return jax.lax.map(of_layer, weights)
+            return first, list(map(of_layer, weights))
+        return first, jax.lax.map(of_layer, weights)
 
     def step(
         self,
@@ -167,6 +206,10 @@ class Stack(nnx.Module):
     ) -> tuple[Array, Caches]:
         """Runs new tokens through all layers and the norm; returns the caches with them."""
         contexts = self.contexts(make_contexts)
+        first, repeats = caches
+        if hasattr(self, "first"):
+            x_BLD, updated_first, _ = self.first(x_BLD, contexts, first)
+            first = updated_first or {}
 
         def run(x_BLD: Array, stored: tuple[Stacked, Cache]) -> tuple[Array, Cache | None]:
             weights, cache = stored
@@ -174,13 +217,13 @@ class Stack(nnx.Module):
 
         if isinstance(weights, list):
             updated = []
-            for stored in zip(weights, caches, strict=True):
+            for stored in zip(weights, repeats, strict=True):
                 x_BLD, cache = run(x_BLD, stored)
                 updated.append(cache)
-            caches = updated
+            repeats = updated
         else:
-            x_BLD, caches = jax.lax.scan(run, x_BLD, (weights, caches))
-        return normed(self.norm, x_BLD), caches
+            x_BLD, repeats = jax.lax.scan(run, x_BLD, (weights, repeats))
+        return normed(self.norm, x_BLD), (first, repeats)
 
     def layer(self, weights: Stacked) -> BlockLayer | BlockSequence:
         """Returns one repeat of the blocks with these weights."""

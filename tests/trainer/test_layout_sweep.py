@@ -308,7 +308,7 @@ def test_sinks_and_biases_of_experts_are_equal_too(name: str, dispatch: Dispatch
     attention = dataclasses.replace(SPEC.attention, sinks=True, window=3)
     positions = Rotary(fraction=0.7)  # 4 of 6 columns
     pattern = (Block(attention=attention, positions=positions), Block(feed_forward=moe))
-    spec = dataclasses.replace(SPEC, layers=4, pattern=pattern)
+    spec = dataclasses.replace(SPEC, layers=5, first_blocks=pattern[:1], pattern=pattern)
     computed, expected = trained(ADAMW, LAYOUTS[name], spec), trained(ADAMW, WHOLE, spec)
     assert_equal_to_round_off(computed, expected)
 
@@ -320,11 +320,12 @@ def test_latent_attention_biased_routers_and_muon_are_equal_too(name: str) -> No
     router = SigmoidTopK(bias_rate=0.01, expert_groups=4, groups_per_token=2)
     moe = Moe(experts=8, d_ff=24, shared_d_ff=8, router=router)
     latent = Latent(latent=8, rotated=4, query_latent=16, logit_cap=5.0)
-    pattern = (Block(attention=latent, positions=Rotary()), Block(feed_forward=moe))
-    spec = dataclasses.replace(SPEC, layers=4, pattern=pattern)
+    first, second = Block(attention=latent, positions=Rotary()), Block(feed_forward=moe)
+    spec = dataclasses.replace(SPEC, layers=4, first_blocks=(first, second), pattern=(second,))
     computed, expected = trained(MUON, LAYOUTS[name], spec), trained(MUON, WHOLE, spec)
     assert_equal_to_round_off(computed, expected)
-    assert np.abs(expected.params["decoder/layers_N/block1/mlp/bias_E"]).min() > 0
+    for block in ("first/block1", "layers_N"):
+        assert np.abs(expected.params[f"decoder/{block}/mlp/bias_E"]).min() > 0
 
 
 @pytest.mark.parametrize("name", ["sequence_parallel", "two_dimensional", "context_parallel"])

@@ -27,20 +27,26 @@ NEW_WITH_EXPERTS = re.compile("/mlp/(router_DE|router_bias_E|bias_E|shared/.*)$"
 """Weights that no dense model has, which stay as they are initialized."""
 
 
+BLOCK = re.compile(r"^(.*)/(first|layers_N)(?:/block(\d+))?/(.*)$")
+
+
 class WeightSource(NamedTuple):
-    """Names the saved weight that a new one starts from: every `stride`-th layer, from the
-    `first` on."""
+    """Names the saved weight that a new one starts from, or the layers of it."""
 
     path: str
-    first: int = 0
-    stride: int = 1
+    layers: slice | int | None = None
+    """None: all."""
+    total: int = 0
+    """Layers of the saved weight, if it gives some."""
     copied: bool = False
     """Whether each expert gets a copy."""
 
-    def shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+    def shape(self, axes: str, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Returns the shape that the saved weight must have, from that of the new one."""
-        layers, *rest = shape[:1] + shape[2:] if self.copied else shape
-        return (layers * self.stride, *rest)
+        without = "E" * self.copied + "N" * (self.layers is not None)
+        sizes = zip(axes, shape, strict=True)
+        kept = tuple(size for axis, size in sizes if axis not in without)
+        return kept if self.layers is None else (self.total, *kept)
 
 
 @jax.jit
@@ -123,47 +129,65 @@ def warm_started(
 
 def weight_sources(new: dict[str, Array], saved: Described, title: str) -> dict[str, WeightSource]:
     """Returns the source of each weight but new routers; raises all that does not fit at once."""
-    blocks: dict[str, int] = {}
-    for path in new:
-        for stack, block in re.findall(r"^(.*/layers_N)/block(\d+)/", path):
-            blocks[stack] = max(blocks.get(stack, 0), int(block) + 1)
+    layers = layers_of_blocks(new)
     sources, problems = {}, []
     for path, weight in new.items():
-        source = _source(path, blocks, saved)
-        if source.path not in saved:
-            if isinstance(weight, jax.ShapeDtypeStruct) or not NEW_WITH_EXPERTS.search(path):
-                problems.append(f"{path}: there is no {source.path}.")
-        elif saved[source.path].shape != source.shape(weight.shape):
-            problems.append(
-                f"{path}: {source.path} is {saved[source.path].shape}, legal: "
-                f"{source.shape(weight.shape)}."
-            )
-        else:
+        axes = axes_of_path(path)
+        candidates = _candidates(path, layers)
+        there = [source for source in candidates if source.path in saved]
+        fits = (one for one in there if saved[one.path].shape == one.shape(axes, weight.shape))
+        if (source := next(fits, None)) is not None:
             sources[path] = source
+        elif there:
+            problems.append(
+                f"{path}: {there[0].path} is {saved[there[0].path].shape}, legal: "
+                f"{there[0].shape(axes, weight.shape)}."
+            )
+        elif isinstance(weight, jax.ShapeDtypeStruct) or not NEW_WITH_EXPERTS.search(path):
+            problems.append(f"{path}: there is no {candidates[-1].path}.")
     if problems:
         raise UserError(listed(title, problems))
     return sources
 
 
-def _source(path: str, blocks: dict[str, int], saved: Described) -> WeightSource:
-    """Returns the same path, or the dense model's for a layer of a pattern and for an expert."""
+def layers_of_blocks(new: dict[str, Array]) -> dict[str, tuple[int, slice | int]]:
+    """Returns, by the path of a block, the layers of its stack, and which of them it is."""
+    first, repeated, repeats = dict[str, int](), dict[str, int](), dict[str, int]()
+    matches = [(match.groups(), new[path]) for path in new if (match := BLOCK.match(path))]
+    for (stack, place, block, _), weight in matches:
+        counts = first if place == "first" else repeated
+        counts[stack] = max(counts.get(stack, 0), int(block or 0) + 1)
+        if place != "first":
+            repeats[stack] = weight.shape[0]
+    layers = dict[str, tuple[int, slice | int]]()
+    for (stack, place, block, _), _ in matches:
+        start, turn, number = first.get(stack, 0), repeated[stack], int(block or 0)
+        which = number if place == "first" else slice(start + number, None, turn)
+        layers[f"{stack}/{place}/{block}"] = start + repeats[stack] * turn, which
+    return layers
+
+
+def _candidates(path: str, layers: dict[str, tuple[int, slice | int]]) -> list[WeightSource]:
+    """Returns the same path, and the dense model's for a layer of a pattern and for an expert."""
     candidates = [WeightSource(path)]
-    layer = re.match(r"^(.*/layers_N)/block(\d+)/(.*)$", path)
-    if layer is not None:
-        stack, block, rest = layer.groups()
-        candidates.append(WeightSource(f"{stack}/{rest}", int(block), blocks[stack]))
+    if (block := BLOCK.match(path)) is not None:
+        stack, place, number, rest = block.groups()
+        count, which = layers[f"{stack}/{place}/{number}"]
+        candidates.append(WeightSource(f"{stack}/layers_N/{rest}", which, count))
     for source in tuple(candidates):
         expert = re.match(r"^(.*/mlp/[wb][igo])_E(DF|FD|F|D)$", source.path)
         if expert is not None:
             dense = f"{expert[1]}_{expert[2]}"
             candidates.append(source._replace(path=dense, copied=True))
-    return next((source for source in candidates if source.path in saved), candidates[-1])
+    return candidates
 
 
 def converted(layout: Layout, saved: Array, source: WeightSource, new: Array, path: str) -> Array:
     """Returns the saved weight in the shape, type and placement of the new one."""
     axes = axes_of_path(path)
-    saved = saved[source.first :: source.stride] if source.stride > 1 else saved
+    if source.layers is not None:
+        gathered = axes_of_path(source.path).replace("N", "n")
+        saved = layout.reshard(saved, gathered, stored=True)[source.layers]
     if source.copied:
         at = axes.index("E")
         dimensions = tuple(i for i in range(len(axes)) if i != at)

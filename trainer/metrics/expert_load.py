@@ -14,11 +14,13 @@ def stats_by_layer(loads: Mapping[str, Any]) -> dict[str, Layer]:
     """Returns the numbers of each layer with experts, by stack and number: "decoder 1"."""
     stats = dict[str, Layer]()
     for stack, stacked in sorted(loads.items()):
-        blocks = stacked if isinstance(stacked, dict) else {"block0": stacked}
+        first = sum(path.startswith("first/") for path in stacked)
         layers = dict[int, Layer]()
-        for block, load in blocks.items():
+        for path, load in stacked.items():
+            place, _, block = path.partition("/")
+            index = int(block.removeprefix("block") or 0) + (0 if place == "first" else first)
             for repeat in range(0 if load is None else len(load.tokens)):
-                number = repeat * len(blocks) + int(block.removeprefix("block"))
+                number = index + repeat * (len(stacked) - first)
                 layers[number] = layer_stats(Load(*(np.asarray(x)[repeat] for x in load)))
         stats |= {f"{stack} {number}": layers[number] for number in sorted(layers)}
     return stats

@@ -34,7 +34,7 @@ class Muon(AdamW):
         """Returns the update of these weights.  Padding stays zero by itself."""
         from trainer.optimizers import chain
 
-        matrices = {path: info for path, info in weights.items() if is_matrix(info)}
+        matrices = {path: info for path, info in weights.items() if is_matrix(path, info)}
         outer = [
             chain.clip(self.clip_global_norm),
             chain.split(
@@ -73,7 +73,8 @@ class Muon(AdamW):
         return optax.chain(muon, rescale)
 
 
-def is_matrix(info: WeightInfo) -> bool:
+def is_matrix(path: str, info: WeightInfo) -> bool:
     """Returns whether a weight is a matrix of a layer; embeddings and the softmax's are not."""
     reads_all = set(info.axes[info.stacked :]) <= set(info.reads)
-    return info.axes[0] == "layers" and bool(info.reads) and not reads_all
+    in_layers = info.axes[0] == "layers" or "/first/" in path
+    return in_layers and bool(info.reads) and not reads_all

@@ -88,7 +88,8 @@ def rank_layouts(run: Run, hardware: Hardware, configured: Sequence[Layout] = ()
     Tries a third mesh axis with the best one.
     """
     record, devices = record_loss(run), hardware.devices
-    layouts = legal_layouts(run, devices, {*configured, *candidates(record, devices)})
+    every = {*configured, *candidates(record, devices, rows_of_microbatch(run))}
+    layouts = legal_layouts(run, devices, every)
     if not layouts:
         raise UserError(
             f"no layout splits this model and batch over {devices} devices.  Choose other devices, "
@@ -128,9 +129,13 @@ def plan_if_traceable(run: Run, layout: Layout, hardware: Hardware) -> StepPlan 
         return None
 
 
+def rows_of_microbatch(run: Run) -> int:
+    return run.batch_sequences // run.microbatches
+
+
 def legal_layouts(run: Run, devices: int, layouts: Iterable[Layout]) -> list[Layout]:
     """Keeps layouts that divide every microbatch, sorted by name."""
-    rows = run.batch_sequences // run.microbatches
+    rows = rows_of_microbatch(run)
     dividing = (
         layout
         for layout in layouts
@@ -214,8 +219,9 @@ def suggest_slice(plan: StepPlan) -> str:
     *_, largest = offered = offered_slices(topology.kind)
     if devices > largest.devices:
         return f"{needed}; the largest slice, {largest.name}, has {largest.devices:,}."
-    record = record_loss(run)
-    for other in (each for each in offered if each.devices >= devices):
-        if legal_layouts(run, other.devices, candidates(record, other.devices)):
+    record, rows = record_loss(run), rows_of_microbatch(run)
+    by_devices = {other.devices: other for other in reversed(offered) if other.devices >= devices}
+    for number, other in sorted(by_devices.items()):
+        if next(candidates(record, number, rows), None) is not None:
             return f"{needed}: try --topology={other.name}."
     return f"{needed}; no slice of that size divides batch and model."

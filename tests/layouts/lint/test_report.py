@@ -182,6 +182,17 @@ def test_stacks_of_as_many_repeats_of_other_patterns_are_told_apart() -> None:
     }
 
 
+def test_first_blocks_count_as_layers_and_are_in_no_stage() -> None:
+    spec = dataclasses.replace(SPLITTABLE, layers=5, first_blocks=(Block(), Block()))
+    record = recorded(spec, 8, 24)
+    (error, *_) = problems("batch:data;layers:pipe", "data:2,pipe:2", record=record)
+    assert error.message == (
+        "layers = 5 (3 repeats of a pattern of 1 after 2 first_blocks) does not divide over "
+        "pipe = 2."
+    )
+    assert error.legal == {"layers": (4, 6), "pipe": (1, 3)}
+
+
 def test_repeats_without_stages_are_useless() -> None:
     for rules in ("batch:data", "batch:data;layers:one", "batch:data;batch:pipe;layers:pipe?"):
         found = problems(rules, "data:2,pipe:3,one:1", pipeline_repeats=2)

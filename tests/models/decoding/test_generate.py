@@ -37,9 +37,11 @@ DECODER = dataclasses.replace(SPLITTABLE, layers=2)
 PAIR = dataclasses.replace(DECODER, encoder_layers=2, layers=1, positions=Relative())
 TIGHT = Moe(experts=16, d_ff=24, router=Top2(evaluation_capacity_factor=0.1, least_capacity=1))
 PATTERN = (Block(), Block(feed_forward=TIGHT))
-EXPERTS = dataclasses.replace(DECODER, pattern=PATTERN)
+EXPERTS = dataclasses.replace(DECODER, first_blocks=PATTERN[:1], pattern=PATTERN[1:])
 ENCODER_EXPERTS = dataclasses.replace(PAIR, encoder_pattern=PATTERN)
-NO_PROMPT = dataclasses.replace(PAIR, layers=3, positions=Sinusoidal(), scan=True)
+NO_PROMPT = dataclasses.replace(
+    PAIR, layers=3, first_blocks=(Block(norm_places="both"),), positions=Sinusoidal(), scan=True
+)
 GREEDY = Sampling(temperature=0)
 SAMPLED = Sampling(temperature=1.5, top_k=20, top_p=0.9, width=2)
 BEAM = Beam(width=3)

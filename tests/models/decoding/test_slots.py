@@ -259,7 +259,7 @@ def test_a_step_copies_no_cache() -> None:
     batch = Batch(DECODER, WHOLE)
     with jax.set_mesh(batch.mesh):
         program = STEPS.lower(batch.decoder, batch.prepared, batch.slots, 2).compile().as_text()
-    shape = ",".join(map(str, batch.slots.cache["layers"][0]["keys_BJMK"].shape))
+    shape = ",".join(map(str, batch.slots.cache["layers"][1][0]["keys_BJMK"].shape))
     assert f"f32[{shape}]" in program
     assert not re.findall(rf"f32\[{shape}\]\S* copy\(", program)
 

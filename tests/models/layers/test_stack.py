@@ -48,7 +48,7 @@ def test_layers_run_in_order_with_one_bias_and_keys_of_their_own(scan: bool) -> 
     def run() -> tuple[jax.Array, jax.Array]:
         stack = made(spec)
         y_BLD, loads = stack(jnp.asarray(X_BLD), contexts, key=key)
-        assert loads is None
+        assert loads == {"layers_N": None}
         graph, weights = nnx.split(stack.layers_N)
         x_BLD = jnp.asarray(X_BLD)
         for index, layer in enumerate(WHOLE.unstack(weights)):
@@ -70,7 +70,8 @@ def test_each_layer_has_a_cache_of_its_own(scan: bool) -> None:
         return stack.init_cache(weights if scan else WHOLE.unstack(weights), 5, 9, None)
 
     with jax.set_mesh(make_mesh(WHOLE)):
-        caches = jax.eval_shape(start)
+        first, caches = jax.eval_shape(start)
+    assert not first
     keys = [cache["keys_BJMK"].shape for cache in ([caches] if scan else caches)]
     assert keys == ([(3, 5, 3, 9, 4)] if scan else [(5, 3, 9, 4)] * 3)
 

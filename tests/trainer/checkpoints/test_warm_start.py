@@ -75,6 +75,15 @@ def test_copied_experts_say_what_the_dense_layer_said(
     assert len(wi_NEDF.sharding.device_set) == (8 if layout is EXPERT_PARALLEL else 1)
 
 
+def test_first_blocks_get_the_first_layers(dense: tuple[Path, Params]) -> None:
+    folder, dense_params = dense
+    blocks = (Block(feed_forward=ROOMY), Block())
+    spec = dataclasses.replace(DENSE, first_blocks=blocks, pattern=blocks[:1])
+    params = started(spec, EXPERT_PARALLEL, folder)
+    expected = loss(DENSE, WHOLE, dense_params)
+    np.testing.assert_allclose(loss(spec, EXPERT_PARALLEL, params), expected, rtol=1e-5)
+
+
 def test_the_same_model_gets_the_same_weights(
     dense: tuple[Path, Params], log_lines: list[str]
 ) -> None:

@@ -30,12 +30,17 @@ def test_shares_and_means() -> None:
 
 def test_layers_are_numbered_as_they_are_run() -> None:
     loads = {
-        "decoder": {"block0": None, "block1": stacked(COUNTS, COUNTS)},
-        "encoder": stacked(COUNTS, COUNTS, COUNTS),
+        "decoder": {
+            "first/block0": None,
+            "first/block1": stacked(COUNTS),
+            "layers_N/block0": None,
+            "layers_N/block1": stacked(COUNTS, COUNTS),
+        },
+        "encoder": {"layers_N": stacked(COUNTS, COUNTS, COUNTS)},
     }
-    names = ["decoder 1", "decoder 3", "encoder 0", "encoder 1", "encoder 2"]
-    assert list(stats_by_layer(loads)) == names
-    assert stats_by_layer({}) == {} and stats_by_layer({"decoder": None}) == {}
+    decoder = ["decoder 1", "decoder 3", "decoder 5"]
+    assert list(stats_by_layer(loads)) == [*decoder, "encoder 0", "encoder 1", "encoder 2"]
+    assert stats_by_layer({}) == {} and stats_by_layer({"decoder": {"layers_N": None}}) == {}
 
 
 def test_curves() -> None:

@@ -50,6 +50,8 @@ def test_a_run_warns_now_and_then(caplog: pytest.LogCaptureFixture) -> None:
     observer = RouterWarnings()
     observer.on_start(Run(model=TOY, task=TASK, steps=250, batch_sequences=8), 0)
     for step in (99, 100, 101, 250):
-        observer.on_step(StepResult(step, {"step": step}, {"decoder": stacked(COUNTS)}))
+        observer.on_step(
+            StepResult(step, {"step": step}, {"decoder": {"layers_N": stacked(COUNTS)}})
+        )
     steps = [record.args[0] for record in caplog.records if record.args]
     assert steps == [100, 250]

@@ -68,7 +68,7 @@ def test_matrices_are_orthogonalized_one_by_one_and_all_else_is_adams() -> None:
 
 def test_matrices_are_those_of_layers() -> None:
     weights = SPLITTABLE.model(WHOLE).weights()
-    names = {path.rpartition("/")[2] for path, info in weights.items() if is_matrix(info)}
+    names = {path.rpartition("/")[2] for path, info in weights.items() if is_matrix(path, info)}
     assert names == {"wq_DJQK", "wk_DJK", "wv_DJK", "wo_JQKD", "wi_DF", "wo_FD"}
 
 

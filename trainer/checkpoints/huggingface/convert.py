@@ -26,7 +26,7 @@ from models.precision import FloatType, Precision
 from models.transformer import Transformer
 from trainer.checkpoints.huggingface import families, rope
 from trainer.checkpoints.huggingface.families import CHECKS
-from trainer.checkpoints.huggingface.parts import of_kind, refuse_changes, with_parts_of_first_block
+from trainer.checkpoints.huggingface.parts import of_kind, refuse_changes, with_shortest_pattern
 from trainer.checkpoints.huggingface.weights import ConvertedWeight
 
 DECODER = "decoder"
@@ -295,7 +295,7 @@ def spec_of(settings: families.Settings, store: FloatType, source: object) -> Tr
             norm=family.norm_type(**norm),
             precision=Precision(store=store),
         )
-        return with_parts_of_first_block(spec)
+        return with_shortest_pattern(spec)
     except UserError as error:
         raise UserError(f"{source}: {error}") from None
 
@@ -343,8 +343,7 @@ def weights_of(spec: Transformer, family: families.Family) -> Iterator[Converted
         yield weight("softmax_VD", (families.SOFTMAX,), "V D")
     if spec.logit_bias:
         yield weight("logit_bias_V", (tensors.logit_bias,), "1 V")
-    encoder = [("encoder", spec.encoder_layers)] if spec.has_encoder else []
-    for stack, layers in [*encoder, (DECODER, spec.layers)]:
+    for stack in ["encoder", DECODER] if spec.has_encoder else [DECODER]:
         place = functools.partial(tensors.layer.format, stack=stack)
         final = {"scale_D": (tensors.final_norm, "D")} if tensors.final_norm else {}
         for path, (name, axes) in biased(spec, final).items():
@@ -352,8 +351,8 @@ def weights_of(spec: Transformer, family: families.Family) -> Iterator[Converted
         if spec.positions.shares_bias:
             first = place(layer=0, name=tensors.position_bias)
             yield weight(f"{stack}/bias/bias_RJQ", (first,), "R JQ")
-        for index, block in enumerate(block_paths(spec, stack)):
-            mlp = spec.blocks[index].feed_forward
+        for block in spec.placed_blocks(stack):
+            mlp = block.parts.feed_forward
             for path, (name, axes) in names_of_layers(spec, tensors, stack, mlp).items():
                 experts, sizes_here = 1, sizes
                 if isinstance(mlp, Moe):
@@ -362,10 +361,10 @@ def weights_of(spec: Transformer, family: families.Family) -> Iterator[Converted
                     sizes_here = {**sizes, "E": mlp.experts, "F": width or 0}
                 every = tuple(
                     place(layer=layer, name=name.format(expert=expert, last=1 + (stack == DECODER)))
-                    for layer in range(index, layers, len(spec.pattern))
+                    for layer in block.layers
                     for expert in range(experts)
                 )
-                yield weight(f"{block}/{path}", every, axes, sizes=sizes_here)
+                yield weight(f"{stack}/{block.path}/{path}", every, axes, sizes=sizes_here)
 
 
 def names_of_layers(
@@ -409,13 +408,6 @@ def biased(spec: Transformer, norms: families.Names) -> families.Names:
     }
 
 
-def block_paths(spec: Transformer, stack: str) -> list[str]:
-    """Returns the path of each block of the pattern."""
-    layers = f"{stack}/layers_N"
-    several = [f"{layers}/block{index}" for index in range(len(spec.pattern))]
-    return several if len(several) > 1 else [layers]
-
-
 def is_unread(name: str, settings: families.Settings) -> bool:
     """Returns whether nothing reads a tensor, such as a constant."""
     pattern = families.FAMILIES[settings["model_type"]].tensors.unread
@@ -456,11 +448,11 @@ def changes(a: ModelSpec, b: ModelSpec) -> list[tuple[str, Any, Any]]:
 
 def settings_of(spec: Transformer, kind: str) -> families.Settings:
     """Makes config.json of a model as one of a family, equal or not."""
-    family, spec = families.FAMILIES[kind], with_parts_of_first_block(spec)
+    family, spec = families.FAMILIES[kind], with_shortest_pattern(spec)
     latent = spec.attention if isinstance(spec.attention, Latent) else None
     attention = latent or of_kind(spec.attention, MultiHead)
     norm = spec.norm if isinstance(spec.norm, LayerNorm) else of_kind(spec.norm, RmsNorm)
-    layers = spec.blocks * (spec.layers // len(spec.blocks))
+    layers = spec.blocks_by_layer
     kinds = [rope.KINDS[layer.attention.window is not None] for layer in layers]
     rotates = [isinstance(layer.positions, Rotary) for layer in layers]
     pairs = zip(kinds, layers, strict=True)
@@ -631,7 +623,7 @@ def inexpressible(model: Transformer, kind: str) -> list[str]:
 
 def spelled_out(spec: Transformer) -> Transformer:
     """Returns the same model with all its widths given, its parts those of the Transformer."""
-    spec = with_parts_of_first_block(spec)
+    spec = with_shortest_pattern(spec)
     experts = spec.feed_forward
     if isinstance(experts, Moe):
         experts = dataclasses.replace(experts, d_ff=experts.width(spec))

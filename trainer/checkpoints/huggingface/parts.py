@@ -12,20 +12,19 @@ from models.transformer import Transformer
 T = TypeVar("T")
 
 
-def with_parts_of_first_block(spec: Transformer) -> Transformer:
-    """Returns the same model with the shortest pattern, whose blocks name only parts that the first
-    lacks: the Transformer names those."""
+def with_shortest_pattern(spec: Transformer) -> Transformer:
+    """Returns the same model with the fewest blocks, which name only parts that the first of its
+    pattern lacks: the Transformer names those."""
     if spec.encoder_pattern == spec.pattern:
         spec = dataclasses.replace(spec, encoder_pattern=None)
     if spec.encoder_pattern is not None:
         return spec
-    blocks, positions = spec.blocks, spec.positions
-    turns = range(1, len(blocks) + 1)
-    turn = next(n for n in turns if blocks[:n] * (len(blocks) // n) == blocks)
+    layers, positions = spec.blocks_by_layer, spec.positions
+    first, turn = shortest_repeat(layers)
     names = ["attention", "feed_forward"]
     if not (positions.changes_embeddings or positions.shares_bias):
         names.append("positions")
-    named = {name: getattr(blocks[0], name) for name in names}
+    named = {name: getattr(layers[first], name) for name in names}
 
     def renamed(block: Block, parts: BlockParts) -> Block:
         every = {"norm": spec.norm, "positions": positions, **named}
@@ -35,8 +34,27 @@ def with_parts_of_first_block(spec: Transformer) -> Transformer:
         }
         return dataclasses.replace(block, **others)
 
-    pattern = tuple(map(renamed, spec.pattern[:turn], blocks))
-    return dataclasses.replace(spec, **named, pattern=pattern)
+    every = spec.first_blocks + spec.pattern * len(layers)
+    blocks = tuple(map(renamed, every[: first + turn], layers))
+    return dataclasses.replace(spec, **named, first_blocks=blocks[:first], pattern=blocks[first:])
+
+
+def shortest_repeat(layers: Sequence[object]) -> tuple[int, int]:
+    """Returns how many layers come first and how many repeat after them, the fewest together.
+
+    >>> shortest_repeat("dddmmmm"), shortest_repeat("lglglg"), shortest_repeat("llllgllllgllllgll")
+    ((3, 1), (0, 2), (2, 5))
+    """
+    best = len(layers), 0, len(layers)  # blocks, those that come first, those that repeat
+    for turn in range(1, len(layers)):
+        if turn > best[0]:
+            break
+        first = len(layers) - turn
+        while first and layers[first - 1] == layers[first - 1 + turn]:
+            first -= 1
+        first += (len(layers) - first) % turn  # whole repeats only
+        best = min(best, (first + turn, first, turn))
+    return best[1:]
 
 
 def refuse_changes(

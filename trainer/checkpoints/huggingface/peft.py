@@ -37,9 +37,9 @@ def adapter_of(
     model: Transformer, family: Family, settings: Settings, tensors: Mapping[str, TensorInfo]
 ) -> Lora:
     """Returns the adapters that have tensors."""
-    every = Lora(rank=settings["r"], alpha=settings["lora_alpha"], targets=("layers_N/*",))
-    if not model.tied:
-        every = replace(every, targets=(*every.targets, "softmax"))
+    targets = ["layers_N/*", *["first/*"] * bool(model.first_blocks)]
+    targets += ["softmax"] * (not model.tied)
+    every = Lora(rank=settings["r"], alpha=settings["lora_alpha"], targets=tuple(targets))
     paths = [w.path for w in weights_of(model, every, family) if w.names[0] in tensors]
     names = dict.fromkeys("/".join(path.split("/")[1:-1][-2:]) for path in paths)
     store = common_type(info.dtype for info in tensors.values())

@@ -40,7 +40,7 @@ def kind(router: Router) -> str:
 
 def load_of(sums: LossSums) -> Load:
     """That of the only layer; its fields have a leading axis."""
-    return sums.loads["decoder"]
+    return sums.loads["decoder"]["layers_N"]
 
 
 def trained_on(
@@ -212,7 +212,7 @@ def test_scan_is_a_loop_and_a_pattern_counts_its_layers() -> None:
     spec = dataclasses.replace(moe(Top2(), "gather"), layers=4, pattern=pattern)
     expected = trained_on(spec)
     assert_equal(trained_on(dataclasses.replace(spec, scan=True)), expected)
-    assert expected[0].loads["decoder"]["block1"].tokens.shape == (2,)
+    assert expected[0].loads["decoder"]["layers_N/block1"].tokens.shape == (2,)
     assert expected[1]["decoder"]["layers_N"]["block1"]["mlp"]["wi_EDF"].shape == (2, 5, 10, 14)
     assert expected[1]["decoder"]["layers_N"]["block0"]["mlp"]["wi_DF"].shape == (2, 10, 14)
 
@@ -222,8 +222,8 @@ def test_encoders_have_patterns_of_their_own() -> None:
     pattern = (Block(), Block(feed_forward=experts))
     spec = toy(positions=Sinusoidal(), encoder_layers=2, encoder_pattern=pattern)
     sums, _ = trained_on(spec, PAIR_ROWS)
-    assert sums.loads["decoder"] is None
-    assert float(sums.loads["encoder"]["block1"].kept_e.min()) > 0
+    assert sums.loads["decoder"] == {"layers_N": None}
+    assert float(sums.loads["encoder"]["layers_N/block1"].kept_e.min()) > 0
 
 
 def test_the_objective_has_the_routers_losses() -> None:

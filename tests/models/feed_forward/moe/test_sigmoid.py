@@ -104,7 +104,7 @@ def trained(layout: Layout, spec: Transformer, microbatches: int = 1, steps: int
         infos = program.model.weights()
         for _ in range(steps):
             state, metrics = train_step(program, state, batch)
-            loads.append(jax.device_get(metrics["loads"]["decoder"]["block1"].kept_e[0]))
+            loads.append(jax.device_get(metrics["loads"]["decoder"]["layers_N/block1"].kept_e[0]))
     leaves = jax.tree_util.tree_leaves_with_path(state["params"])
     by_path = {jax.tree_util.keystr(p, simple=True, separator="/"): x for p, x in leaves}
     return {p: np.asarray(x)[tuple(map(slice, infos[p].shape))] for p, x in by_path.items()}, loads

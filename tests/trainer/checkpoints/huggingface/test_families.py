@@ -49,8 +49,8 @@ DEEPSEEK_YARN = {
     "beta_fast": 32, "beta_slow": 1, "factor": 40, "mscale": 1.0, "mscale_all_dim": 1.0,
     "original_max_position_embeddings": 4096, "type": "yarn",
 }  # fmt: skip
-# As published, with the number of weights of the text part and the layers of the pattern.
-PUBLISHED: list[tuple[dict[str, Any], int, int]] = [
+# As published, with the number of weights of the text part, and of blocks: first, and repeated.
+PUBLISHED: list[tuple[dict[str, Any], int, tuple[int, int]]] = [
     (
         {
             **OLD_GEMMA, "model_type": "gemma2", "attn_logit_softcapping": 50.0,
@@ -59,7 +59,7 @@ PUBLISHED: list[tuple[dict[str, Any], int, int]] = [
             "num_attention_heads": 8, "num_hidden_layers": 26, "num_key_value_heads": 4,
             "rope_theta": 10000.0, "sliding_window": 4096, "vocab_size": 256000,
         },
-        2_614_341_888, 2,
+        2_614_341_888, (0, 2),
     ),
     (
         {
@@ -70,7 +70,7 @@ PUBLISHED: list[tuple[dict[str, Any], int, int]] = [
             "rope_theta": 10000.0, "sliding_window": 4096, "sliding_window_size": 4096,
             "vocab_size": 256000,
         },
-        9_241_705_984, 2,
+        9_241_705_984, (0, 2),
     ),
     (
         {
@@ -80,7 +80,7 @@ PUBLISHED: list[tuple[dict[str, Any], int, int]] = [
             "rope_scaling": None, "rope_theta": 1000000, "sliding_window": 512,
             "sliding_window_pattern": 6, "vocab_size": 262144,
         },
-        999_885_952, 26,
+        999_885_952, (2, 6),
     ),
     (
         {
@@ -91,7 +91,7 @@ PUBLISHED: list[tuple[dict[str, Any], int, int]] = [
                 "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
             },
         },
-        3_880_263_168, 34,
+        3_880_263_168, (4, 6),
     ),
     (
         {
@@ -103,7 +103,7 @@ PUBLISHED: list[tuple[dict[str, Any], int, int]] = [
             "rope_theta": 5000000.0, "sliding_window": None, "use_sliding_window": False,
             "vocab_size": 128256, "layer_types": ["full_attention"] * 36,
         },
-        3_075_098_624, 4,
+        3_075_098_624, (0, 4),
     ),
     (
         {
@@ -113,7 +113,7 @@ PUBLISHED: list[tuple[dict[str, Any], int, int]] = [
             "rms_norm_eps": 1e-06, "rope_scaling": None, "rope_theta": 500000,
             "tie_word_embeddings": False, "vocab_size": 100352,
         },
-        7_298_617_344, 1,
+        7_298_617_344, (0, 1),
     ),
     (
         {
@@ -124,7 +124,7 @@ PUBLISHED: list[tuple[dict[str, Any], int, int]] = [
             "num_key_value_heads": 8, "residual_multiplier": 0.22, "rms_norm_eps": 1e-05,
             "rope_theta": 10000, "tie_word_embeddings": True, "vocab_size": 49155,
         },
-        2_533_531_648, 1,
+        2_533_531_648, (0, 1),
     ),
     (
         {
@@ -136,7 +136,7 @@ PUBLISHED: list[tuple[dict[str, Any], int, int]] = [
             "q_lora_rank": 1536, "rms_norm_eps": 1e-06, "rope_scaling": DEEPSEEK_YARN,
             "routed_scaling_factor": 2.5, "topk_group": 4, "vocab_size": 129280,
         },
-        671_026_419_200, 61,
+        671_026_419_200, (3, 1),
     ),
     (  # Moonlight
         {
@@ -149,7 +149,7 @@ PUBLISHED: list[tuple[dict[str, Any], int, int]] = [
             "routed_scaling_factor": 2.446, "seq_aux": True, "topk_group": 1,
             "vocab_size": 163840,
         },
-        15_960_110_208, 27,
+        15_960_110_208, (1, 1),
     ),
     (
         {
@@ -163,7 +163,7 @@ PUBLISHED: list[tuple[dict[str, Any], int, int]] = [
             "routed_scaling_factor": 1.0, "scoring_func": "softmax", "seq_aux": True,
             "topk_group": 1, "topk_method": "greedy", "vocab_size": 102400,
         },
-        15_706_484_224, 27,
+        15_706_484_224, (1, 1),
     ),
     (
         {
@@ -174,7 +174,7 @@ PUBLISHED: list[tuple[dict[str, Any], int, int]] = [
             "num_key_value_heads": 16, "rms_norm_eps": 1e-05, "rope_theta": 10000.0,
             "router_aux_loss_coef": 0.01, "tie_word_embeddings": False, "vocab_size": 50304,
         },
-        6_919_161_856, 1,
+        6_919_161_856, (0, 1),
     ),
     (  # gpt-oss-20b
         {
@@ -192,7 +192,7 @@ PUBLISHED: list[tuple[dict[str, Any], int, int]] = [
             "router_aux_loss_coef": 0.9, "sliding_window": 128, "swiglu_limit": 7.0,
             "tie_word_embeddings": False, "vocab_size": 201088,
         },
-        20_914_757_184, 2,
+        20_914_757_184, (0, 2),
     ),
     (  # GLM-4.5-Air without the layer that predicts a second token
         {
@@ -207,24 +207,24 @@ PUBLISHED: list[tuple[dict[str, Any], int, int]] = [
             "tie_word_embeddings": False, "topk_group": 1, "use_qk_norm": False,
             "vocab_size": 151552,
         },
-        106_852_251_264, 46,
+        106_852_251_264, (1, 1),
     ),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("config", "count", "pattern"), PUBLISHED)
+@pytest.mark.parametrize(("config", "count", "blocks"), PUBLISHED)
 def test_published_settings_have_as_many_weights(
-    config: dict[str, Any], count: int, pattern: int
+    config: dict[str, Any], count: int, blocks: tuple[int, int]
 ) -> None:
     text = convert.text_part(config)
     convert.check_settings(text, "config.json")
     spec = convert.spec_of(text, "bfloat16", "config.json")
     weights = convert.weights_of(spec, FAMILIES[text["model_type"]])
     assert sum(math.prod(weight.shape) for weight in weights) == count
-    assert len(spec.pattern) == pattern
+    assert (len(spec.first_blocks), len(spec.pattern)) == blocks
     if text["model_type"] == "gemma3_text":
         local, whole = spec.blocks[4:6]
-        scaling = LinearScaling(factor=8) if pattern == 34 else None
+        scaling = LinearScaling(factor=8) if spec.layers == 34 else None
         assert local.positions == Rotary(theta=1e4) and local.attention.window
         assert whole.positions == Rotary(theta=1e6, scaling=scaling)
         assert whole.attention.window is None
