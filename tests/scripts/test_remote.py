@@ -48,15 +48,12 @@ def kill_after_checkpoint(command: Command, process: Process) -> None:
     process.popen.communicate()
 
 
-def test_a_run_is_killed_continued_and_used(
-    cloud: Cloud, remote: Command, there: Path, run: Meshloom, tmp_path: Path
-) -> None:
+def test_a_run_is_killed_and_continued(cloud: Cloud, remote: Command, run: Meshloom) -> None:
     cloud.rate = 0.005
     kill_after_checkpoint(remote, train(remote, 5000))
     error = train(remote, LAST).finish()
     assert f"Finished after step {LAST}" in error and "Traceback" not in error
     assert list(remote.losses()) == list(range(1, LAST + 1))
-    use(run, remote.model_dir, there)
     answer = run("doctor", f"--model_dir={remote.model_dir}", "--data")
     assert answer.code == 0 and "storage of --model_dir" in answer.out, answer.out
     assert cloud.failures, "no request failed"
@@ -67,7 +64,7 @@ def test_a_run_is_killed_continued_and_used(
 def test_a_run_on_s3_is_continued_and_used(
     cloud: Cloud, there: Path, run: Meshloom, tmp_path: Path
 ) -> None:
-    """Settings, text, data, model, inputs and outputs lie there; nothing else does."""
+    """Settings, text, data, model, inputs and outputs are there; nothing else is."""
     cloud.rate = 0.005
     write_text(tmp_path / "text.txt")
     upload(tmp_path / "text.txt", there / "text.txt")

@@ -387,7 +387,7 @@ def with_experts(model: Transformer, moe: Moe) -> tuple[Block, ...]:
     """The pattern of a model with these experts in the layers that have some."""
     return tuple(
         Block(feed_forward=moe) if isinstance(parts.feed_forward, Moe) else Block()
-        for parts in model.blocks
+        for parts in model.blocks[len(model.first_blocks) :]
     )
 
 
@@ -461,7 +461,7 @@ def in_a_circular_pipeline(*, encodes: bool) -> Transformer:
     if not encodes:
         return dataclasses.replace(tiny, pattern=(experts,), layers=4, scan=True)
     return dataclasses.replace(
-        tiny, pattern=(Block(), experts), layers=8, encoder_layers=8, source_vocab=72, scan=True,
+        tiny, pattern=(experts,), layers=4, encoder_layers=4, source_vocab=72, scan=True,
         positions=Relative(shared=True), tied=False, remat="full",
     )  # fmt: skip
 

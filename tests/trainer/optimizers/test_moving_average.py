@@ -2,7 +2,6 @@
 
 import dataclasses
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -65,13 +64,9 @@ def test_the_average_is_that_of_numpy(dtype: str, rtol: float) -> None:
     )  # the first update forgets where the run began
 
 
-@pytest.mark.parametrize(
-    "changes", [{}, {"microbatches": 2, "skip_spikes": SkipSpikes()}], ids=["plain", "microbatches"]
-)
-def test_a_run_keeps_the_average_and_resumes_it_bit_for_bit(
-    tmp_path: Path, changes: dict[str, Any]
-) -> None:
-    run, straight, resumed = dataclasses.replace(EMA, **changes), tmp_path / "a", tmp_path / "b"
+def test_a_run_keeps_the_average_and_resumes_it_bit_for_bit(tmp_path: Path) -> None:
+    run = dataclasses.replace(EMA, microbatches=2, skip_spikes=SkipSpikes())
+    straight, resumed = tmp_path / "a", tmp_path / "b"
     plain, with_average = Recorder(), Recorder()
     train(job(tmp_path / "plain", dataclasses.replace(run, ema=None)), [plain])
     train(job(straight, run), [with_average])

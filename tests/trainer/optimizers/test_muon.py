@@ -76,11 +76,10 @@ def test_matrices_are_those_of_layers() -> None:
 @pytest.mark.parametrize(
     "layout",
     [
-        Layout(mesh="data:2,model:4", rules="batch:data;d_ff:model;heads:model;vocab:model"),
         Layout(mesh="data:8", rules="batch:data", param_rules="d_model:data?"),
         Layout(mesh="data:2,model:3", rules="batch:data;heads:model+;experts:model+"),
     ],
-    ids=["data and model", "fsdp", "padded"],
+    ids=["fsdp", "padded"],
 )
 def test_no_layout_changes_its_updates(layout: Layout) -> None:
     spec = dataclasses.replace(

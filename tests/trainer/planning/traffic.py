@@ -15,14 +15,19 @@ from tests.trainer.planning.runs import LAYOUTS, RUNS, compiled, suited
 
 FILE = ROOT / "tests" / "golden" / "traffic.txt"
 MICROBATCHED = ("data_parallel", "data_and_model_parallel", "fsdp", "sequence_parallel")
-# One device sends nothing, rules for experts change nothing where there are none, and stages send
-# the same whatever their layers compute.
+WITH_EXPERTS = ("fsdp", "sequence_parallel", "two_dimensional")
+WITH_ENCODER = ("fsdp", "sequence_parallel", "two_dimensional", "context_parallel")
+# One device sends nothing, rules for experts change nothing where there are none, rules without
+# experts send for attention what they send in a dense model, and stages send the same whatever
+# their layers compute.
 CASES = [
     (kind, name)
     for kind in RUNS
     for name in LAYOUTS
     if name != "whole"
     and (kind == "experts" or suited(name) != "experts")
+    and (kind != "experts" or suited(name) == "experts" or name in WITH_EXPERTS)
+    and (kind != "encoder-decoder" or name in WITH_ENCODER)
     and (kind == "dense" or name != "pipeline")
     and (kind != "microbatches" or name in MICROBATCHED)
 ]
