@@ -51,6 +51,7 @@ class _Stored:
 
     settings: dict[str, Any]
     content_hash: str
+    text_hash: str
     vocab_hash: str
     splits: dict[str, _Split]
     fingerprint: dict[str, Any] | None

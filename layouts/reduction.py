@@ -65,7 +65,7 @@ def zero_gradient(weight: Array, dtype: DTypeLike) -> Array:
     """Makes zeros of this type, to add gradients of a weight to."""
     spec = spec_of(weight)
     whole = jax.P(*spec.partitions)
-    zero = jax.sharding.reshard(jnp.zeros(weight.shape, dtype), whole)
+    zero = jnp.zeros(weight.shape, dtype, out_sharding=whole)
     return jax.sharding.reshard(zero, whole.update(unreduced=spec.reduced))
 
 

@@ -278,6 +278,7 @@ def test_a_truncated_file_is_named(text, data_dir, name):
         ("splits", {"train": {"rows": -1}}), ("splits", {"train": {"rows": 1.5}}),
         ("splits", {"train": {"parts": [{"name": "a"}]}}), ("file_bytes", {}), ("versions", "x"),
         ("file_bytes", {"train.targets.npy": "x"}), ("fingerprint", 1), ("given_vocabs", {"a": 1}),
+        ("text_hash", 1),
     ],
 )  # fmt: skip
 def test_a_manifest_of_wrong_types_is_refused_although_its_checksum_is_right(

@@ -55,6 +55,15 @@ def deferred(layout: Layout, w_DF: jax.Array) -> jax.Array:
     return defer_sum(w_DF, rows, (*rows, *columns))
 
 
+def test_zeros_are_never_whole_on_a_device() -> None:
+    layout = Layout(mesh="x:4,y:2", rules="batch:x;batch:y", param_rules="d_model:x")
+    with jax.set_mesh(make_mesh(layout)):
+        w_DF = layout.reshard(jnp.zeros((WIDTH, HIDDEN)), "DF", stored=True)
+        traced = jax.jit(lambda w_DF: zero_gradient(w_DF, jnp.float32)).trace(w_DF)
+    places = [spec_of(v.aval) for eqn in traced.jaxpr.eqns for v in eqn.outvars]
+    assert places and all(mesh_axes(place.partitions[0]) == ("x",) for place in places)
+
+
 def gradients(layout: Layout, function: Function) -> tuple[jax.Array, jax.Array]:
     """Returns the gradient of a weight, and the same by a deferred sum."""
     rng = np.random.default_rng(0)

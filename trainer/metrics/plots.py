@@ -233,15 +233,14 @@ def import_pyplot() -> Any:
 
         matplotlib.use("agg")
         from matplotlib import pyplot
+    pyplot.rcParams["text.parse_math"] = False  # a name with $ is not a formula
     return pyplot
 
 
 def png_of(draw: Callable[[Any], Any]) -> bytes:
     """Returns the figure that a function makes with pyplot, as a PNG file."""
     pyplot = import_pyplot()
-    file = io.BytesIO()
-    with pyplot.rc_context({"text.parse_math": False}):  # a name with $ is not a formula
-        figure = draw(pyplot)
-        figure.savefig(file, dpi=120, format="png")
+    figure, file = draw(pyplot), io.BytesIO()
+    figure.savefig(file, dpi=120, format="png")
     pyplot.close(figure)
     return file.getvalue()

@@ -99,16 +99,16 @@ def run_cost(plan: "StepPlan", assumed: Assumptions, price: float | None) -> dic
 
 
 def finite(value: Any) -> Any:
-    """Replaces what is infinite, which JSON lacks, by None.
+    """Replaces what is infinite, or no number, which JSON lacks, by None.
 
-    >>> finite({"hours": {"steps": 1.5, "failures": math.inf}, "range": [2.0, math.inf]})
+    >>> finite({"hours": {"steps": 1.5, "failures": math.inf}, "range": [2.0, math.nan]})
     {'hours': {'steps': 1.5, 'failures': None}, 'range': [2.0, None]}
     """
     if isinstance(value, dict):
         return {name: finite(part) for name, part in value.items()}
     if isinstance(value, list):
         return [finite(part) for part in value]
-    return None if value == math.inf else value
+    return value if math.isfinite(value) else None
 
 
 def hours_of(

@@ -133,8 +133,7 @@ class Server(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Takes no more requests; ends when those that run are answered."""
-        assert self._loop is not None
-        if self.guard.is_stopping:
+        if self._loop is None or self.guard.is_stopping:  # it is not yet started
             end_process(128 + sig)
         self.guard.is_stopping = True
 

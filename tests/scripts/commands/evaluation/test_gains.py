@@ -13,11 +13,11 @@ PART = {"bleu": 20.5, "train_pairs": 1000, "references_hash": "abc"}
 
 
 def flags(folder: Path, part: object, output: str = "gains.png") -> GainsFlags:
-    for name, of_part in (("a.json", PART), ("b.json", part)):
+    for name, of_part in (("a.json", PART), ("$x_y_z$ b.json", part)):
         (folder / name).write_text(json.dumps({"parts": {"de-en": of_part}}))
     return GainsFlags(
         baseline=str(folder / "a.json"),
-        evaluation=(str(folder / "b.json"),),
+        evaluation=(str(folder / "$x_y_z$ b.json"),),
         output=str(folder / output),
     )
 
@@ -25,7 +25,7 @@ def flags(folder: Path, part: object, output: str = "gains.png") -> GainsFlags:
 @pytest.mark.parametrize("kind", ["png", "svg"])
 def test_a_picture_of_gains(tmp_path: Path, kind: str) -> None:
     result = gains(flags(tmp_path, {**PART, "bleu": 22.0}, f"gains.{kind}"))
-    assert result["models"][str(tmp_path / "b.json")]["mean_gain"] == 1.5
+    assert result["models"][str(tmp_path / "$x_y_z$ b.json")]["mean_gain"] == 1.5
     begin = (tmp_path / f"gains.{kind}").read_bytes()[:6]
     assert begin == (b"\x89PNG\r\n" if kind == "png" else b"<?xml ")
 
@@ -45,7 +45,7 @@ def test_foreign_json_is_refused(tmp_path: Path, part: object) -> None:
 
 def test_deep_json_is_refused(tmp_path: Path) -> None:
     given = flags(tmp_path, PART)
-    (tmp_path / "b.json").write_text("[" * 100_000)
+    (tmp_path / "$x_y_z$ b.json").write_text("[" * 100_000)
     with pytest.raises(UserError, match=r"b\.json: holds no BLEU by part \(it: is not JSON"):
         gains(given)
 

@@ -8,12 +8,15 @@ import socket
 import subprocess
 import sys
 import time
+import types
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, cast
 
+import pytest
 from prometheus_client import CollectorRegistry
 
 from scripts.benchmarks.serve import announced_port
+from scripts.commands.serving import server
 from scripts.commands.serving.flags import ServeFlags
 from scripts.commands.serving.guard import Guard
 from scripts.commands.serving.launch import server_of
@@ -32,6 +35,13 @@ def started(trained: Place, ignores: str = "") -> "subprocess.Popen[str]":
              "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"},
         text=True, stderr=subprocess.PIPE,
     )  # fmt: skip
+
+
+def test_a_sigterm_before_it_listens_ends_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "end_process", sys.exit)
+    starting = types.SimpleNamespace(_loop=None, guard=types.SimpleNamespace(is_stopping=False))
+    with pytest.raises(SystemExit, match="143"):
+        server.Server.handle_exit(cast(server.Server, starting), signal.SIGTERM, None)
 
 
 def test_a_second_sigterm_ends_the_server_at_once(trained: Place) -> None:
