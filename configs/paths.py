@@ -1,4 +1,7 @@
-"""Makes paths of this machine and of remote storage (gs://bucket/name, s3://bucket/name)."""
+"""Makes paths of this machine and of remote storage (gs://bucket/name, s3://bucket/name).
+
+Of the Hugging Face hub, hf://datasets/owner/name/file, files are only read.
+"""
 
 import functools
 import importlib.metadata
@@ -21,11 +24,12 @@ class Storage(NamedTuple):
 STORAGES = {
     "gs": Storage("gcs", "gcsfs", "gcloud storage buckets create"),
     "s3": Storage("s3", "s3fs", "aws s3 mb"),
+    "hf": Storage("hf", "huggingface_hub", ""),
 }
 """By the scheme of their paths."""
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/+")
 _REMOTE = re.compile(rf"({'|'.join(STORAGES)})://")
-_LEGAL = " or ".join(f"{scheme}://bucket/name" for scheme in STORAGES)
+_LEGAL = "gs://bucket/name, s3://bucket/name or, to read, hf://datasets/owner/name/file"
 
 
 def path_of(name: str | os.PathLike[str]) -> Path:

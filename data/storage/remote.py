@@ -18,7 +18,10 @@ from configs.paths import in_bucket, is_remote, storage_of
 # What gcsfs logs as an error, with a traceback, it also raises.
 logging.getLogger("gcsfs").setLevel(logging.CRITICAL)
 
-_LIBRARIES = {"gcsfs", "fsspec", "google", "aiohttp", "requests", "s3fs", "botocore", "aiobotocore"}
+_LIBRARIES = {
+    "gcsfs", "fsspec", "google", "aiohttp", "requests", "s3fs", "botocore", "aiobotocore",
+    "huggingface_hub", "httpx", "httpx2",
+}  # fmt: skip
 _Requests = tuple[Callable[[str, str], str], Callable[[str], object]]
 """Writes a content over a version and returns the new version; removes a version."""
 _PAGE = re.compile(r"(?is)<(!doctype )?html(.*?<title>(?P<title>.*?)</title>)?")
@@ -63,18 +66,27 @@ def file_system(path: str | Path) -> Any:
 
 
 def version_in(info: dict[str, Any]) -> str:
-    """Returns the number of an object's last write; for S3 a hash of its content, the ETag."""
-    return str(info["generation"] if "generation" in info else info["ETag"])
+    """Returns the number of an object's last write; for S3 and the hub a hash of its content."""
+    return str(next(info[name] for name in ("generation", "ETag", "blob_id") if name in info))
 
 
 def upload(file: Path, target: Path) -> None:
     """Replaces an object by the content of a local file."""
+    check_writable(target)
     file_system(target).put_file(str(file), str(target))
 
 
 def download(source: Path, file: Path) -> None:
     """Copies an object to a local file."""
     file_system(source).get_file(str(source), str(file))
+
+
+def check_writable(path: Path) -> None:
+    """Refuses a path of a storage that is only read."""
+    if storage_of(path).protocol == "hf":
+        raise UserError(
+            f"{path}: hf:// is only read.  Legal: gs://, s3:// or a path of this machine."
+        )
 
 
 def check_bucket(path: Path) -> None:
@@ -85,9 +97,16 @@ def check_bucket(path: Path) -> None:
     try:
         if storage.protocol == "s3":
             file_system(path).call_s3("list_objects_v2", Bucket=bucket, MaxKeys=1)
+        elif storage.protocol == "hf":
+            file_system(path).resolve_path(str(path))
         else:
             file_system(path).call("GET", "b/{}/o", bucket, maxResults=1)
     except FileNotFoundError:
+        if storage.protocol == "hf":
+            raise UserError(
+                f"{path}: there is no such repository for you.  Correct the name, as in "
+                "hf://datasets/owner/name/file; one that is private needs HF_TOKEN."
+            ) from None
         raise UserError(
             f"{path}: there is no bucket {bucket!r}.  Correct the name, or make it: "
             f"{storage.make_bucket} {str(path).partition(':')[0]}://{bucket}."
@@ -98,6 +117,7 @@ class ConditionalObject:
     """Writes and removes an object only if nobody else wrote it since it was last read here."""
 
     def __init__(self, path: Path):
+        check_writable(path)
         check_bucket(path)
         self._path, self._files = str(path), file_system(path)
         requests = _s3_requests if storage_of(path).protocol == "s3" else _gcs_requests

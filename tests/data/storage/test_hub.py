@@ -1,0 +1,136 @@
+"""Data sets of the Hugging Face hub, from a server on this machine that answers as it does."""
+
+import hashlib
+import http.server
+import io
+import json
+import re
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import parse_qs, urlparse
+
+import fsspec
+import huggingface_hub
+import pyarrow
+import pytest
+from pyarrow import parquet
+
+from configs.errors import UserError
+from configs.paths import path_of
+from data.sources.tables import TableText
+from data.sources.text import TextFiles
+from data.storage import lookup, remote
+
+LINES = [f"line {i} of a text\n" for i in range(500)]
+
+
+def table() -> bytes:
+    file = io.BytesIO()
+    parquet.write_table(pyarrow.table({"text": ["one", "two", "three"]}), file)
+    return file.getvalue()
+
+
+FILES = {
+    "text/a.txt": "".join(LINES[:300]).encode(),
+    "text/b.txt": "".join(LINES[300:]).encode(),
+    "tables/train.parquet": table(),
+}
+
+
+class Hub(http.server.BaseHTTPRequestHandler):
+    """Answers what is asked about one public data set, owner/texts."""
+
+    def do_GET(self) -> None:
+        path = urlparse(self.path).path
+        root = "/api/datasets/owner/texts"
+        if path in (root, f"{root}/revision/main"):
+            return self.answer({"id": "owner/texts", "sha": "0" * 40, "siblings": []})
+        if (tree := re.fullmatch(rf"{root}/tree/main/?(.*)", path)) is not None:
+            return self.answer(self.entries(tree[1]))
+        if (name := path.removeprefix("/datasets/owner/texts/resolve/main/")) in FILES:
+            return self.content(FILES[name])
+        return self.answer({"error": "Repository not found"}, 404)
+
+    do_HEAD = do_GET
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"])).decode()
+        is_json = "json" in self.headers["Content-Type"]
+        paths = json.loads(body)["paths"] if is_json else parse_qs(body)["paths"]
+        folders = {str(Path(name).parent) for name in FILES}
+        every = [self.entry(name) for name in paths if name in FILES]
+        every += [{"type": "directory", "oid": "0", "path": p} for p in paths if p in folders]
+        self.answer(every)
+
+    def entries(self, folder: str) -> list[dict[str, object]]:
+        files = [self.entry(name) for name in FILES if name.startswith(folder)]
+        if folder:
+            return files
+        return [*files, *({"type": "directory", "oid": "0", "path": p} for p in ("text", "tables"))]
+
+    def entry(self, name: str) -> dict[str, object]:
+        oid = hashlib.sha1(FILES[name]).hexdigest()
+        return {"type": "file", "oid": oid, "size": len(FILES[name]), "path": name}
+
+    def content(self, content: bytes) -> None:
+        given = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
+        first, last = map(int, given.groups()) if given else (0, len(content) - 1)
+        self.reply(206 if given else 200, content[first : last + 1])
+
+    def answer(self, value: object, status: int = 200) -> None:
+        self.reply(status, json.dumps(value).encode(), status == 404)
+
+    def reply(self, status: int, body: bytes, missing: bool = False) -> None:
+        self.send_response(status)
+        if missing:
+            self.send_header("X-Error-Code", "RepoNotFound")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        """Prints nothing."""
+
+
+@pytest.fixture(scope="module")
+def hub() -> Iterator[None]:
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    path_of("hf://datasets/owner/texts/x")  # sets fsspec up
+    with pytest.MonkeyPatch.context() as patch:
+        address = f"http://127.0.0.1:{server.server_port}"
+        patch.setitem(fsspec.config.conf["hf"], "endpoint", address)
+        huggingface_hub.HfFileSystem.clear_instance_cache()
+        yield
+    huggingface_hub.HfFileSystem.clear_instance_cache()
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.mark.usefixtures("hub")
+def test_text_and_tables_are_read() -> None:
+    text = TextFiles(train="hf://datasets/owner/texts/text/*.txt")
+    lines = [*text.lines("train"), *text.lines("validation")]
+    assert sorted(lines) == sorted(line.rstrip("\n") for line in LINES)
+    rows = TableText(train="hf://datasets/owner/texts/tables/train.parquet")
+    assert list(rows.lines("train")) == ["one", "two", "three"]
+    path = path_of("hf://datasets/owner/texts/text/a.txt")
+    assert lookup.version(path)[0] == len(FILES["text/a.txt"])
+    assert dict(lookup.sizes_below(path.parent)) == {
+        Path(name).name: len(FILES[name]) for name in ("text/a.txt", "text/b.txt")
+    }
+
+
+@pytest.mark.usefixtures("hub")
+def test_what_is_not_there_or_not_written_is_said(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"no such repository for you.*HF_TOKEN"):
+        list(TextFiles(train="hf://datasets/owner/other/*.txt").lines("train"))
+    with pytest.raises(UserError, match="no file matches"):
+        list(TextFiles(train="hf://datasets/owner/texts/none/*.txt").lines("train"))
+    with pytest.raises(UserError, match="hf:// is only read"):
+        remote.ConditionalObject(path_of("hf://datasets/owner/texts/train.lock"))
+    (tmp_path / "x").write_text("x")
+    with pytest.raises(UserError, match="hf:// is only read"):
+        remote.upload(tmp_path / "x", path_of("hf://datasets/owner/texts/x"))
