@@ -18,13 +18,14 @@ class Storage(NamedTuple):
 
     protocol: str
     package: str
-    make_bucket: str
+    missing: str
+    """What to do where a bucket is not there."""
 
 
 STORAGES = {
-    "gs": Storage("gcs", "gcsfs", "gcloud storage buckets create"),
-    "s3": Storage("s3", "s3fs", "aws s3 mb"),
-    "hf": Storage("hf", "huggingface_hub", ""),
+    "gs": Storage("gcs", "gcsfs", "make it: gcloud storage buckets create gs://{bucket}"),
+    "s3": Storage("s3", "s3fs", "make it: aws s3 mb s3://{bucket}"),
+    "hf": Storage("hf", "huggingface_hub", "set HF_TOKEN for a repository that is private"),
 }
 """By the scheme of their paths."""
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/+")

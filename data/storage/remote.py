@@ -102,15 +102,9 @@ def check_bucket(path: Path) -> None:
         else:
             file_system(path).call("GET", "b/{}/o", bucket, maxResults=1)
     except FileNotFoundError:
-        if storage.protocol == "hf":
-            raise UserError(
-                f"{path}: there is no such repository for you.  Correct the name, as in "
-                "hf://datasets/owner/name/file; one that is private needs HF_TOKEN."
-            ) from None
-        raise UserError(
-            f"{path}: there is no bucket {bucket!r}.  Correct the name, or make it: "
-            f"{storage.make_bucket} {str(path).partition(':')[0]}://{bucket}."
-        ) from None
+        what = "such repository" if storage.protocol == "hf" else f"bucket {bucket!r}"
+        remedy = storage.missing.format(bucket=bucket)
+        raise UserError(f"{path}: there is no {what}.  Correct the name, or {remedy}.") from None
 
 
 class ConditionalObject:

@@ -18,16 +18,14 @@ from layouts.axes import axes_of_path
 from layouts.layout import Layout
 from layouts.padding import with_axes
 from models.adapters.lora import ADAPTER
-from models.api import Model, Params
+from models.api import Model, ModelSpec, Params
+from models.spec import TransformerSpec
 from trainer.checkpoints.manager import Checkpoints, Described
 
 Array = jax.Array
 logger = logging.getLogger(__name__)
 NEW_WITH_EXPERTS = re.compile("/mlp/(router_DE|router_bias_E|bias_E|shared/.*)$")
 """Weights that no dense model has, which stay as they are initialized."""
-
-
-BLOCK = re.compile(r"^(.*)/(first|layers_N)(?:/block(\d+))?/(.*)$")
 
 
 class WeightSource(NamedTuple):
@@ -101,7 +99,7 @@ def warm_started(
         title = f"{setting} = {folder!r}, step {step}"
         if ADAPTER in {path.partition("/")[0] for path in saved}:
             raise UserError(f"{title}: adapters.  Legal: the run that they start from.")
-        sources = weight_sources(new, saved, title)
+        sources = weight_sources(new, model.spec, saved, title)
         layouts = {path: layout_of(path) for path in new}
         places = {source.path: layouts[path] for path, source in sources.items()}
         in_float32 = {}
@@ -127,9 +125,11 @@ def warm_started(
     return traverse_util.unflatten_dict(weights, sep="/"), step
 
 
-def weight_sources(new: dict[str, Array], saved: Described, title: str) -> dict[str, WeightSource]:
+def weight_sources(
+    new: dict[str, Array], spec: ModelSpec, saved: Described, title: str
+) -> dict[str, WeightSource]:
     """Returns the source of each weight but new routers; raises all that does not fit at once."""
-    layers = layers_of_blocks(new)
+    layers = layers_of_blocks(spec)
     sources, problems = {}, []
     for path, weight in new.items():
         axes = axes_of_path(path)
@@ -150,30 +150,28 @@ def weight_sources(new: dict[str, Array], saved: Described, title: str) -> dict[
     return sources
 
 
-def layers_of_blocks(new: dict[str, Array]) -> dict[str, tuple[int, slice | int]]:
+def layers_of_blocks(spec: ModelSpec) -> dict[str, tuple[int, slice | int]]:
     """Returns, by the path of a block, the layers of its stack, and which of them it is."""
-    first, repeated, repeats = dict[str, int](), dict[str, int](), dict[str, int]()
-    matches = [(match.groups(), new[path]) for path in new if (match := BLOCK.match(path))]
-    for (stack, place, block, _), weight in matches:
-        counts = first if place == "first" else repeated
-        counts[stack] = max(counts.get(stack, 0), int(block or 0) + 1)
-        if place != "first":
-            repeats[stack] = weight.shape[0]
     layers = dict[str, tuple[int, slice | int]]()
-    for (stack, place, block, _), _ in matches:
-        start, turn, number = first.get(stack, 0), repeated[stack], int(block or 0)
-        which = number if place == "first" else slice(start + number, None, turn)
-        layers[f"{stack}/{place}/{block}"] = start + repeats[stack] * turn, which
+    if not isinstance(spec, TransformerSpec):
+        return layers
+    for stack in ("decoder", "encoder"):
+        blocks = spec.placed_blocks(stack)
+        total = sum(len(block.layers) for block in blocks)
+        for path, _, (first, *others) in blocks:
+            which = slice(first, None, others[0] - first if others else 1)
+            layers[f"{stack}/{path}"] = total, first if path.startswith("first/") else which
     return layers
 
 
 def _candidates(path: str, layers: dict[str, tuple[int, slice | int]]) -> list[WeightSource]:
     """Returns the same path, and the dense model's for a layer of a pattern and for an expert."""
     candidates = [WeightSource(path)]
-    if (block := BLOCK.match(path)) is not None:
-        stack, place, number, rest = block.groups()
-        count, which = layers[f"{stack}/{place}/{number}"]
-        candidates.append(WeightSource(f"{stack}/layers_N/{rest}", which, count))
+    for block, (total, which) in layers.items():
+        if path.startswith(f"{block}/"):
+            stack = block.partition("/")[0]
+            dense = f"{stack}/layers_N/{path.removeprefix(f'{block}/')}"
+            candidates.append(WeightSource(dense, which, total))
     for source in tuple(candidates):
         expert = re.match(r"^(.*/mlp/[wb][igo])_E(DF|FD|F|D)$", source.path)
         if expert is not None:

@@ -125,7 +125,7 @@ def test_text_and_tables_are_read() -> None:
 
 @pytest.mark.usefixtures("hub")
 def test_what_is_not_there_or_not_written_is_said(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"no such repository for you.*HF_TOKEN"):
+    with pytest.raises(UserError, match=r"no such repository.*HF_TOKEN"):
         list(TextFiles(train="hf://datasets/owner/other/*.txt").lines("train"))
     with pytest.raises(UserError, match="no file matches"):
         list(TextFiles(train="hf://datasets/owner/texts/none/*.txt").lines("train"))
