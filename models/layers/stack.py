@@ -56,26 +56,18 @@ class Stack(nnx.Module):
         each_kind = list(dict.fromkeys(keys))
         self.kinds = tuple(blocks[keys.index(key)] for key in each_kind)
         kinds = [each_kind.index(key) for key in keys]
-        inside, pattern = inside_stages(layout), blocks[first:]
+        built: dict[str, Any] = {
+            "sizes": spec, "layout": inside_stages(layout), "cross_attention": cross_attention
+        }  # fmt: skip
         if first:
-            self.first = BlockSequence(
-                blocks[:first],
-                kinds[:first],
-                spec,
-                inside,
-                weights,
-                cross_attention=cross_attention,
-            )
+            self.first = BlockSequence(blocks[:first], kinds[:first], weights=weights, **built)
+        pattern = blocks[first:]
         weights_N = weights.with_sizes(N=(layers - first) // len(pattern)).stacked("N")
         self.layers_N: BlockLayer | BlockSequence
         if len(pattern) == 1:
-            self.layers_N = BlockLayer(
-                pattern[0], spec, inside, weights_N, kind=kinds[-1], cross_attention=cross_attention
-            )
+            self.layers_N = BlockLayer(pattern[0], kind=kinds[-1], weights=weights_N, **built)
         else:
-            self.layers_N = BlockSequence(
-                pattern, kinds[first:], spec, inside, weights_N, cross_attention=cross_attention
-            )
+            self.layers_N = BlockSequence(pattern, kinds[first:], weights=weights_N, **built)
         positions = spec.positions
         self.bias = positions.build_bias(layout, weights) if positions.shares_bias else None
         is_normed = pattern[-1].norm_places == "sum"
