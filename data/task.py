@@ -117,6 +117,11 @@ class Task:
         return "source_length" in self.row_lengths
 
     @property
+    def translates(self) -> bool:
+        """Returns whether examples are a source and its translation."""
+        return self.has_source and self.takes_pairs
+
+    @property
     def has_newlines(self) -> bool:
         """Returns whether what a model reads may hold newlines."""
         return self.source.has_newlines

@@ -13,6 +13,7 @@ from configs.spec import Count, CountOrZero, Fraction, NotNegative, Positive, Se
 from data.task import Task
 from data.tasks import images as images  # task files name what these define
 from data.tasks import prompts as prompts
+from data.tasks import span_corruption as span_corruption
 from data.tasks import translation as translation
 from data.vocab import Tokenizer
 from data.vocabs import SOURCE_FILE, TARGET_FILE
@@ -147,7 +148,7 @@ class Run:
             )
         if self.best_by == "bleu" and not self.bleu_sentences:
             raise UserError('Run.best_by = "bleu": set Run.bleu_sentences, such as to 200.')
-        if self.bleu_sentences and not self.task.has_source:
+        if self.bleu_sentences and not self.task.translates:
             raise UserError(
                 f"Run.bleu_sentences = {self.bleu_sentences}: the task is not a translation task.  "
                 "Unset it, or use @Translation()."

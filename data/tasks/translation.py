@@ -4,18 +4,18 @@ from collections.abc import Iterator
 
 from configs.errors import UserError
 from configs.spec import spec
-from data.packing.pack import place_dtype
-from data.packing.pair_rows import PairRows, packed_pairs
+from data.packing.pair_rows import packed_pairs
 from data.packing.rows import Counts
 from data.sources.pairs import Pair, tag_word
 from data.task import Length, PackChunk
+from data.tasks.encoder import EncoderTask
 from data.tasks.pairs import PairTask
 from data.vocab import Tokenizer
 from data.vocabs import SOURCE_FILE, TARGET_FILE, Vocabs
 
 
 @spec
-class Translation(PairTask):
+class Translation(PairTask, EncoderTask):
     """Defines a task of pairs, for a model that translates the source into the target."""
 
     vocab: Tokenizer
@@ -27,17 +27,6 @@ class Translation(PairTask):
     """Target tokens per row."""
     source_length: Length
     """Source tokens per row. A pair that is longer than a row on either side is dropped."""
-
-    rows_kind = PairRows
-
-    @property
-    def row_lengths(self) -> dict[str, int]:
-        return {**super().row_lengths, "source_length": self.source_length}
-
-    @property
-    def array_lengths(self) -> dict[str, int]:
-        names = ("inputs_BM", "segments_BM", "positions_BM")
-        return {**dict.fromkeys(names, self.source_length), **super().array_lengths}
 
     @property
     def tags(self) -> tuple[str, ...]:
@@ -75,21 +64,9 @@ class Translation(PairTask):
                 )
         return Vocabs(target, source)
 
-    def columns(self, vocabs: Vocabs) -> dict[str, tuple[int, type]]:
-        return {
-            **super().columns(vocabs),
-            "sources": (self.source_length, vocabs.of_source.dtype),
-            "source_segments": (self.source_length, place_dtype(self.source_length)),
-        }
-
     def chunk_packer(self, vocabs: Vocabs) -> PackChunk:
         lengths = self.length, self.source_length
         return lambda pairs, tag, training: packed_pairs(pairs, vocabs, lengths, self.packs, tag)
-
-    def fills(self, counts: Counts) -> dict[str, float]:
-        """Returns the share of slots in the rows that hold a token, on each side."""
-        source_fill = counts.source_tokens / (counts.rows * self.source_length)
-        return {**super().fills(counts), "source_fill": source_fill}
 
     def numbers(self, counts: Counts) -> dict[str, int | str]:
         fills = self.fills(counts)

@@ -57,7 +57,7 @@ class Exchange(NamedTuple):
 
         Devices along these mesh axes send and receive together; alone, a device has its own number.
         """
-        rows = jnp.sum(self.received.size_n)
+        rows = jnp.sum(self.received.size_n, dtype=jnp.int32)
         return jax.lax.pmax(rows, axes) if self.axes else rows
 
     def part(self, first: Array) -> "Exchange":

@@ -53,7 +53,7 @@ def check_text(flags: EvaluateFlags, task: Task) -> None:
             "--split=train: half of its answers are rejected ones.  Legal: another split, or "
             "--input=FILE; `meshloom score` scores single answers."
         )
-    if task.has_source:
+    if task.translates:
         return
     if names := [name for name in given if name not in ("--split", "--input")]:
         raise UserError(
@@ -107,7 +107,7 @@ def evaluate_model(flags: EvaluateFlags) -> list[dict[str, Any]]:
     search = SearchFlags(**dataclasses.asdict(flags.search))
 
     def trace_fns(run: Run) -> list[TraceFn]:
-        decoding = trace_fns_of(search)(run) if run.task.has_source else []
+        decoding = trace_fns_of(search)(run) if run.task.translates else []
         evaluation = functools.partial(trace_evaluate_step, criterion=criterion)
         return [evaluation, *decoding]
 
@@ -120,7 +120,7 @@ def evaluate_model(flags: EvaluateFlags) -> list[dict[str, Any]]:
             )
         task = models.run.task
         check_text(flags, task)
-        given = given_text(flags.text, task) if task.has_source else None
+        given = given_text(flags.text, task) if task.translates else None
         data_dir = data_dir_of(flags.data_dir, flags.model.model_dir)
         rows, train_pairs = evaluation_rows(models, data_dir, flags.text, given)
         if left_out := rows.counts.left_out:
@@ -130,7 +130,7 @@ def evaluate_model(flags: EvaluateFlags) -> list[dict[str, Any]]:
                 f"({lengths}): the loss leaves them out, the translations do not."
             )
         to_translate = list[EvaluationSet]()
-        if task.has_source and flags.sentences != 0:
+        if task.translates and flags.sentences != 0:
             to_translate = [given] if given else evaluation_sets(task, flags.text.split or SPLIT)
             if flags.sentences is not None:
                 to_translate = subset(to_translate, flags.sentences)

@@ -182,6 +182,15 @@ def test_stacks_of_as_many_repeats_of_other_patterns_are_told_apart() -> None:
     }
 
 
+def test_padding_of_what_no_weight_has_is_refused() -> None:
+    """Decoding would pad its rows by it, and by no rule of theirs."""
+    (error, *_) = problems("d_ff:x", "x:2", param_rules="batch:x+")
+    assert error.severity == "error" and "batch:x+" in error.rule
+    assert error.message == "pads nothing: no weight of this model has the axis batch."
+    found = problems("d_ff:x", "x:2", param_rules="batch:x")
+    assert [p.severity for p in found if p.code == "unmatched-rule"] == ["warning"]
+
+
 def test_first_blocks_count_as_layers_and_are_in_no_stage() -> None:
     spec = dataclasses.replace(SPLITTABLE, layers=5, first_blocks=(Block(), Block()))
     record = recorded(spec, 8, 24)

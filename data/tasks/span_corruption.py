@@ -1,0 +1,147 @@
+"""Defines span corruption, the task of text that T5 learns (Raffel et al. 2020, section 3.1.4)."""
+
+import dataclasses
+import itertools
+import zlib
+from collections.abc import Iterable, Sequence
+from typing import Annotated
+
+import numpy as np
+from pydantic import Field
+
+from configs.errors import UserError
+from configs.spec import Count, spec
+from data.packing import pack
+from data.packing.rows import Counts, Rows, chunks
+from data.sources.text_files import without_carriage_return
+from data.task import Length, PackChunk
+from data.tasks.encoder import EncoderTask
+from data.vocab import Vocab
+from data.vocabs import Vocabs
+
+SENTINELS = tuple(f"<extra_id_{i}>" for i in range(100))
+
+
+@spec
+class SpanCorruption(EncoderTask):
+    """Defines a task of text for a model with an encoder: sentinels replace spans of the source,
+    and the target has the spans.
+
+    An example is cut into pieces, as long as the source and the target of a row allow.  Which spans
+    of a piece are replaced depends on its tokens alone.
+    """
+
+    length: Length = 114
+    """Target tokens per row."""
+    source_length: Length = 512
+    """Source tokens per row."""
+    noise_density: Annotated[float, Field(gt=0, lt=1)] = 0.15
+    """Share of the tokens that are replaced."""
+    mean_span: Annotated[float, Field(ge=1)] = 3.0
+    """Tokens of a span, on average."""
+    draws: Count = 1
+    """How often the text to train on is in the rows, each time with other spans replaced."""
+    word_list: None = None
+    """A model that reads sentinels reads every word."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.fits(2):
+            raise UserError(
+                f"SpanCorruption.length = {self.length}, source_length = {self.source_length}: no "
+                "piece of two tokens fits.  Legal: at least 3 each."
+            )
+
+    def make_vocabs(self, given: Vocabs | None) -> Vocabs:
+        vocab = given.target if given else self._make_vocab(self.vocab, "vocab", SENTINELS)
+        self.sentinels_of(vocab)
+        return Vocabs(vocab, vocab)
+
+    def sentinels_of(self, vocab: Vocab) -> np.ndarray:
+        """Returns the tokens of the sentinels; in front of each there may be that of a space."""
+        ids = [tokens[-1] for tokens in vocab.encode(SENTINELS)]
+        pieces = zip(vocab.pieces(ids), SENTINELS, strict=True)
+        if not all(piece.endswith(sentinel) for piece, sentinel in pieces):
+            raise UserError(
+                f"{self.name}: its vocab lacks {SENTINELS[0]} to {SENTINELS[-1]}.  Take that of a "
+                "T5, or let the task train one."
+            )
+        return np.array(ids)
+
+    def chunk_packer(self, vocabs: Vocabs) -> PackChunk:
+        return lambda lines, tag, training: self.packed(
+            lines, vocabs.target, self.draws if training else 1
+        )
+
+    def rows_of_text(self, lines: Iterable[str], vocabs: Vocabs) -> Rows:
+        packed, counts = self.packed(lines, vocabs.target, 1)
+        return self.rows(packed.arrays, counts, vocabs, pieces=packed.pieces)
+
+    def pack_lines(
+        self, lines: Sequence[str], vocabs: Vocabs, tag: str | None
+    ) -> tuple[Rows, Sequence[str]]:
+        raise UserError(
+            f"{self.name}: @SpanCorruption() has no score of a line, as a model predicts only some "
+            "spans of it.  `meshloom evaluate` computes the loss of a text."
+        )
+
+    def packed(self, lines: Iterable[str], vocab: Vocab, draws: int) -> tuple[pack.Packed, Counts]:
+        """Encodes, corrupts and packs lines."""
+        sentinels = self.sentinels_of(vocab)
+        longest = next(n for n in itertools.count(2) if not self.fits(n + 1))
+        lengths = self.length, self.source_length
+        packer = pack.Packer(
+            *(pack.Side(n, vocab.dtype, vocab.end_id) for n in lengths), packs=self.packs
+        )
+        counts, lines_of_pieces = Counts(), list[int]()
+        for chunk in chunks(lines):
+            targets, sources = list[np.ndarray](), list[np.ndarray]()
+            encoded = vocab.encode([without_carriage_return(line) for line in chunk])
+            for number, tokens in enumerate(encoded, counts.lines):
+                starts = range(0, len(tokens), longest)
+                for start, draw in itertools.product(starts, range(draws)):
+                    piece = tokens[start : start + longest]
+                    source, target = self.corrupted(piece, sentinels, draw)
+                    targets.append(target)
+                    sources.append(source)
+                    lines_of_pieces.append(number)
+            packer.add(targets, sources)
+            texts = Counts.of([vocab.decode(target) for target in targets])
+            counts += dataclasses.replace(
+                texts,
+                lines=len(chunk),
+                tokens=sum(map(len, targets)) + len(targets),
+                source_tokens=sum(map(len, sources)) + len(sources),
+            )
+        packed = packer.finish()
+        packed.pieces[:, 0] = np.array(lines_of_pieces, np.int64)[packed.pieces[:, 0]]
+        return packed, dataclasses.replace(counts, rows=packed.rows)
+
+    def spans(self, tokens: int) -> tuple[int, int]:
+        """Returns how many of so many tokens are replaced, and in how many spans."""
+        replaced = min(max(round(tokens * self.noise_density), 1), max(tokens - 1, 1))
+        spans = max(round(replaced / self.mean_span), 1)
+        return replaced, min(spans, max(tokens - replaced, 1))
+
+    def fits(self, tokens: int) -> bool:
+        """Returns whether the source and the target of so many tokens fit a row."""
+        replaced, spans = self.spans(tokens)
+        is_short = tokens - replaced + spans + 1 <= self.source_length
+        return is_short and replaced + spans + 1 <= self.length and spans <= len(SENTINELS)
+
+    def corrupted(
+        self, tokens: np.ndarray, sentinels: np.ndarray, draw: int
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the source and the target of a piece.  A span that is kept comes first."""
+        replaced, spans = self.spans(len(tokens))
+        random = np.random.default_rng([zlib.crc32(tokens.astype(np.int64).tobytes()), draw])
+
+        def sizes(total: int) -> np.ndarray:
+            cuts = random.choice(max(total - 1, 0), spans - 1, replace=False) + 1
+            return np.diff([0, *np.sort(cuts), total])
+
+        ends = np.cumsum(np.stack([sizes(len(tokens) - replaced), sizes(replaced)], axis=1))
+        parts, marks = np.split(tokens, ends[:-1]), sentinels[:spans, None]
+        source = itertools.chain(*zip(parts[::2], marks, strict=True))
+        target = itertools.chain(*zip(marks, parts[1::2], strict=True))
+        return np.concatenate([*source]), np.concatenate([*target])
