@@ -4,7 +4,7 @@ import dataclasses
 import itertools
 import zlib
 from collections.abc import Iterable, Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 from pydantic import Field
@@ -12,7 +12,7 @@ from pydantic import Field
 from configs.errors import UserError
 from configs.spec import Count, spec
 from data.packing import pack
-from data.packing.rows import Counts, Rows, chunks
+from data.packing.rows import Counts, Rows
 from data.sources.text_files import without_carriage_return
 from data.task import Length, PackChunk
 from data.tasks.encoder import EncoderTask
@@ -74,7 +74,7 @@ class SpanCorruption(EncoderTask):
         )
 
     def rows_of_text(self, lines: Iterable[str], vocabs: Vocabs) -> Rows:
-        packed, counts = self.packed(lines, vocabs.target, 1)
+        packed, counts = self.packed([*lines], vocabs.target, 1)
         return self.rows(packed.arrays, counts, vocabs, pieces=packed.pieces)
 
     def pack_lines(
@@ -85,37 +85,32 @@ class SpanCorruption(EncoderTask):
             "spans of it.  `meshloom evaluate` computes the loss of a text."
         )
 
-    def packed(self, lines: Iterable[str], vocab: Vocab, draws: int) -> tuple[pack.Packed, Counts]:
+    def packed(self, lines: Sequence[str], vocab: Vocab, draws: int) -> tuple[pack.Packed, Counts]:
         """Encodes, corrupts and packs lines."""
         sentinels = self.sentinels_of(vocab)
         longest = next(n for n in itertools.count(2) if not self.fits(n + 1))
+        encoded = vocab.encode([without_carriage_return(line) for line in lines])
+        pieces: list[tuple[Any, ...]] = [
+            (number, *self.corrupted(tokens[start : start + longest], sentinels, draw))
+            for number, tokens in enumerate(encoded)
+            for start in range(0, len(tokens), longest)
+            for draw in range(draws)
+        ]
+        numbers, sources, targets = ([piece[i] for piece in pieces] for i in range(3))
         lengths = self.length, self.source_length
-        packer = pack.Packer(
-            *(pack.Side(n, vocab.dtype, vocab.end_id) for n in lengths), packs=self.packs
-        )
-        counts, lines_of_pieces = Counts(), list[int]()
-        for chunk in chunks(lines):
-            targets, sources = list[np.ndarray](), list[np.ndarray]()
-            encoded = vocab.encode([without_carriage_return(line) for line in chunk])
-            for number, tokens in enumerate(encoded, counts.lines):
-                starts = range(0, len(tokens), longest)
-                for start, draw in itertools.product(starts, range(draws)):
-                    piece = tokens[start : start + longest]
-                    source, target = self.corrupted(piece, sentinels, draw)
-                    targets.append(target)
-                    sources.append(source)
-                    lines_of_pieces.append(number)
-            packer.add(targets, sources)
-            texts = Counts.of([vocab.decode(target) for target in targets])
-            counts += dataclasses.replace(
-                texts,
-                lines=len(chunk),
-                tokens=sum(map(len, targets)) + len(targets),
-                source_tokens=sum(map(len, sources)) + len(sources),
-            )
+        sides = (pack.Side(length, vocab.dtype, vocab.end_id) for length in lengths)
+        packer = pack.Packer(*sides, packs=self.packs)
+        packer.add(targets, sources)
         packed = packer.finish()
-        packed.pieces[:, 0] = np.array(lines_of_pieces, np.int64)[packed.pieces[:, 0]]
-        return packed, dataclasses.replace(counts, rows=packed.rows)
+        packed.pieces[:, 0] = np.array(numbers, np.int64)[packed.pieces[:, 0]]
+        counts = dataclasses.replace(
+            Counts.of([vocab.decode(target) for target in targets]),
+            lines=len(lines),
+            tokens=sum(map(len, targets)) + len(targets),
+            rows=packed.rows,
+            source_tokens=sum(map(len, sources)) + len(sources),
+        )
+        return packed, counts
 
     def spans(self, tokens: int) -> tuple[int, int]:
         """Returns how many of so many tokens are replaced, and in how many spans."""

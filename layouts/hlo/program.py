@@ -9,15 +9,7 @@ from typing import NamedTuple
 
 from layouts.cost.collectives import KINDS, Collective
 from layouts.cost.jaxpr_cost import OpCost
-from layouts.hlo.parser import (
-    Computation,
-    Instruction,
-    frames,
-    group_axes,
-    joined_lines,
-    parse_instruction,
-    product_flops,
-)
+from layouts.hlo import parser
 
 FUSED_REDUCE_SCATTER = "all-reduce-scatter"  # the TPU compiler's fusion of all-reduce and slice
 # Names of fusions, on TPUs, that start, continue or end a collective and compute something else.
@@ -34,17 +26,17 @@ SLICING = ("dynamic-slice", "slice", "gather")  # which read a part of their fir
 class ExecutedInstruction(NamedTuple):
     """Holds an instruction, how often a step runs it, and what surrounds it."""
 
-    instruction: Instruction
+    instruction: parser.Instruction
     times: int
-    computation: Computation
-    fused_in: Instruction | None = None
+    computation: parser.Computation
+    fused_in: parser.Instruction | None = None
 
 
 @dataclasses.dataclass(frozen=True)
 class CompiledText:
     """Holds a program's computations by name, and where its lines come from."""
 
-    computations: Mapping[str, Computation]
+    computations: Mapping[str, parser.Computation]
     entries: tuple[str, ...]
     sources: Mapping[int, str]
     open_loop: str | None = None
@@ -55,17 +47,17 @@ class CompiledText:
     @classmethod
     def read(cls, text: str, open_loop: str | None = None) -> "CompiledText":
         """Parses what `jax.stages.Compiled.as_text()` returns."""
-        computations: dict[str, Computation] = {}
+        computations: dict[str, parser.Computation] = {}
         entry, current = "", None
-        for line in joined_lines(text):
+        for line in parser.joined_lines(text):
             if line.endswith("{") and (head := re.match(r"(ENTRY )?%?([\w.\-]+) \(", line)):
                 current = computations.setdefault(head[2], {})
                 entry = head[2] if head[1] else entry
             elif line.startswith("}"):
                 current = None
-            elif current is not None and (parsed := parse_instruction(line)):
+            elif current is not None and (parsed := parser.parse_instruction(line)):
                 current[parsed.name] = parsed
-        return cls(computations, (entry,), frames(text), open_loop)
+        return cls(computations, (entry,), parser.frames(text), open_loop)
 
     @property
     def iteration(self) -> "CompiledText":
@@ -78,7 +70,7 @@ class CompiledText:
         """Returns the part that was traced in a named scope, with all that it calls."""
         return dataclasses.replace(self, scope=scope)
 
-    def is_open(self, instruction: Instruction) -> bool:
+    def is_open(self, instruction: parser.Instruction) -> bool:
         return instruction.opcode == "while" and f'{self.open_loop}/while"' in instruction.rest
 
     @functools.cached_property
@@ -89,9 +81,9 @@ class CompiledText:
 
     def _walk(
         self,
-        computation: Computation,
+        computation: parser.Computation,
         times: int,
-        fused_in: Instruction | None,
+        fused_in: parser.Instruction | None,
         scope: str | None = None,
     ) -> Iterator[ExecutedInstruction]:
         for instruction in computation.values():
@@ -112,7 +104,7 @@ class CompiledText:
             for name in called(instruction):
                 yield from self._walk(self.computations[name], inner_times, fusion)
 
-    def trip_count(self, loop: Instruction, computation: Computation) -> int:
+    def trip_count(self, loop: parser.Instruction, computation: parser.Computation) -> int:
         """Returns how often a loop runs: its counter goes up to a constant, by 1 in JAX's scans.
 
         In loops that XLA makes of a product and the exchange of an operand or of the result
@@ -129,7 +121,9 @@ class CompiledText:
         first, increment = self._counter(loop, computation)
         return -(-(max(limits) - first) // increment)
 
-    def _counter(self, loop: Instruction, computation: Computation) -> tuple[int, int]:
+    def _counter(
+        self, loop: parser.Instruction, computation: parser.Computation
+    ) -> tuple[int, int]:
         """Returns where the counter of a loop starts, and by how much it grows."""
         condition = self.computations[loop.attribute("condition") or ""]
         body = self.computations[loop.attribute("body") or ""]
@@ -178,7 +172,7 @@ class CompiledText:
                 cycles = None if estimate is None else int(estimate[1])
                 moved_bytes = self._moved_bytes(executed) if cycles is None else 0
                 inner = (self._walk(self.computations[c], 1, None) for c in called(instruction))
-                flops = product_flops(instruction, executed.computation)
+                flops = parser.product_flops(instruction, executed.computation)
                 flops += sum(map(total_flops, inner))
                 source, scopes = self.source(instruction), instruction.op_name
                 ops.append(
@@ -195,7 +189,7 @@ class CompiledText:
             for instruction in computation.values()
         )
 
-    def _runs_on_gpu(self, instruction: Instruction) -> bool:
+    def _runs_on_gpu(self, instruction: parser.Instruction) -> bool:
         """Returns whether an instruction takes time on a GPU, and is no kernel or collective."""
         return (
             not self._has_cycles
@@ -250,7 +244,7 @@ class CompiledText:
             kind = collective_kind(instruction)
             if kind is None:
                 continue
-            axes, group = group_axes(instruction, mesh)
+            axes, group = parser.group_axes(instruction, mesh)
             if group == 1:
                 continue
             sizes = [executed.computation[name].bytes for name in instruction.operands]
@@ -294,7 +288,7 @@ class CompiledText:
                     names |= running
         return names
 
-    def source(self, instruction: Instruction) -> str:
+    def source(self, instruction: parser.Instruction) -> str:
         """Returns the line of the model, and the equation, that an instruction was made for."""
         frame = re.search(r"stack_frame_id=(\d+)", instruction.rest)
         line = self.sources.get(int(frame[1]), "") if frame else ""
@@ -303,13 +297,13 @@ class CompiledText:
         return f"{line} {name}".strip() + backward
 
 
-def collective_kind(instruction: Instruction) -> str | None:
+def collective_kind(instruction: parser.Instruction) -> str | None:
     """Returns what kind of collective an instruction is or starts; None for anything else."""
     kind = instruction.opcode.removesuffix("-start").removeprefix("ragged-")
     return kind if kind in KINDS else None
 
 
-def viewed(user: Instruction, computation: Computation) -> list[str]:
+def viewed(user: parser.Instruction, computation: parser.Computation) -> list[str]:
     """Names the operands of an instruction, without the bitcasts between; a bitcast has none."""
     names = []
     for name in user.operands if user.opcode != "bitcast" else ():
@@ -319,7 +313,7 @@ def viewed(user: Instruction, computation: Computation) -> list[str]:
     return names
 
 
-def copied(name: str, computation: Computation) -> Instruction:
+def copied(name: str, computation: parser.Computation) -> parser.Instruction:
     """Returns an instruction, or what it is a copy of."""
     instruction = computation[name]
     while instruction.opcode in ("copy", "bitcast"):
@@ -327,7 +321,7 @@ def copied(name: str, computation: Computation) -> Instruction:
     return instruction
 
 
-def constant(name: str, computation: Computation) -> int | None:
+def constant(name: str, computation: parser.Computation) -> int | None:
     """Returns the value of an integer constant; None for anything else."""
     instruction = copied(name, computation)
     return instruction.number_in_parentheses if instruction.opcode == "constant" else None
@@ -353,10 +347,10 @@ def equation(op_name: str) -> str:
 
 def total_flops(instructions: Iterable[ExecutedInstruction]) -> int:
     """Counts the FLOPs of the matrix products of a list of executed instructions."""
-    return sum(e.times * product_flops(e.instruction, e.computation) for e in instructions)
+    return sum(e.times * parser.product_flops(e.instruction, e.computation) for e in instructions)
 
 
-def branches(conditional: Instruction) -> list[str]:
+def branches(conditional: parser.Instruction) -> list[str]:
     """Returns the computations of which a conditional executes one."""
     if listed := re.search(r"branch_computations=\{([^}]*)\}", conditional.rest):
         return re.findall(r"%?([\w.\-]+)", listed[1])
@@ -364,7 +358,7 @@ def branches(conditional: Instruction) -> list[str]:
     return [name for name in names if name is not None]
 
 
-def called(instruction: Instruction) -> list[str]:
+def called(instruction: parser.Instruction) -> list[str]:
     """Returns the computations that an instruction always executes, except reductions'."""
     if instruction.opcode == "while":
         names = [instruction.attribute("body")]  # conditions only compare, except an open loop's

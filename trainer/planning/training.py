@@ -24,13 +24,7 @@ from layouts.lint.recorder import Weight
 from layouts.mesh import use_mesh
 from layouts.shards import mesh_axes
 from models.layers.pipeline import Schedule
-from trainer.checks import (
-    attention_choices,
-    masked_step_flops,
-    pipeline_schedule,
-    record_loss,
-    step_flops,
-)
+from trainer import checks
 from trainer.memory import shard_bytes
 from trainer.planning.counts import (
     TEMPORARIES,
@@ -258,13 +252,13 @@ def plan_step(
         memory=counts.memory,
         run=step.run,
         layout=step.layout,
-        weights=record_loss(step.run).weights,
-        schedule=pipeline_schedule(step.run, step.layout, step.sizes),
-        attention=attention_choices(step.run, step.layout, step.mesh),
+        weights=checks.record_loss(step.run).weights,
+        schedule=checks.pipeline_schedule(step.run, step.layout, step.sizes),
+        attention=checks.attention_choices(step.run, step.layout, step.mesh),
         gradient_sums=step.gradient_sums,
         checkpoint_bytes=step.checkpoint_bytes,
-        model_flops=step_flops(step.run),
-        masked_flops=masked_step_flops(step.run),
+        model_flops=checks.step_flops(step.run),
+        masked_flops=checks.masked_step_flops(step.run),
         executed_flops=float(counts.work.flops * devices),
         traced_flops=float(step.cost.flops * devices),
         work=counts.work,

@@ -23,14 +23,8 @@ from trainer.interrupts import Diverged
 from trainer.loop import TrainJob
 from trainer.loop import train as train_loop
 from trainer.memory import check_memory
+from trainer.metrics import writers
 from trainer.metrics.goodput import describe, spent_seconds
-from trainer.metrics.writers import (
-    LossPlot,
-    MetricsWriter,
-    Profile,
-    RouterWarnings,
-    parse_profile_steps,
-)
 from trainer.observers import Observer
 from trainer.planning.report import CostPrediction
 from trainer.processes.join import leave
@@ -97,15 +91,15 @@ def train_locked(flags: TrainFlags) -> None:
         train_run(flags, job, prepared.vocabs, profile)
 
 
-def profile_observers(flags: TrainFlags, run: Run, first_step: int) -> list[Profile]:
+def profile_observers(flags: TrainFlags, run: Run, first_step: int) -> list[writers.Profile]:
     """Returns the steps of --profile_steps; a run that resumes may be past them."""
     if flags.profile_steps is None:
         return []
-    steps = parse_profile_steps(flags.profile_steps, run.steps or UNKNOWN_STEPS)
+    steps = writers.parse_profile_steps(flags.profile_steps, run.steps or UNKNOWN_STEPS)
     if steps[0] <= first_step:
         print_note(f"warning: no profile: the run resumes after step {first_step}.")
         return []
-    return [Profile(flags.model_dir, steps)]
+    return [writers.Profile(flags.model_dir, steps)]
 
 
 def train_run(flags: TrainFlags, job: TrainJob, vocabs: Vocabs, more: Sequence[Observer]) -> None:
@@ -114,15 +108,15 @@ def train_run(flags: TrainFlags, job: TrainJob, vocabs: Vocabs, more: Sequence[O
     The exit code of a run that a signal stopped names the signal.
     """
     run, layout, mesh, model_dir = job.run, job.layout, job.mesh, job.model_dir
-    metrics = MetricsWriter(
+    metrics = writers.MetricsWriter(
         model_dir, checks.step_flops(run), peak_flops(mesh.devices.flat), values([run, layout])
     )
     observers = [
         ProgressBar(),
         CostPrediction(model_dir),
         *([TranslationEval(run, layout, mesh, vocabs)] if run.bleu_sentences else []),
-        *([metrics, LossPlot(model_dir)] if is_first_process() else []),
-        RouterWarnings(),
+        *([metrics, writers.LossPlot(model_dir)] if is_first_process() else []),
+        writers.RouterWarnings(),
         *more,
         Watchdog(),
     ]
