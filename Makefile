@@ -91,7 +91,7 @@ bench_gpu/%:
 	XLA_PYTHON_CLIENT_MEM_FRACTION=0.92 $(BIN)/meshloom bench $($*) --json=$@.json
 
 papers: install
-	$(BIN)/meshloom papers --output=docs
+	$(BIN)/python -m docs.site.papers
 
 screenshots: install  # needs Chromium, and playwright: .venv/bin/pip install playwright
 	$(BIN)/python -m docs.site.screenshots

@@ -1,13 +1,8 @@
-"""Runs `meshloom inspect config` and `settings`, and lists all settings as docs/settings.md.
-
-`python -m scripts.commands.inspect.settings --write` writes the page again.
-"""
+"""Runs `meshloom inspect config` and `settings`."""
 
 import dataclasses
 import importlib
-import inspect
 import re
-import sys
 from typing import Any, NamedTuple
 
 from configs.errors import UserError, did_you_mean
@@ -18,11 +13,9 @@ from layouts.layout import Layout
 from scripts.commands import common
 from scripts.commands.inspect.flags import InspectConfigFlags, InspectSettingsFlags
 from scripts.flag import field_docstrings
-from scripts.templates import render
 from scripts.terminal import print_table
 from trainer.run import Run
 
-PAGE = CHECKOUT / "docs" / "settings.md"
 TITLES = {
     "trainer": "Runs and optimizers",
     "models": "Models",
@@ -71,7 +64,7 @@ def specs() -> list[type[Any]]:
         for path in sorted((CHECKOUT / folder).rglob("*.py")):
             if re.search(r"^@spec\b", path.read_text(), re.MULTILINE):
                 importlib.import_module(".".join(path.relative_to(CHECKOUT).with_suffix("").parts))
-    return [spec for _, spec in sorted(SPECS.items()) if _folder(spec) in TITLES]
+    return [spec for _, spec in sorted(SPECS.items()) if folder_of(spec) in TITLES]
 
 
 def settings_of(spec: type[Any]) -> list[Setting]:
@@ -89,21 +82,7 @@ def settings_of(spec: type[Any]) -> list[Setting]:
     ]
 
 
-def page() -> str:
-    """Returns docs/settings.md."""
-    known = specs()
-    sections = {
-        title: [
-            (spec.__name__, inspect.cleandoc(spec.__doc__ or ""), settings_of(spec))
-            for spec in known
-            if _folder(spec) == folder
-        ]
-        for folder, title in TITLES.items()
-    }
-    return render("commands/inspect/settings.md", sections=sections)
-
-
-def _folder(spec: type[Any]) -> str:
+def folder_of(spec: type[Any]) -> str:
     return spec.__module__.partition(".")[0]
 
 
@@ -113,10 +92,3 @@ def _written(value: object) -> str:
         return shown(value)
     has_specs = isinstance(value, tuple) and any(map(is_spec, value))
     return shown(value) if has_specs else repr(value)
-
-
-if __name__ == "__main__":
-    if "--write" in sys.argv:
-        PAGE.write_text(page())
-    else:
-        print(page(), end="")

@@ -1,6 +1,5 @@
 """Defines the flags of `meshloom papers`."""
 
-from pathlib import Path
 from typing import Annotated
 
 from scripts.commands.shared_flags import JsonFile
@@ -14,10 +13,7 @@ class PapersFlags(FlagGroup):
     section again.
     """
 
-    EXAMPLES = ("meshloom papers --table=gshard_table_1", "meshloom papers --output=docs")
+    EXAMPLES = ("meshloom papers --table=gshard_table_1",)
     table: Annotated[str | None, Flag(metavar="NAME")] = None
     """Computes one item: a name of the list, such as gshard_table_3."""
-    output: Annotated[Path | None, Flag(metavar="FOLDER")] = None
-    """Computes all items, and writes papers.md and its pictures into FOLDER, as they are in docs/;
-    with --table, only the picture of that item."""
     json_file: JsonFile = None
