@@ -257,17 +257,10 @@ class TransformerModel(NetworkModel[Network]):
     def runs_stages(self) -> bool:
         return bool(stage_axes(self.layout))
 
-    @property
-    def logit_cap(self) -> float | None:
-        return self.spec.logit_cap
-
-    def logit_bias(self, params: Params) -> Array | None:
-        return params.get("logit_bias_V")
-
     def loss(
         self, params: Params, batch: Batch, criterion: Criterion, key: Array | None = None
     ) -> LossSums:
-        criterion = dataclasses.replace(criterion, logit_cap=self.logit_cap)
+        criterion = dataclasses.replace(criterion, logit_cap=self.spec.logit_cap)
         if self.runs_stages and batch["targets_BL"].ndim == 2:  # one microbatch
             batch, key = jax.tree.map(lambda x: x[None], (batch, key))
         network, batch = self.pad_rows(params, batch)
@@ -410,7 +403,7 @@ class TransformerModel(NetworkModel[Network]):
         )
         x_BLD *= self.spec.logit_scale
         output = LogitOperands(x_BLD, prepared[OUTPUT], self.logit_bias(prepared))
-        logits_BLV = bounded_logits(layout, "BLV", output, self.logit_cap)
+        logits_BLV = bounded_logits(layout, "BLV", output, self.spec.logit_cap)
         logits_BLV = layout.mask_padding(logits_BLV, "BLV", "V", -jnp.inf)
         return {**cache, "positions_BM": positions_BM, "layers": layers}, logits_BLV
 

@@ -69,10 +69,6 @@ class Moe(FeedForward):
     def drops_tokens(self) -> bool:
         return self.dispatch != "dropless"
 
-    @property
-    def groups(self) -> int | None:
-        return self.group_tokens
-
     def dropout_rate(self, sizes: Sizes) -> float:
         return self.expert.dropout_rate(sizes)
 
