@@ -13,7 +13,7 @@ EXPERTS = ConvertedWeight("layers_N/wi_EDF", ("a", "b", "c", "d", "e", "f"), "F 
 
 def numbered(weight: ConvertedWeight) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(0)
-    return {name: rng.normal(size=weight.tensor_shape) for name in weight.names}
+    return {name: rng.normal(size=weight.folded(weight.view)) for name in weight.names}
 
 
 def test_heads_are_merged_in_their_order() -> None:
