@@ -54,9 +54,7 @@ class Network(nnx.Module):
             self.softmax_VD = weights.normal("VD", fan_in="D")
         if spec.logit_bias:
             self.logit_bias_V = weights.zeros("V")
-        table_LD = spec.positions.build_table(weights)
-        if table_LD is not None:
-            self.positions_LD = table_LD
+        self.positions_LD = spec.positions.build_table(weights)
         if spec.source_vocab is not None:
             self.source_embed_VD = weights.with_sizes(V=spec.source_vocab).normal("VD", fan_in="D")
         if spec.has_encoder:
@@ -155,7 +153,7 @@ class Network(nnx.Module):
         types = table_VD.dtype, jnp.dtype(spec.precision.compute)
         dtype = max(types, key=lambda each: each.itemsize)
         x_BLD = take(table_VD, tokens_BL, "BLD").astype(dtype)
-        table_LD = self.positions_LD[...] if hasattr(self, "positions_LD") else None
+        table_LD = None if self.positions_LD is None else self.positions_LD[...]
         scale = spec.embed_scale or spec.d_model**0.5
         x_BLD = spec.positions.embed(self.layout, x_BLD, positions_BL, table_LD, scale)
         return x_BLD.astype(spec.precision.compute)
