@@ -252,23 +252,21 @@ class StreamedHandler(ocp.type_handlers.NumpyHandler):
     async def _write(
         self, values: Sequence[StreamedArray], infos: Sequence[ocp.type_handlers.ParamInfo]
     ) -> None:
+        """Writes arrays in the first process, each slice once the one before is on disk."""
         for value, info in zip(values, infos, strict=True):
             await info.await_path_creation()
-            if jax.process_index() == 0:
-                await write(value, info)
-
-
-async def write(value: StreamedArray, info: ocp.type_handlers.ParamInfo) -> None:
-    """Writes the slices of an array, each once the one before is on disk."""
-    uses_ocdbt = bool(info.is_ocdbt_checkpoint)
-    spec = tensorstore_utils.build_array_write_spec(
-        info,
-        global_shape=value.shape,
-        local_shape=(value.rows, *value.shape[1:]),
-        dtype=value.dtype,
-        use_ocdbt=uses_ocdbt,
-        process_index=ocdbt_utils.get_process_index_for_subdir(use_ocdbt=uses_ocdbt),
-    )
-    array = await ts.open(ts.Spec(spec.json), create=True, open=True, context=info.ts_context)
-    for place in value.slices:
-        await array[place].write(value.read(place))
+            if jax.process_index() > 0:
+                continue
+            uses_ocdbt = bool(info.is_ocdbt_checkpoint)
+            spec = tensorstore_utils.build_array_write_spec(
+                info,
+                global_shape=value.shape,
+                local_shape=(value.rows, *value.shape[1:]),
+                dtype=value.dtype,
+                use_ocdbt=uses_ocdbt,
+                process_index=ocdbt_utils.get_process_index_for_subdir(use_ocdbt=uses_ocdbt),
+            )
+            described = ts.Spec(spec.json)
+            array = await ts.open(described, create=True, open=True, context=info.ts_context)
+            for place in value.slices:
+                await array[place].write(value.read(place))
