@@ -67,7 +67,7 @@ class ModelSpec:
         return None
 
     @property
-    def source_vocab_size(self) -> int | None:
+    def source_vocab(self) -> int | None:
         """Returns the rows of the source's own embedding, where it has one."""
         return None
 
@@ -95,6 +95,11 @@ class ModelSpec:
     def drops_tokens(self) -> bool:
         """Returns whether training and evaluation drop tokens over capacity (decoding never)."""
         return False
+
+    @property
+    def logit_cap(self) -> float | None:
+        """Returns the soft bound of the logits; None is no bound."""
+        return None
 
     @property
     def router(self) -> Router | None:

@@ -193,8 +193,8 @@ def _with_gradients(
     """Returns the sums, and the objective's gradients by x and by the softmax weights."""
     sums, gradients = _in_slices(layout, criterion, chunks, *operands, gradients=True)
     assert gradients is not None
-    dsoftmax_VD = layout.einsum("DV->VD", gradients.dsoftmax_DV, stored=True)
-    return sums, (gradients.dx_BLD, dsoftmax_VD)
+    dx_BLD, dsoftmax_DV = gradients
+    return sums, (dx_BLD, layout.einsum("DV->VD", dsoftmax_DV, stored=True))
 
 
 def _scale_gradients(
@@ -211,13 +211,7 @@ def _scale_gradients(
 softmax_loss.defvjp(_with_gradients, _scale_gradients)
 
 
-class Gradients(NamedTuple):
-    """Holds the objective's gradients by the last hidden states and by the softmax weights."""
-
-    dx_BLD: Array
-    dsoftmax_DV: Array
-
-
+Gradients = tuple[Array, Array]  # dx_BLD, of the last hidden states, and dsoftmax_DV
 Total = tuple[LossSums, Array | None]  # and the gradient by the softmax weights
 
 
@@ -264,7 +258,7 @@ def _in_slices(
     if dsoftmax_DV is None or dx_slices is None:
         return sums, None
     dx_BlD = jnp.concatenate(layout.unstack(dx_slices), axis=1)
-    return sums, Gradients(layout.reshard(dx_BlD, "BLD"), dsoftmax_DV)
+    return sums, (layout.reshard(dx_BlD, "BLD"), dsoftmax_DV)
 
 
 def _slices(
@@ -298,7 +292,7 @@ def _backward(layout: Layout, axes: str, softmax_VD: Array, x: Array, dlogits: A
         x_DBL = jax.lax.optimization_barrier(jnp.transpose(x, (2, 0, 1)))
         dsoftmax_DV = layout.einsum("DBL,BLV->DV", x_DBL, dlogits, stored=True)
     dx = layout.einsum(f"B{axes[1]}V,VD->{axes}", dlogits, softmax_VD)
-    return Gradients(dx, jax.lax.optimization_barrier(dsoftmax_DV))
+    return dx, jax.lax.optimization_barrier(dsoftmax_DV)
 
 
 def _forward(

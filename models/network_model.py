@@ -108,14 +108,9 @@ class NetworkModel(abc.ABC, Generic[NetworkT]):
     def runs_stages(self) -> bool:
         return False
 
-    @property
-    def logit_cap(self) -> float | None:
-        """Returns the soft bound of the logits; None is no bound."""
-        return None
-
     def logit_bias(self, params: Params) -> jax.Array | None:
         """Returns the bias of the logits, which no training changes; None is none."""
-        return None
+        return params.get("logit_bias_V")
 
     def loss(
         self, params: Params, batch: Batch, criterion: Criterion, key: jax.Array | None = None
@@ -146,7 +141,7 @@ class NetworkModel(abc.ABC, Generic[NetworkT]):
         layout, batch, x_BLD, softmax_VD = self.hidden(params, batch)
         output = LogitOperands(x_BLD, softmax_VD, self.logit_bias(params))
         targets_BL, counted_BL = batch["targets_BL"], counted_targets(batch)
-        losses = token_losses(layout, output, targets_BL, counted_BL, self.logit_cap)
+        losses = token_losses(layout, output, targets_BL, counted_BL, self.spec.logit_cap)
         if len(losses.loss_BL) == rows:
             return losses
         return TokenLosses(*(layout.reshard(array, "bL") for array in losses))

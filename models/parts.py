@@ -212,7 +212,7 @@ class FeedForward(Part):
         return False
 
     @property
-    def groups(self) -> int | None:
+    def group_tokens(self) -> int | None:
         """Returns the size of the groups that its tokens come in."""
         return None
 

@@ -225,10 +225,6 @@ class TransformerSpec(Sizes):
         return self.positions.max_length(self)
 
     @property
-    def source_vocab_size(self) -> int | None:
-        return self.source_vocab
-
-    @property
     def array_shapes(self) -> dict[str, tuple[int | None, ...]]:
         return {"inputs_BL": (None,)}
 
@@ -236,7 +232,7 @@ class TransformerSpec(Sizes):
     def groups(self) -> dict[str, int]:
         stacks = {"targets_BL": self.blocks, "inputs_BM": self.encoder_blocks}
         sizes = {
-            name: [block.feed_forward.groups for block in blocks if block.feed_forward.groups]
+            name: [size for block in blocks if (size := block.feed_forward.group_tokens)]
             for name, blocks in stacks.items()
         }
         return {name: math.lcm(*counts) for name, counts in sizes.items() if counts}

@@ -54,9 +54,7 @@ class Network(nnx.Module):
             self.softmax_VD = weights.normal("VD", fan_in="D")
         if spec.logit_bias:
             self.logit_bias_V = weights.zeros("V")
-        table_LD = spec.positions.build_table(weights)
-        if table_LD is not None:
-            self.positions_LD = table_LD
+        self.positions_LD = spec.positions.build_table(weights)
         if spec.source_vocab is not None:
             self.source_embed_VD = weights.with_sizes(V=spec.source_vocab).normal("VD", fan_in="D")
         if spec.has_encoder:
@@ -155,7 +153,7 @@ class Network(nnx.Module):
         types = table_VD.dtype, jnp.dtype(spec.precision.compute)
         dtype = max(types, key=lambda each: each.itemsize)
         x_BLD = take(table_VD, tokens_BL, "BLD").astype(dtype)
-        table_LD = self.positions_LD[...] if hasattr(self, "positions_LD") else None
+        table_LD = None if self.positions_LD is None else self.positions_LD[...]
         scale = spec.embed_scale or spec.d_model**0.5
         x_BLD = spec.positions.embed(self.layout, x_BLD, positions_BL, table_LD, scale)
         return x_BLD.astype(spec.precision.compute)
@@ -257,17 +255,10 @@ class TransformerModel(NetworkModel[Network]):
     def runs_stages(self) -> bool:
         return bool(stage_axes(self.layout))
 
-    @property
-    def logit_cap(self) -> float | None:
-        return self.spec.logit_cap
-
-    def logit_bias(self, params: Params) -> Array | None:
-        return params.get("logit_bias_V")
-
     def loss(
         self, params: Params, batch: Batch, criterion: Criterion, key: Array | None = None
     ) -> LossSums:
-        criterion = dataclasses.replace(criterion, logit_cap=self.logit_cap)
+        criterion = dataclasses.replace(criterion, logit_cap=self.spec.logit_cap)
         if self.runs_stages and batch["targets_BL"].ndim == 2:  # one microbatch
             batch, key = jax.tree.map(lambda x: x[None], (batch, key))
         network, batch = self.pad_rows(params, batch)
@@ -410,7 +401,7 @@ class TransformerModel(NetworkModel[Network]):
         )
         x_BLD *= self.spec.logit_scale
         output = LogitOperands(x_BLD, prepared[OUTPUT], self.logit_bias(prepared))
-        logits_BLV = bounded_logits(layout, "BLV", output, self.logit_cap)
+        logits_BLV = bounded_logits(layout, "BLV", output, self.spec.logit_cap)
         logits_BLV = layout.mask_padding(logits_BLV, "BLV", "V", -jnp.inf)
         return {**cache, "positions_BM": positions_BM, "layers": layers}, logits_BLV
 

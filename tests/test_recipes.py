@@ -85,10 +85,7 @@ def test_the_command_of_a_recipe_makes_a_run(path: Path, tmp_path: Path) -> None
     made = config.make(Run)
     check_run(made)
     assert not config.unused(Run, Layout)
-    rows = {
-        "vocab.model": made.model.vocab_rows,
-        "source_vocab.model": made.model.source_vocab_size,
-    }
+    rows = {"vocab.model": made.model.vocab_rows, "source_vocab.model": made.model.source_vocab}
     assert all(  # fewer tokens are a warning at the start
         settings.trained_size is None or settings.trained_size > 7 / 8 * (rows[file] or 0)
         for file, settings in made.task.vocab_settings.items()

@@ -272,8 +272,8 @@ def check_vocab_settings(run: Run) -> None:
     if run.vocabs_from:  # their vocabularies replace those that the task would train
         return
     rows_of = {TARGET_FILE: ("vocab", run.model.vocab_rows)}
-    if run.model.source_vocab_size is not None:
-        rows_of[SOURCE_FILE] = ("source_vocab", run.model.source_vocab_size)
+    if run.model.source_vocab is not None:
+        rows_of[SOURCE_FILE] = ("source_vocab", run.model.source_vocab)
     for file, settings in run.task.vocab_settings.items():
         name, rows = rows_of.get(file, rows_of[TARGET_FILE])
         if settings.trained_size is not None and settings.trained_size > rows:
@@ -292,7 +292,7 @@ def _too_many_tokens(run: Run, name: str, rows: int, tokens: int) -> str:
 def check_vocabs(run: Run, vocabs: Vocabs) -> None:
     """Refuses a vocabulary with more tokens than the model has rows; warns of rows beyond it."""
     sides, source = [("vocab", vocabs.target, run.model.vocab_rows)], vocabs.source
-    source_size, model = run.model.source_vocab_size, type(run.model).__name__
+    source_size, model = run.model.source_vocab, type(run.model).__name__
     if source is not None and source_size is not None:
         sides.append(("source_vocab", source, source_size))
     for name, vocab, rows in sides:

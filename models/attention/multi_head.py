@@ -56,7 +56,8 @@ class SoftmaxAttention(Attention):
         return self.dropout > 0
 
     @property
-    def has_sinks(self) -> bool:
+    def sinks(self) -> bool:
+        """Returns whether heads have a logit beside those of their keys."""
         return False
 
     def kernel(
@@ -80,7 +81,7 @@ class SoftmaxAttention(Attention):
             has_dropout=training and self.has_dropout,
             has_bias=parts.positions.adds_bias,
             has_cap=self.logit_cap is not None,
-            has_sinks=self.has_sinks,
+            has_sinks=self.sinks,
             has_narrow_values=self.has_narrow_values,
         )
         return choose(call)
@@ -142,10 +143,6 @@ class MultiHead(SoftmaxAttention):
     probability, as in gpt-oss."""
     combined_qkv: bool = False
     """Computes queries, keys and values in one product; the stored weights stay separate."""
-
-    @property
-    def has_sinks(self) -> bool:
-        return self.sinks
 
     def build(
         self, parts: BlockParts, sizes: Sizes, layout: Layout, weights: Weights

@@ -129,13 +129,7 @@ def dot_product_attention(layout: Layout, operands: Operands) -> Array:
     return _attention_forward(layout, operands)[0]
 
 
-class Residuals(NamedTuple):
-    """Holds what the gradient of attention needs of its forward pass."""
-
-    operands: Operands
-    probs_BJQLM: Array
-    sum_BJQL: Array
-    y_BJQLK: Array
+Residuals = tuple[Operands, Array, Array, Array]  # and probs_BJQLM, sum_BJQL, y_BJQLK
 
 
 def _attention_forward(layout: Layout, operands: Operands) -> tuple[Array, Residuals]:
@@ -147,7 +141,7 @@ def _attention_forward(layout: Layout, operands: Operands) -> tuple[Array, Resid
     y_BJQLK = y_BJQLK.astype(v_BJMK.dtype)
     bias = None if bias is None else bias._replace(values=None)  # its gradient needs none
     kept = operands._replace(bias=bias, mask_B11LM=None)
-    return y_BJQLK, Residuals(kept, probs_BJQLM, sum_BJQL, y_BJQLK)
+    return y_BJQLK, (kept, probs_BJQLM, sum_BJQL, y_BJQLK)
 
 
 def _attention_backward(layout: Layout, residuals: Residuals, dy_BJQLK: Array) -> tuple[Operands]:

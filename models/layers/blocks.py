@@ -117,21 +117,9 @@ def normed(norm: NormLayer | None, x_BLD: Array) -> Array:
 class BlockSequence(nnx.Module):
     """Runs one repeat of a pattern of several blocks, as one block."""
 
-    def __init__(
-        self,
-        pattern: Sequence[BlockParts],
-        kinds: Sequence[int],
-        sizes: Sizes,
-        layout: Layout,
-        weights: Weights,
-        *,
-        cross_attention: bool = False,
-    ):
-        self.names = tuple(f"block{i}" for i in range(len(pattern)))
-        for name, parts, kind in zip(self.names, pattern, kinds, strict=True):
-            block = BlockLayer(
-                parts, sizes, layout, weights, kind=kind, cross_attention=cross_attention
-            )
+    def __init__(self, blocks: Sequence[BlockLayer]):
+        self.names = tuple(f"block{i}" for i in range(len(blocks)))
+        for name, block in zip(self.names, blocks, strict=True):
             setattr(self, name, block)
 
     def each(self) -> dict[str, BlockLayer]:

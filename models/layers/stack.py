@@ -56,21 +56,20 @@ class Stack(nnx.Module):
         each_kind = list(dict.fromkeys(keys))
         self.kinds = tuple(blocks[keys.index(key)] for key in each_kind)
         kinds = [each_kind.index(key) for key in keys]
-        built: dict[str, Any] = {
-            "sizes": spec, "layout": inside_stages(layout), "cross_attention": cross_attention
-        }  # fmt: skip
+        inside, turn = inside_stages(layout), len(blocks) - first
+        weights_N = weights.with_sizes(N=(layers - first) // turn).stacked("N")
+        sources = [weights] * first + [weights_N] * turn
+        built = [
+            BlockLayer(parts, spec, inside, source, kind=kind, cross_attention=cross_attention)
+            for parts, source, kind in zip(blocks, sources, kinds, strict=True)
+        ]
         if first:
-            self.first = BlockSequence(blocks[:first], kinds[:first], weights=weights, **built)
-        pattern = blocks[first:]
-        weights_N = weights.with_sizes(N=(layers - first) // len(pattern)).stacked("N")
-        self.layers_N: BlockLayer | BlockSequence
-        if len(pattern) == 1:
-            self.layers_N = BlockLayer(pattern[0], kind=kinds[-1], weights=weights_N, **built)
-        else:
-            self.layers_N = BlockSequence(pattern, kinds[first:], weights=weights_N, **built)
+            self.first = BlockSequence(built[:first])
+        repeated = built[first:]
+        self.layers_N = repeated[0] if turn == 1 else BlockSequence(repeated)
         positions = spec.positions
         self.bias = positions.build_bias(layout, weights) if positions.shares_bias else None
-        is_normed = pattern[-1].norm_places == "sum"
+        is_normed = blocks[-1].norm_places == "sum"
         self.norm = None if is_normed else spec.norm.build(layout, weights)
 
     def __call__(

@@ -97,7 +97,7 @@ def test_both_sides_have_the_rows_of_their_vocabularies() -> None:
     for encoder_layers, rows in ((1, (384, 256)), (0, (384, None))):
         model = dataclasses.replace(TOY, vocab=None, encoder_layers=encoder_layers)
         derived = dataclasses.replace(RUN, model=model, task=task).model
-        assert (derived.vocab, derived.source_vocab_size) == rows
+        assert (derived.vocab, derived.source_vocab) == rows
     alone = with_vocab_rows(model, {})
     with pytest.raises(UserError, match=r"Transformer\.vocab = None: no task gives"):
         _ = alone.vocab_rows

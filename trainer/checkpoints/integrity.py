@@ -138,21 +138,21 @@ class Manifest:
 
 def read_manifest(folder: epath.Path) -> Manifest:
     """Returns the list of a checkpoint's files, by name, and its metric."""
-    try:
-        with storage_errors(folder):
-            return Manifest.parse((folder / MANIFEST).read_text())
-    except (OSError, ValueError, TypeError, RecursionError) as error:
-        raise DamagedCheckpoint(f"{MANIFEST} is missing or unreadable") from error
+    with reading(folder, MANIFEST):
+        return Manifest.parse((folder / MANIFEST).read_text())
 
 
 @contextlib.contextmanager
-def storage_errors(folder: epath.Path) -> Iterator[None]:
-    """Raises `RunError` if remote storage does not answer, which is not damage."""
+def reading(folder: epath.Path, name: str) -> Iterator[None]:
+    """Reports a file that cannot be read as damage, unless remote storage does not answer."""
     try:
         yield
     except Exception as error:
         if problem := remote.failure(error):
             raise RunError(f"{folder}: {problem}") from error
+        # Of a null byte in the name, or of a manifest that holds something else, too.
+        if isinstance(error, OSError | ValueError | TypeError | RecursionError):
+            raise DamagedCheckpoint(f"{name} is missing or unreadable") from error
         raise
 
 
@@ -162,11 +162,8 @@ def verify(folder: epath.Path) -> None:
     Of large files it knows the size; their arrays are verified as they are read.
     """
     for name, saved in read_manifest(folder).files.items():
-        try:
-            with storage_errors(folder):
-                present = fingerprint(folder / name)
-        except (OSError, ValueError) as error:  # a null byte in the name
-            raise DamagedCheckpoint(f"{name} is missing or unreadable") from error
+        with reading(folder, name):
+            present = fingerprint(folder / name)
         if present[0] != saved[0]:
             raise DamagedCheckpoint(f"{name} has {present[0]:,} of {saved[0]:,} bytes")
         if present != saved:
@@ -255,23 +252,21 @@ class StreamedHandler(ocp.type_handlers.NumpyHandler):
     async def _write(
         self, values: Sequence[StreamedArray], infos: Sequence[ocp.type_handlers.ParamInfo]
     ) -> None:
+        """Writes arrays in the first process, each slice once the one before is on disk."""
         for value, info in zip(values, infos, strict=True):
             await info.await_path_creation()
-            if jax.process_index() == 0:
-                await write(value, info)
-
-
-async def write(value: StreamedArray, info: ocp.type_handlers.ParamInfo) -> None:
-    """Writes the slices of an array, each once the one before is on disk."""
-    uses_ocdbt = bool(info.is_ocdbt_checkpoint)
-    spec = tensorstore_utils.build_array_write_spec(
-        info,
-        global_shape=value.shape,
-        local_shape=(value.rows, *value.shape[1:]),
-        dtype=value.dtype,
-        use_ocdbt=uses_ocdbt,
-        process_index=ocdbt_utils.get_process_index_for_subdir(use_ocdbt=uses_ocdbt),
-    )
-    array = await ts.open(ts.Spec(spec.json), create=True, open=True, context=info.ts_context)
-    for place in value.slices:
-        await array[place].write(value.read(place))
+            if jax.process_index() > 0:
+                continue
+            uses_ocdbt = bool(info.is_ocdbt_checkpoint)
+            spec = tensorstore_utils.build_array_write_spec(
+                info,
+                global_shape=value.shape,
+                local_shape=(value.rows, *value.shape[1:]),
+                dtype=value.dtype,
+                use_ocdbt=uses_ocdbt,
+                process_index=ocdbt_utils.get_process_index_for_subdir(use_ocdbt=uses_ocdbt),
+            )
+            described = ts.Spec(spec.json)
+            array = await ts.open(described, create=True, open=True, context=info.ts_context)
+            for place in value.slices:
+                await array[place].write(value.read(place))

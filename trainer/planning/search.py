@@ -62,7 +62,7 @@ class StepBenchmark:
 def random_batch(run: Run) -> dict[str, np.ndarray]:
     """Makes rows of one full segment each."""
     rng, rows = np.random.default_rng(0), run.batch_sequences
-    vocab = min(run.model.vocab_rows, run.model.source_vocab_size or run.model.vocab_rows)
+    vocab = min(run.model.vocab_rows, run.model.source_vocab or run.model.vocab_rows)
 
     def array(name: str, shape: tuple[int, ...]) -> np.ndarray:
         if name.startswith("segments"):

@@ -69,10 +69,6 @@ class Moe(FeedForward):
     def drops_tokens(self) -> bool:
         return self.dispatch != "dropless"
 
-    @property
-    def groups(self) -> int | None:
-        return self.group_tokens
-
     def dropout_rate(self, sizes: Sizes) -> float:
         return self.expert.dropout_rate(sizes)
 
@@ -159,9 +155,8 @@ class MoeLayer(nnx.Module):
             gates_Gse = router.gates(logits_Gse)
         bias_e = layout.reshard(self.bias_E[...].astype(float), "e") if router.has_bias else None
         capacity = None
-        if drop_tokens and self.spec.dispatch != "dropless":
-            training = key is not None
-            capacity = router.capacity(tokens, self.spec.experts, training=training)
+        if drop_tokens and self.spec.drops_tokens:
+            capacity = router.capacity(tokens, self.spec.experts, training=key is not None)
         with jax.named_scope("gate"):
             routing = router.route(layout, gates_Gse, segments_Gs, capacity, route_key, bias_e)
         weights = {name: getattr(self, name)[...] for name in WEIGHTS if hasattr(self, name)}

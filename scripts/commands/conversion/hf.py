@@ -184,12 +184,8 @@ def streamed_array(
     """Returns a weight that reads its tensors layer by layer while it is saved."""
 
     def read(layers: slice) -> np.ndarray:
-        names = weight.names_by_layer
-        parts = [
-            weight.from_tensors([tensors[name].read() for name in names[layer]]).astype(dtype)
-            for layer in (range(layers.start, layers.stop) if weight.stack else (0,))
-        ]
-        return np.stack(parts) if weight.stack else parts[0]
+        array = weight.from_tensors_by_name(lambda name: tensors[name].read(), layers)
+        return array.astype(dtype)
 
     rows = 1 if weight.stack else weight.shape[0]
     return StreamedArray(weight.shape, np.dtype(dtype), read, rows)
@@ -250,7 +246,7 @@ def import_peft(flags: ImportPeftFlags) -> None:
     run, flat = config.make(Run), {}
     convert.check_same(model, run.model)
     for weight in weights:
-        array = weight.from_tensors_by_name({name: tensors[name].read() for name in weight.names})
+        array = weight.from_tensors_by_name(lambda name: tensors[name].read())
         flat[weight.path] = array.astype(adapter.store)
     folders.save_weights(model_dir, run, traverse_util.unflatten_dict(flat, sep="/"))
     ModelDir(model_dir).keep_imported(start_from)

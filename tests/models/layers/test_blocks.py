@@ -50,7 +50,8 @@ def test_several_blocks_run_in_order_with_keys_of_their_own() -> None:
     key = jax.random.key(4)
 
     def run() -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-        blocks = BlockSequence(SPEC.blocks, (0, 0), SPEC, WHOLE, weights())
+        drawn = weights()
+        blocks = BlockSequence([BlockLayer(parts, SPEC, WHOLE, drawn) for parts in SPEC.blocks])
         y_BLD, _, loads = blocks(jnp.asarray(X_BLD), contexts(), key=key)
         assert list(loads) == ["block0", "block1"] and loads["block0"] is None
         x_BLD = jnp.asarray(X_BLD)

@@ -26,7 +26,7 @@ from models.precision import FloatType, Precision
 from models.transformer import Transformer
 from trainer.checkpoints.huggingface import families, rope
 from trainer.checkpoints.huggingface.families import CHECKS
-from trainer.checkpoints.huggingface.parts import of_kind, refuse_changes, with_shortest_pattern
+from trainer.checkpoints.huggingface.parts import of_kind, with_shortest_pattern
 from trainer.checkpoints.huggingface.weights import ConvertedWeight
 
 DECODER = "decoder"
@@ -157,18 +157,15 @@ def _wrong_settings(full: families.Settings, family: families.Family) -> Iterato
 
 
 def _wrong_windows(full: families.Settings) -> Iterator[str]:
-    layers, kinds = full.get("num_hidden_layers"), full.get("layer_types")
-    is_one_each = isinstance(kinds, list) and len(kinds) == layers
-    if kinds is not None and not (is_one_each and all(kind in rope.KINDS for kind in kinds)):
-        legal = " or ".join(map(repr, rope.KINDS))
-        yield f"layer_types = {brief(repr(kinds))}: legal: {legal} for each layer, or null."
+    for name, values in {"layer_types": rope.KINDS, "no_rope_layers": (0, 1)}.items():
+        each = full.get(name)
+        is_one_each = isinstance(each, list) and len(each) == full.get("num_hidden_layers")
+        if each is not None and not (is_one_each and all(one in values for one in each)):
+            legal = " or ".join(map(repr, values))
+            yield f"{name} = {brief(repr(each))}: legal: {legal} for each layer, or null."
     others = full.get("mlp_only_layers")
     if others is not None and not (isinstance(others, list) and {*map(type, others)} <= {int}):
         yield f"mlp_only_layers = {brief(repr(others))}: legal: a list of layers, or null."
-    rotates = full.get("no_rope_layers")
-    is_one_each = isinstance(rotates, list) and len(rotates) == layers
-    if rotates is not None and not (is_one_each and all(one in (0, 1) for one in rotates)):
-        yield f"no_rope_layers = {brief(repr(rotates))}: legal: 0 or 1 for each layer, or null."
 
 
 def _unknown_settings(full: families.Settings, family: families.Family) -> Iterator[str]:
@@ -431,15 +428,22 @@ def full_name(name: str, family: families.Family) -> str:
 
 def check_same(spec: Transformer, chosen: ModelSpec) -> None:
     """Refuses settings under which the weights would be another model."""
-    refuse_changes(changes(spec, chosen), "imported model", "in the files", families.FREE)
+    rows = "".join(
+        f"\n  {name}: {shown(old)} in the files, {shown(new)} set"
+        for name, old, new in changes(spec, chosen)
+    )
+    if rows:
+        raise UserError(
+            f"these settings are not the imported model's:{rows}\n"
+            f"  Unset them.  Free to choose: {', '.join(families.FREE)}."
+        )
 
 
 def changes(a: ModelSpec, b: ModelSpec) -> list[tuple[str, Any, Any]]:
     """Returns the settings in which two models predict something else."""
     is_learned = isinstance(a, Transformer) and isinstance(a.positions, Learned)
-    free = (
-        families.FREE[1:] if is_learned else families.FREE
-    )  # the length is that of the table of positions
+    # The first is the length, which is that of the table of positions.
+    free = families.FREE[1:] if is_learned else families.FREE
     return [row for row in diff(a, b) if row[0] not in free]
 
 

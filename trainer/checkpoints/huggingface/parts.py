@@ -4,8 +4,6 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
-from configs.errors import UserError
-from configs.write import shown
 from models.parts import Block, BlockParts
 from models.transformer import Transformer
 
@@ -55,20 +53,6 @@ def shortest_repeat(layers: Sequence[object]) -> tuple[int, int]:
         first += (len(layers) - first) % turn  # whole repeats only
         best = min(best, (first + turn, first, turn))
     return best[1:]
-
-
-def refuse_changes(
-    changed: Sequence[tuple[str, Any, Any]], owner: str, place: str, free: Sequence[str]
-) -> None:
-    """Refuses settings under which the weights of an imported model would be another model."""
-    if changed:
-        rows = "".join(
-            f"\n  {name}: {shown(old)} {place}, {shown(new)} set" for name, old, new in changed
-        )
-        raise UserError(
-            f"these settings are not the {owner}'s:{rows}\n"
-            f"  Unset them.  Free to choose: {', '.join(free)}."
-        )
 
 
 def of_kind(part: object, kind: type[T]) -> T:

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, cast
 
 import jax.numpy as jnp
@@ -80,11 +80,6 @@ class ConvertedWeight(NamedTuple):
             math.prod(self._sizes(axis.strip("1").upper())) for axis in re.split("[ ,]", self.axes)
         )
 
-    @property
-    def tensor_shape(self) -> tuple[int, ...]:
-        """Returns the shape of each tensor."""
-        return self.folded(self.view)
-
     def folded(self, view: Sequence[int]) -> tuple[int, ...]:
         """Returns the shape of the tensor that has this view."""
         sizes = iter(view)
@@ -114,13 +109,13 @@ class ConvertedWeight(NamedTuple):
         order = [self.letters.index(letter) for letter in self.merged]
         whole = part.reshape(-1, *self._sizes(self.letters))
         tensors = [self._reordered(one.transpose(order), (2, -1)) for one in whole]
-        return [np.ascontiguousarray(one).reshape(self.tensor_shape) for one in tensors]
+        return [np.ascontiguousarray(one).reshape(self.folded(self.view)) for one in tensors]
 
-    def from_tensors_by_name(self, tensors: Mapping[str, np.ndarray]) -> np.ndarray:
-        """Converts all of its tensors, by name, to the weight."""
-        parts = [
-            self.from_tensors([tensors[name] for name in names]) for names in self.names_by_layer
-        ]
+    def from_tensors_by_name(
+        self, read: Callable[[str], np.ndarray], layers: slice = slice(None)
+    ) -> np.ndarray:
+        """Reads its tensors, by name, and converts them to the weight, or to some of its layers."""
+        parts = [self.from_tensors([*map(read, names)]) for names in self.names_by_layer[layers]]
         return np.stack(parts) if self.stack else parts[0]
 
     def to_tensors_by_name(self, weight: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:

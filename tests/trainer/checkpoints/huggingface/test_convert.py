@@ -304,7 +304,7 @@ def teacher_forced(model: TransformerModel, params: Params, batch: Batch) -> jax
     network = model.network(params)
     x_BLD = network(batch, drop_tokens=False)[0] * model.spec.logit_scale
     logits_BLV = model.layout.einsum("BLD,VD->BLV", x_BLD, network.output_weights())
-    return capped(logits_BLV, model.logit_cap)
+    return capped(logits_BLV, model.spec.logit_cap)
 
 
 def greedy_texts(

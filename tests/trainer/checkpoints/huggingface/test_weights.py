@@ -13,19 +13,19 @@ EXPERTS = ConvertedWeight("layers_N/wi_EDF", ("a", "b", "c", "d", "e", "f"), "F 
 
 def numbered(weight: ConvertedWeight) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(0)
-    return {name: rng.normal(size=weight.tensor_shape) for name in weight.names}
+    return {name: rng.normal(size=weight.folded(weight.view)) for name in weight.names}
 
 
 def test_heads_are_merged_in_their_order() -> None:
     tensors = numbered(QUERIES)
-    weight_NDJQK = QUERIES.from_tensors_by_name(tensors)
+    weight_NDJQK = QUERIES.from_tensors_by_name(tensors.__getitem__)
     assert weight_NDJQK.shape == QUERIES.shape == (3, 5, 2, 3, 4)
     assert weight_NDJQK[1, 4, 1, 2, 3] == tensors["b"][1 * 12 + 2 * 4 + 3, 4]
 
 
 def test_experts_of_a_layer_follow_one_another() -> None:
     tensors = numbered(EXPERTS)
-    weight_NEDF = EXPERTS.from_tensors_by_name(tensors)
+    weight_NEDF = EXPERTS.from_tensors_by_name(tensors.__getitem__)
     assert weight_NEDF.shape == EXPERTS.shape == (3, 2, 5, 7)
     assert EXPERTS.names_by_layer[1] == ("c", "d")
     np.testing.assert_array_equal(weight_NEDF[1, 1], tensors["d"].T)
@@ -34,7 +34,7 @@ def test_experts_of_a_layer_follow_one_another() -> None:
 @pytest.mark.parametrize("weight", [QUERIES, EXPERTS], ids=["queries", "experts"])
 def test_tensors_come_back(weight: ConvertedWeight) -> None:
     tensors = numbered(weight)
-    back = dict(weight.to_tensors_by_name(weight.from_tensors_by_name(tensors)))
+    back = dict(weight.to_tensors_by_name(weight.from_tensors_by_name(tensors.__getitem__)))
     assert list(back) == list(tensors)
     for name, tensor in tensors.items():
         np.testing.assert_array_equal(back[name], tensor)
