@@ -249,7 +249,8 @@ def test_microbatches_change_no_group_of_tokens_and_no_auxiliary_loss() -> None:
     """Experts on both sides of a translation, whose routers' losses are means of unlike tokens."""
     expected, expected_sums = pairs_gradient(WHOLE, 1)
     gradients, sums = pairs_gradient(Layout(mesh="data:2"), 3)
-    for load in sums.loads.values():
+    for loads in sums.loads.values():
+        load = loads["layers_N"]
         assert load.kept_i.sum() < load.chosen_i.sum()
     np.testing.assert_allclose(sums.loss, expected_sums.loss, rtol=ROUND_OFF)
     for gradient, other in zip(jax.tree.leaves(gradients), jax.tree.leaves(expected), strict=True):
