@@ -30,6 +30,8 @@ STORAGES = {
 """By the scheme of their paths."""
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/+")
 _REMOTE = re.compile(rf"({'|'.join(STORAGES)})://")
+_IN_BUCKET = re.compile(r"\w+://[\w.-]+/(?s:.+)", re.ASCII)
+_OF_HUB = re.compile(r"hf://datasets/[\w.-]+/[\w.-]+(@[\w.-][^@]*)?/[^/@][^@]*", re.ASCII)
 _LEGAL = "gs://bucket/name, s3://bucket/name or, to read, hf://datasets/owner/name/file"
 
 
@@ -46,8 +48,7 @@ def path_of(name: str | os.PathLike[str]) -> Path:
         raise UserError(
             f"{brief(text)}: {match[0]} is not supported.  Legal: a path of this machine, {_LEGAL}."
         )
-    bucket, rest = in_bucket(text)
-    if not (re.fullmatch(r"[\w.-]+", bucket, re.ASCII) and rest):
+    if not (_OF_HUB if text.startswith("hf:") else _IN_BUCKET).fullmatch(text):
         raise UserError(f"{brief(text)}: no name in a bucket.  Legal: {_LEGAL}.")
     _set_up(text.partition(":")[0])
     from etils import epath

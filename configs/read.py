@@ -249,7 +249,7 @@ def _check_depth(value: Any, depth: int = 0) -> None:
 
 def _is_file(path: Path) -> bool:
     # Of a name that is too long, or in a folder that cannot be searched, `Path.is_file` raises.
-    return path.exists() if is_remote(path) else os.path.isfile(path)
+    return path.is_file() if is_remote(path) else os.path.isfile(path)
 
 
 def _candidates(name: str) -> tuple[Path, ...]:

@@ -129,6 +129,7 @@ class TaskCaches:
         content_hash: str | None = None,
     ):
         self.task, self.data_dir = task, path_of(data_dir).expanduser()
+        remote.check_writable(self.data_dir)
         remote.check_bucket(self.data_dir)
         self.key = CacheKey.of(task, vocabs)
         self._content_hash = content_hash

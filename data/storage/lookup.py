@@ -23,6 +23,8 @@ def open_to_read(name: str, path: Path) -> IO[bytes]:
     if is_remote(path):
         if not path.exists():
             remote.check_bucket(path)
+        if str(path).startswith("hf://"):
+            return remote.from_hub(path).open("rb")
         remote_file: Any = path.open("rb")
         return io.BufferedReader(remote_file)
     if path.is_fifo():

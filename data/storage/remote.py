@@ -81,9 +81,27 @@ def download(source: Path, file: Path) -> None:
     file_system(source).get_file(str(source), str(file))
 
 
+def from_hub(path: Path) -> Path:
+    """Returns where the cache of the hub's library has a file, which it downloads whole first."""
+    import huggingface_hub
+    from huggingface_hub.errors import RemoteEntryNotFoundError
+
+    files = file_system(path)
+    place = files.resolve_path(str(path))
+    try:
+        return Path(
+            huggingface_hub.hf_hub_download(
+                place.repo_id, place.path_in_repo, repo_type=place.repo_type,
+                revision=place.revision, endpoint=files.endpoint,
+            )
+        )  # fmt: skip
+    except RemoteEntryNotFoundError:
+        raise UserError(f"{path}: there is no such file.") from None
+
+
 def check_writable(path: Path) -> None:
     """Refuses a path of a storage that is only read."""
-    if storage_of(path).protocol == "hf":
+    if str(path).startswith("hf://"):
         raise UserError(
             f"{path}: hf:// is only read.  Legal: gs://, s3:// or a path of this machine."
         )
@@ -102,7 +120,7 @@ def check_bucket(path: Path) -> None:
         else:
             file_system(path).call("GET", "b/{}/o", bucket, maxResults=1)
     except FileNotFoundError:
-        what = "such repository" if storage.protocol == "hf" else f"bucket {bucket!r}"
+        what = "such repository or revision" if storage.protocol == "hf" else f"bucket {bucket!r}"
         remedy = storage.missing.format(bucket=bucket)
         raise UserError(f"{path}: there is no {what}.  Correct the name, or {remedy}.") from None
 

@@ -263,6 +263,8 @@ def find_conflicts(context: LintContext) -> Conflicts:
                 conflicts.shared.setdefault((first, second), []).append(tensor.name)
         for index, rules in split.items():
             cause = SplitCause(tensor.axes[index], tensor.shape[index], rules)
+            if cause.letter == "N" and "layers_N" not in tensor.name:
+                continue  # it is a part of a weight, which is reported by its path
             if cause.letter == "N":
                 before, turn = blocks_of_stack(context.record, tensor.name)
                 cause = cause._replace(first=before, pattern=turn)

@@ -19,7 +19,7 @@ def test_a_name_without_a_scheme_is_of_this_machine(name: str) -> None:
     [
         (
             "az://bucket/run",
-            r"az://bucket/run: az:// is not supported.  Legal: .* gs://bucket/name or s3://buc",
+            r"az://bucket/run: az:// is not supported.  Legal: .* gs://bucket/name, s3://buc",
         ),
         ("gs:/bucket/run", "gs:/bucket/run: gs:/ is not supported"),
         ("gs://bucket", "gs://bucket: no name in a bucket.  Legal: gs://bucket/name"),
@@ -33,11 +33,12 @@ def test_what_pathlib_would_take_for_a_folder_is_refused(name: str, message: str
         path_of(name)
 
 
-@pytest.mark.parametrize("scheme", STORAGES)
-def test_a_remote_path_keeps_its_name(scheme: str) -> None:
+@pytest.mark.parametrize("folder", ["gs://bucket/runs", "s3://bucket/runs", "hf://datasets/o/n/a"])
+def test_a_remote_path_keeps_its_name(folder: str) -> None:
+    scheme, _, rest = folder.partition("://")
     pytest.importorskip(STORAGES[scheme].package)
-    path, name = path_of(f"{scheme}://bucket/runs") / "mine", f"{scheme}://bucket/runs/mine"
+    path, name = path_of(folder) / "mine", f"{folder}/mine"
     assert str(path) == name and is_remote(path) and absolute(path) == path
-    assert in_bucket(path) == ("bucket", "runs/mine")
+    assert in_bucket(path) == (rest.split("/")[0], f"{rest.partition('/')[2]}/mine")
     with pytest.raises(UserError, match=f"--input = {name}: it cannot be remote"):
         local_path(path, "--input")

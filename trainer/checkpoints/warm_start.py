@@ -102,9 +102,10 @@ def warm_started(
         sources = weight_sources(new, model.spec, saved, title)
         layouts = {path: layout_of(path) for path in new}
         places = {source.path: layouts[path] for path, source in sources.items()}
-        in_float32 = {}
+        in_float32, cut = {}, {x.path for x in sources.values() if x.layers is not None}
         for path, array in saved.items():
-            place = places.get(path, model.layout).place(axes_of_path(path), stored=True)
+            axes = axes_of_path(path).replace("N", "n" if path in cut else "N")
+            place = places.get(path, model.layout).place(axes, stored=True)
             sharding = NamedSharding(mesh, place)
             in_float32[path] = jax.ShapeDtypeStruct(array.shape, jnp.float32, sharding=sharding)
         abstract = traverse_util.unflatten_dict(in_float32, sep="/")
@@ -128,9 +129,13 @@ def warm_started(
 def weight_sources(
     new: dict[str, Array], spec: ModelSpec, saved: Described, title: str
 ) -> dict[str, WeightSource]:
-    """Returns the source of each weight but new routers; raises all that does not fit at once."""
-    layers = layers_of_blocks(spec)
-    sources, problems = {}, []
+    """Returns the source of each weight but new routers; raises all that does not fit at once.
+
+    A run with first blocks gives its layers to the same blocks alone.
+    """
+    first = [path for path in saved if "/first/" in path]
+    layers = {} if first else layers_of_blocks(spec)
+    sources, problems = {}, [f"{path}: this model has none." for path in first if path not in new]
     for path, weight in new.items():
         axes = axes_of_path(path)
         candidates = _candidates(path, layers)
@@ -158,9 +163,10 @@ def layers_of_blocks(spec: ModelSpec) -> dict[str, tuple[int, slice | int]]:
     for stack in ("decoder", "encoder"):
         blocks = spec.placed_blocks(stack)
         total = sum(len(block.layers) for block in blocks)
-        for path, _, (first, *others) in blocks:
-            which = slice(first, None, others[0] - first if others else 1)
-            layers[f"{stack}/{path}"] = total, first if path.startswith("first/") else which
+        for path, _, numbers in blocks:
+            which = slice(numbers.start, None, numbers.step)
+            is_first = path.startswith("first/")
+            layers[f"{stack}/{path}"] = total, numbers.start if is_first else which
     return layers
 
 

@@ -6,18 +6,21 @@ import io
 import json
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any, cast
 from urllib.parse import parse_qs, urlparse
 
 import fsspec
 import huggingface_hub
+import huggingface_hub.constants
 import pyarrow
 import pytest
 from pyarrow import parquet
 
 from configs.errors import UserError
 from configs.paths import path_of
+from data.cache import TaskCaches
 from data.sources.tables import TableText
 from data.sources.text import TextFiles
 from data.storage import lookup, remote
@@ -44,12 +47,15 @@ class Hub(http.server.BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         path = urlparse(self.path).path
         root = "/api/datasets/owner/texts"
-        if path in (root, f"{root}/revision/main"):
+        page = root.replace("texts", "page")
+        if path in (root, f"{root}/revision/main", page, f"{page}/revision/main"):
             return self.answer({"id": "owner/texts", "sha": "0" * 40, "siblings": []})
         if (tree := re.fullmatch(rf"{root}/tree/main/?(.*)", path)) is not None:
             return self.answer(self.entries(tree[1]))
         if (name := path.removeprefix("/datasets/owner/texts/resolve/main/")) in FILES:
             return self.content(FILES[name])
+        if path.startswith("/datasets/owner/page/"):
+            return self.reply(200, b"<html><title>Sign in</title></html>", {})
         return self.answer({"error": "Repository not found"}, 404)
 
     do_HEAD = do_GET
@@ -74,17 +80,18 @@ class Hub(http.server.BaseHTTPRequestHandler):
         return {"type": "file", "oid": oid, "size": len(FILES[name]), "path": name}
 
     def content(self, content: bytes) -> None:
-        given = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
-        first, last = map(int, given.groups()) if given else (0, len(content) - 1)
-        self.reply(206 if given else 200, content[first : last + 1])
+        etag = hashlib.sha1(content).hexdigest()
+        self.reply(200, content, {"ETag": f'"{etag}"', "X-Repo-Commit": "0" * 40})
 
     def answer(self, value: object, status: int = 200) -> None:
-        self.reply(status, json.dumps(value).encode(), status == 404)
+        missing = "EntryNotFound" if "/resolve/" in self.path else "RepoNotFound"
+        headers = {"X-Error-Code": missing} if status == 404 else {}
+        self.reply(status, json.dumps(value).encode(), headers)
 
-    def reply(self, status: int, body: bytes, missing: bool = False) -> None:
+    def reply(self, status: int, body: bytes, headers: Mapping[str, str]) -> None:
         self.send_response(status)
-        if missing:
-            self.send_header("X-Error-Code", "RepoNotFound")
+        for name, value in headers.items():
+            self.send_header(name, value)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         if self.command != "HEAD":
@@ -95,13 +102,15 @@ class Hub(http.server.BaseHTTPRequestHandler):
 
 
 @pytest.fixture(scope="module")
-def hub() -> Iterator[None]:
+def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hub)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     path_of("hf://datasets/owner/texts/x")  # sets fsspec up
     with pytest.MonkeyPatch.context() as patch:
         address = f"http://127.0.0.1:{server.server_port}"
         patch.setitem(fsspec.config.conf["hf"], "endpoint", address)
+        cache = str(tmp_path_factory.mktemp("hub"))
+        patch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", cache)
         huggingface_hub.HfFileSystem.clear_instance_cache()
         yield
     huggingface_hub.HfFileSystem.clear_instance_cache()
@@ -129,6 +138,16 @@ def test_what_is_not_there_or_not_written_is_said(tmp_path: Path) -> None:
         list(TextFiles(train="hf://datasets/owner/other/*.txt").lines("train"))
     with pytest.raises(UserError, match="no file matches"):
         list(TextFiles(train="hf://datasets/owner/texts/none/*.txt").lines("train"))
+    for wrong in ("owner/texts", "datasets/owner", "datasets/o/t@/x", "datasets/o/t//x", "a b/c/d"):
+        with pytest.raises(UserError, match=r"no name in a bucket.*hf://datasets/owner/name/file"):
+            path_of(f"hf://{wrong}")
+    with pytest.raises(UserError, match="there is no such file"):
+        lookup.read_bytes("x", path_of("hf://datasets/owner/texts/text/none.txt"))
+    with pytest.raises(Exception) as error:
+        lookup.read_bytes("x", path_of("hf://datasets/owner/page/text/a.txt"))
+    assert remote.failure(error.value) is not None  # a web page is no text
+    with pytest.raises(UserError, match="hf:// is only read"):
+        TaskCaches(cast(Any, None), "hf://datasets/owner/texts/data", None, None)
     with pytest.raises(UserError, match="hf:// is only read"):
         remote.ConditionalObject(path_of("hf://datasets/owner/texts/train.lock"))
     (tmp_path / "x").write_text("x")

@@ -194,7 +194,8 @@ def test_padding_of_what_no_weight_has_is_refused() -> None:
 def test_first_blocks_count_as_layers_and_are_in_no_stage() -> None:
     spec = dataclasses.replace(SPLITTABLE, layers=5, first_blocks=(Block(), Block()))
     record = recorded(spec, 8, 24)
-    (error, *_) = problems("batch:data;layers:pipe", "data:2,pipe:2", record=record)
+    found = problems("batch:data;layers:pipe", "data:2,pipe:2", record=record)
+    [error] = [problem for problem in found if problem.code == "indivisible"]
     assert error.message == (
         "layers = 5 (3 repeats of a pattern of 1 after 2 first_blocks) does not divide over "
         "pipe = 2."

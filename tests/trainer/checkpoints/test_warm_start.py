@@ -84,6 +84,34 @@ def test_first_blocks_get_the_first_layers(dense: tuple[Path, Params]) -> None:
     np.testing.assert_allclose(loss(spec, EXPERT_PARALLEL, params), expected, rtol=1e-5)
 
 
+def test_a_pattern_as_long_as_the_model_gets_one_layer_each(dense: tuple[Path, Params]) -> None:
+    folder, dense_params = dense
+    pattern = (Block(), Block(feed_forward=ROOMY))
+    spec = dataclasses.replace(DENSE, first_blocks=(Block(), Block()), pattern=pattern)
+    params = started(spec, WHOLE, folder)
+    expected = loss(DENSE, WHOLE, dense_params)
+    np.testing.assert_allclose(loss(spec, WHOLE, params), expected, rtol=1e-5)
+
+
+def test_stages_get_the_layers_behind_first_blocks(tmp_path: Path) -> None:
+    """The number of saved layers does not divide over the stages."""
+    odd = dataclasses.replace(DENSE, layers=5)
+    with jax.set_mesh(make_mesh(WHOLE)), Checkpoints(tmp_path) as checkpoints:
+        saved = jax.jit(odd.model(WHOLE).init)(jax.random.key(1))
+        checkpoints.save(1, {"params": saved, "opt_state": {}, "step": jax.numpy.asarray(1)})
+    spec = dataclasses.replace(odd, first_blocks=(Block(),))
+    params = started(spec, Layout(mesh="data:2,pipe:2", rules="batch:data;layers:pipe"), tmp_path)
+    new, old = params["decoder"], saved["decoder"]["layers_N"]["mlp"]["wi_DF"]
+    np.testing.assert_array_equal(new["first"]["block0"]["mlp"]["wi_DF"], old[0])
+    np.testing.assert_array_equal(new["layers_N"]["mlp"]["wi_DF"], old[1:])
+    with jax.set_mesh(make_mesh(WHOLE)), Checkpoints(tmp_path / "first") as checkpoints:
+        again = jax.jit(spec.model(WHOLE).init)(jax.random.key(1))
+        checkpoints.save(1, {"params": again, "opt_state": {}, "step": jax.numpy.asarray(1)})
+    for other in (DENSE, dataclasses.replace(DENSE, first_blocks=(Block(), Block()))):
+        with pytest.raises(UserError, match=r"decoder/first/block.*(none|there is no)"):
+            started(other, WHOLE, tmp_path / "first")
+
+
 def test_the_same_model_gets_the_same_weights(
     dense: tuple[Path, Params], log_lines: list[str]
 ) -> None:

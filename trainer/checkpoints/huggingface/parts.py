@@ -15,7 +15,7 @@ def with_shortest_pattern(spec: Transformer) -> Transformer:
     pattern lacks: the Transformer names those."""
     if spec.encoder_pattern == spec.pattern:
         spec = dataclasses.replace(spec, encoder_pattern=None)
-    if spec.encoder_pattern is not None:
+    if spec.encoder_pattern is not None or (spec.has_encoder and spec.first_blocks):
         return spec
     layers, positions = spec.blocks_by_layer, spec.positions
     first, turn = shortest_repeat(layers)

@@ -40,7 +40,8 @@ def adapter_of(
     targets = ["layers_N/*", *["first/*"] * bool(model.first_blocks)]
     targets += ["softmax"] * (not model.tied)
     every = Lora(rank=settings["r"], alpha=settings["lora_alpha"], targets=tuple(targets))
-    paths = [w.path for w in weights_of(model, every, family) if w.names[0] in tensors]
+    weights = weights_of(model, every, family, tensors)
+    paths = [weight.path for weight in weights if weight.names[0] in tensors]
     names = dict.fromkeys("/".join(path.split("/")[1:-1][-2:]) for path in paths)
     store = common_type(info.dtype for info in tensors.values())
     return replace(every, targets=tuple(names), store=store)
@@ -56,8 +57,16 @@ def settings_of(adapter: Lora, weights: Sequence[ConvertedWeight]) -> Settings:
     }  # fmt: skip
 
 
-def weights_of(model: Transformer, adapter: Lora, family: Family) -> list[ConvertedWeight]:
-    """Returns the matrices of the adapters of a model, which has none in its own settings."""
+def weights_of(
+    model: Transformer,
+    adapter: Lora,
+    family: Family,
+    tensors: Mapping[str, TensorInfo] | None = None,
+) -> list[ConvertedWeight]:
+    """Returns the matrices of the adapters of a model, which has none in its own settings.
+
+    Where the tensors of a file are given, others may be missing.
+    """
     factors, converted = adapter.factors(model.model(Layout()).weights()), []
     if "embed_VD" in factors:
         raise UserError(
@@ -65,12 +74,20 @@ def weights_of(model: Transformer, adapter: Lora, family: Family) -> list[Conver
             "embedding.  `meshloom export hf` writes the merged model."
         )
     by_path = {weight.path: weight for weight in convert.weights_of(model, family)}
-    if joined := [by_path[path].names[0] for path in factors if "/" in by_path[path].names[0]]:
-        raise UserError(
-            f"{joined[0].partition('/')[0]} joins several weights: PEFT's adapters are of all of "
-            "them together.  `meshloom export hf` writes the merged model."
-        )
-    for weight, (_, matrices) in ((by_path[path], of) for path, of in factors.items()):
+    for path, (_, matrices) in factors.items():
+        weight = by_path[path]
+        whole, _, joined = weight.names[0].partition("/")
+        if (
+            joined
+            and tensors is not None
+            and not any(whole.removesuffix(".weight") in name for name in tensors)
+        ):
+            continue
+        if joined:
+            raise UserError(
+                f"{whole} joins several weights: PEFT's adapters are of all of them together.  "
+                "`meshloom export hf` writes the merged model."
+            )
         (outputs, inputs), sizes = weight.axes.split(), {**weight.sizes, RANK.letter: adapter.rank}
         kinds = ("lora_A", f"{RANK.letter} {inputs}"), ("lora_B", f"{outputs} {RANK.letter}")
         stems = [f"base_model.model.{name.removesuffix('.weight')}" for name in weight.names]
