@@ -23,6 +23,7 @@ from tests.data.tokenizers.test_tokenizer_json import byte_level
 TASKS = Path(__file__).parents[2] / "configs" / "tasks"
 NEEDED = {
     "text": ["TextFiles.train='my/*.txt'"],
+    "span_corruption": ["TextFiles.train='my/*.txt'"],
     "pairs": ["ParallelFiles.train_source='my.en'", "ParallelFiles.train_target='my.de'"],
 }
 

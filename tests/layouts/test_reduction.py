@@ -60,7 +60,7 @@ def test_zeros_are_never_whole_on_a_device() -> None:
     with jax.set_mesh(make_mesh(layout)):
         w_DF = layout.reshard(jnp.zeros((WIDTH, HIDDEN)), "DF", stored=True)
         traced = jax.jit(lambda w_DF: zero_gradient(w_DF, jnp.float32)).trace(w_DF)
-    places = [spec_of(v.aval) for eqn in traced.jaxpr.eqns for v in eqn.outvars]
+    places = [v.aval.sharding.spec for eqn in traced.jaxpr.eqns for v in eqn.outvars]
     assert places and all(mesh_axes(place.partitions[0]) == ("x",) for place in places)
 
 
