@@ -97,7 +97,7 @@ class Maker:
         self.problems.append(text)
 
     def _value(self, value: Any, scopes: tuple[str, ...], chain: _Chain, at: str) -> Any:
-        """Follows references and macros; makes the specs of a default anew, as bindings say."""
+        """Resolves references and macros, and rebuilds default specs with their own bindings."""
         if isinstance(value, list | tuple):
             items = tuple(self._value(item, scopes, chain, at) for item in value)
             return _FAILED if any(item is _FAILED for item in items) else items

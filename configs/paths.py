@@ -1,6 +1,6 @@
 """Makes paths of this machine and of remote storage (gs://bucket/name, s3://bucket/name).
 
-Of the Hugging Face hub, hf://datasets/owner/name/file, files are only read.
+hf://datasets/owner/name/file is a file on the Hugging Face Hub, which is read-only here.
 """
 
 import functools
@@ -31,7 +31,7 @@ STORAGES = {
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/+")
 _REMOTE = re.compile(rf"({'|'.join(STORAGES)})://")
 _IN_BUCKET = re.compile(r"\w+://[\w.-]+/(?s:.+)", re.ASCII)
-_OF_HUB = re.compile(r"hf://datasets/[\w.-]+/[\w.-]+(@[\w.-][^@]*)?/[^/@][^@]*", re.ASCII)
+_ON_HUB = re.compile(r"hf://datasets/[\w.-]+/[\w.-]+(@[\w.-][^@]*)?/[^/@][^@]*", re.ASCII)
 _LEGAL = "gs://bucket/name, s3://bucket/name or, to read, hf://datasets/owner/name/file"
 
 
@@ -48,7 +48,7 @@ def path_of(name: str | os.PathLike[str]) -> Path:
         raise UserError(
             f"{brief(text)}: {match[0]} is not supported.  Legal: a path of this machine, {_LEGAL}."
         )
-    if not (_OF_HUB if text.startswith("hf:") else _IN_BUCKET).fullmatch(text):
+    if not (_ON_HUB if is_on_hub(text) else _IN_BUCKET).fullmatch(text):
         raise UserError(f"{brief(text)}: no name in a bucket.  Legal: {_LEGAL}.")
     _set_up(text.partition(":")[0])
     from etils import epath
@@ -59,6 +59,11 @@ def path_of(name: str | os.PathLike[str]) -> Path:
 def is_remote(path: str | os.PathLike[str]) -> bool:
     """Returns whether a path is in remote storage."""
     return _REMOTE.match(os.fspath(path)) is not None
+
+
+def is_on_hub(path: str | os.PathLike[str]) -> bool:
+    """Returns whether a path is on the Hugging Face Hub, which is read-only here."""
+    return os.fspath(path).startswith("hf://")
 
 
 def storage_of(path: str | os.PathLike[str]) -> Storage:

@@ -25,7 +25,7 @@ EVERYWHERE = "experts:{rows};experts:model"  # then d_ff gives way to them
 
 
 def candidates(record: Record, devices: int, rows: int = 0) -> Iterator[Layout]:
-    """Yields every legal layout on one or two mesh axes that divides so many rows; 0: any."""
+    """Yields every legal layout on one or two mesh axes that divides `rows`; 0 divides by any."""
     for data, model in shapes(devices):
         if rows % data == 0:
             yield from legal_layouts_on(record, {"data": data, "model": model})

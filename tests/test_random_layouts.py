@@ -48,6 +48,7 @@ FOUND = {
     "layers split under scan": ("x:2", "layers:x", {"layers": 2, "scan": True}),
     "groups give way to d_ff": ("x:2", "groups:x?;d_ff:x", DROPLESS),
     "rows of experts give way to d_ff": ("x:2", "batch:x?;d_ff:x", GATHER),
+    "more devices than rows": ("x:8", "experts:x+", GATHER),
 }
 
 

@@ -12,7 +12,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
 from configs.errors import UserError
-from configs.paths import in_bucket, is_remote, path_of
+from configs.paths import in_bucket, is_on_hub, is_remote, path_of
 from data.storage import remote
 
 logger = logging.getLogger(__name__)
@@ -23,7 +23,7 @@ def open_to_read(name: str, path: Path) -> IO[bytes]:
     if is_remote(path):
         if not path.exists():
             remote.check_bucket(path)
-        if str(path).startswith("hf://"):
+        if is_on_hub(path):
             return remote.from_hub(path).open("rb")
         remote_file: Any = path.open("rb")
         return io.BufferedReader(remote_file)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from configs.errors import UserError, brief, one_line
-from configs.paths import in_bucket, is_remote, storage_of
+from configs.paths import in_bucket, is_on_hub, is_remote, storage_of
 
 # What gcsfs logs as an error, with a traceback, it also raises.
 logging.getLogger("gcsfs").setLevel(logging.CRITICAL)
@@ -66,7 +66,7 @@ def file_system(path: str | Path) -> Any:
 
 
 def version_in(info: dict[str, Any]) -> str:
-    """Returns the number of an object's last write; for S3 and the hub a hash of its content."""
+    """Returns the number of an object's last write; for S3 and the Hub a hash of its content."""
     return str(next(info[name] for name in ("generation", "ETag", "blob_id") if name in info))
 
 
@@ -82,7 +82,7 @@ def download(source: Path, file: Path) -> None:
 
 
 def from_hub(path: Path) -> Path:
-    """Returns where the cache of the hub's library has a file, which it downloads whole first."""
+    """Downloads a file of the Hub to the cache of `huggingface_hub`, and returns its path there."""
     import huggingface_hub
     from huggingface_hub.errors import RemoteEntryNotFoundError
 
@@ -100,10 +100,10 @@ def from_hub(path: Path) -> Path:
 
 
 def check_writable(path: Path) -> None:
-    """Refuses a path of a storage that is only read."""
-    if str(path).startswith("hf://"):
+    """Refuses a path of read-only storage."""
+    if is_on_hub(path):
         raise UserError(
-            f"{path}: hf:// is only read.  Legal: gs://, s3:// or a path of this machine."
+            f"{path}: hf:// is read-only.  Legal: gs://, s3:// or a path of this machine."
         )
 
 
@@ -115,12 +115,12 @@ def check_bucket(path: Path) -> None:
     try:
         if storage.protocol == "s3":
             file_system(path).call_s3("list_objects_v2", Bucket=bucket, MaxKeys=1)
-        elif storage.protocol == "hf":
+        elif is_on_hub(path):
             file_system(path).resolve_path(str(path))
         else:
             file_system(path).call("GET", "b/{}/o", bucket, maxResults=1)
     except FileNotFoundError:
-        what = "such repository or revision" if storage.protocol == "hf" else f"bucket {bucket!r}"
+        what = "such repository or revision" if is_on_hub(path) else f"bucket {bucket!r}"
         remedy = storage.missing.format(bucket=bucket)
         raise UserError(f"{path}: there is no {what}.  Correct the name, or {remedy}.") from None
 

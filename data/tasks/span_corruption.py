@@ -37,7 +37,7 @@ class SpanCorruption(EncoderTask):
     """Source tokens per row."""
     noise_density: Annotated[float, Field(gt=0, lt=1)] = 0.15
     """Share of the tokens that are replaced."""
-    mean_span: Annotated[float, Field(ge=1)] = 3.0
+    mean_noise_span_length: Annotated[float, Field(ge=1)] = 3.0
     """Tokens of a span, on average."""
     draws: Count = 1
     """How often the text to train on is in the rows, each time with other spans replaced."""
@@ -113,13 +113,13 @@ class SpanCorruption(EncoderTask):
         return packed, counts
 
     def spans(self, tokens: int) -> tuple[int, int]:
-        """Returns how many of so many tokens are replaced, and in how many spans."""
+        """Returns the number of replaced tokens, and of spans, in a piece of this length."""
         replaced = min(max(round(tokens * self.noise_density), 1), max(tokens - 1, 1))
-        spans = max(round(replaced / self.mean_span), 1)
+        spans = max(round(replaced / self.mean_noise_span_length), 1)
         return replaced, min(spans, max(tokens - replaced, 1))
 
     def fits(self, tokens: int) -> bool:
-        """Returns whether the source and the target of so many tokens fit a row."""
+        """Returns whether the source and the target of a piece of this length fit a row."""
         replaced, spans = self.spans(tokens)
         is_short = tokens - replaced + spans + 1 <= self.source_length
         return is_short and replaced + spans + 1 <= self.length and spans <= len(SENTINELS)

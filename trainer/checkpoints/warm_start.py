@@ -35,7 +35,7 @@ class WeightSource(NamedTuple):
     layers: slice | int | None = None
     """None: all."""
     total: int = 0
-    """Layers of the saved weight, if it gives some."""
+    """Layers that the saved weight has, where `layers` chooses some of them."""
     copied: bool = False
     """Whether each expert gets a copy."""
 
@@ -189,9 +189,8 @@ def _candidates(path: str, layers: dict[str, tuple[int, slice | int]]) -> list[W
 def converted(layout: Layout, saved: Array, source: WeightSource, new: Array, path: str) -> Array:
     """Returns the saved weight in the shape, type and placement of the new one."""
     axes = axes_of_path(path)
-    if source.layers is not None:
-        gathered = axes_of_path(source.path).replace("N", "n")
-        saved = layout.reshard(saved, gathered, stored=True)[source.layers]
+    if source.layers is not None:  # it was restored with all layers on each device
+        saved = saved[source.layers]
     if source.copied:
         at = axes.index("E")
         dimensions = tuple(i for i in range(len(axes)) if i != at)

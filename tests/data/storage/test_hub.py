@@ -1,4 +1,4 @@
-"""Data sets of the Hugging Face hub, from a server on this machine that answers as it does."""
+"""Datasets of the Hugging Face Hub, from a server on this machine that answers as it does."""
 
 import hashlib
 import http.server
@@ -146,10 +146,10 @@ def test_what_is_not_there_or_not_written_is_said(tmp_path: Path) -> None:
     with pytest.raises(Exception) as error:
         lookup.read_bytes("x", path_of("hf://datasets/owner/page/text/a.txt"))
     assert remote.failure(error.value) is not None  # a web page is no text
-    with pytest.raises(UserError, match="hf:// is only read"):
+    with pytest.raises(UserError, match="hf:// is read-only"):
         TaskCaches(cast(Any, None), "hf://datasets/owner/texts/data", None, None)
-    with pytest.raises(UserError, match="hf:// is only read"):
+    with pytest.raises(UserError, match="hf:// is read-only"):
         remote.ConditionalObject(path_of("hf://datasets/owner/texts/train.lock"))
     (tmp_path / "x").write_text("x")
-    with pytest.raises(UserError, match="hf:// is only read"):
+    with pytest.raises(UserError, match="hf:// is read-only"):
         remote.upload(tmp_path / "x", path_of("hf://datasets/owner/texts/x"))

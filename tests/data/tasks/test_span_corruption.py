@@ -56,7 +56,7 @@ def test_rows_of_512_and_114_tokens_hold_568_as_in_t5(task: SpanCorruption) -> N
 def test_source_and_target_have_each_token_once(
     task: SpanCorruption, density: float, mean: float
 ) -> None:
-    task = dataclasses.replace(task, noise_density=density, mean_span=mean)
+    task = dataclasses.replace(task, noise_density=density, mean_noise_span_length=mean)
     for size in (1, 2, 3, 7, 57, 101):
         tokens = np.random.default_rng(size).integers(3, 900, size)
         replaced, spans = task.spans(size)

@@ -77,11 +77,8 @@ def weights_of(
     for path, (_, matrices) in factors.items():
         weight = by_path[path]
         whole, _, joined = weight.names[0].partition("/")
-        if (
-            joined
-            and tensors is not None
-            and not any(whole.removesuffix(".weight") in name for name in tensors)
-        ):
+        stem = whole.removesuffix(".weight")
+        if joined and tensors is not None and not any(stem in name for name in tensors):
             continue
         if joined:
             raise UserError(
