@@ -32,6 +32,12 @@ EXPERTS = recorded(
 )
 
 
+def test_candidates_divide_the_rows() -> None:
+    dividing = [x for x in candidates(DENSE, 8) if 4 % mesh_sizes(x.mesh, 8).get("data", 1) == 0]
+    assert list(candidates(DENSE, 8, rows=4)) == dividing
+    assert 0 < len(dividing) < len(list(candidates(DENSE, 8)))
+
+
 def test_all_candidates_are_legal_and_use_all_devices() -> None:
     layouts = list(candidates(DENSE, 8))
     assert len(set(layouts)) == len(layouts) > 12

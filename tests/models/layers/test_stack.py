@@ -29,7 +29,8 @@ SPEC = toy(layers=3, positions=Relative(shared=True), dropout=0.2)
 
 def made(spec: TransformerSpec) -> Stack:
     weights = Weights(WHOLE, spec.sizes, nnx.Rngs(params=jax.random.key(0)), "float32")
-    stack = Stack(spec, WHOLE, weights, spec.layers, spec.blocks)
+    first = len(spec.first_blocks)
+    stack = Stack(spec, WHOLE, weights, spec.layers, spec.blocks, first=first)
     assert stack.bias is not None
     stack.bias.bias_RJQ[...] = jax.random.normal(jax.random.key(1), stack.bias.bias_RJQ.shape)
     return stack
@@ -55,6 +56,25 @@ def test_layers_run_in_order_with_one_bias_and_keys_of_their_own(scan: bool) -> 
             block: BlockLayer = nnx.merge(graph, layer)
             shared = stack.contexts(contexts)
             x_BLD, _, _ = block(x_BLD, shared, key=jax.random.fold_in(key, index))
+        return y_BLD, stack.norm(x_BLD)
+
+    with jax.set_mesh(make_mesh(WHOLE)):
+        y_BLD, x_BLD = jax.jit(run)()
+    np.testing.assert_allclose(y_BLD, x_BLD, rtol=0, atol=2e-6)
+
+
+def test_the_key_of_a_first_block_is_that_of_no_repeat() -> None:
+    spec, key = dataclasses.replace(SPEC, first_blocks=SPEC.pattern), jax.random.key(2)
+
+    def run() -> tuple[jax.Array, jax.Array]:
+        stack = made(spec)
+        y_BLD, _ = stack(jnp.asarray(X_BLD), contexts, key=key)
+        graph, weights = nnx.split(stack.layers_N)
+        [first] = stack.first.each().values()
+        repeats = [nnx.merge(graph, layer) for layer in WHOLE.unstack(weights)]
+        x_BLD, shared = jnp.asarray(X_BLD), stack.contexts(contexts)
+        for number, block in zip((spec.layers, 0, 1), (first, *repeats), strict=True):
+            x_BLD, _, _ = block(x_BLD, shared, key=jax.random.fold_in(key, number))
         return y_BLD, stack.norm(x_BLD)
 
     with jax.set_mesh(make_mesh(WHOLE)):

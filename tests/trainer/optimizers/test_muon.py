@@ -70,6 +70,9 @@ def test_matrices_are_those_of_layers() -> None:
     weights = SPLITTABLE.model(WHOLE).weights()
     names = {path.rpartition("/")[2] for path, info in weights.items() if is_matrix(path, info)}
     assert names == {"wq_DJQK", "wk_DJK", "wv_DJK", "wo_JQKD", "wi_DF", "wo_FD"}
+    weights = dataclasses.replace(SPLITTABLE, first_blocks=(Block(),)).model(WHOLE).weights()
+    first = {path: info for path, info in weights.items() if "/first/" in path}
+    assert {p.rpartition("/")[2] for p, info in first.items() if is_matrix(p, info)} == names
 
 
 @pytest.mark.usefixtures("float64")

@@ -53,6 +53,15 @@ def test_what_no_pattern_repeats_comes_first() -> None:
     assert short.blocks_by_layer == mixed.blocks and with_shortest_pattern(short) == short
 
 
+def test_first_blocks_of_a_model_with_an_encoder_stay() -> None:
+    """The pattern is the encoder's, too."""
+    gated = Block(feed_forward=GATED)
+    spec = dataclasses.replace(
+        TOY, layers=3, encoder_layers=2, first_blocks=ONE_KIND, pattern=(Block(), gated)
+    )
+    assert with_shortest_pattern(spec) == spec
+
+
 def test_positions_of_the_whole_model_stay_where_they_are() -> None:
     learned = dataclasses.replace(TOY, pattern=(Block(positions=Rotary()),))
     assert with_shortest_pattern(learned) == learned

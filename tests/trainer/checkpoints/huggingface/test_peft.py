@@ -31,6 +31,7 @@ from tests.trainer.checkpoints.huggingface.test_convert import (
 from trainer.checkpoints.huggingface import peft
 from trainer.checkpoints.huggingface.convert import spec_of
 from trainer.checkpoints.huggingface.families import FAMILIES
+from trainer.checkpoints.huggingface.weights import TensorInfo
 from trainer.checkpoints.manager import Checkpoints
 from trainer.checkpoints.restore import ModelRestorer
 from trainer.model_dir import ModelDir
@@ -185,6 +186,14 @@ def test_products_that_files_join_have_no_adapters_in_peft(folder: Path) -> None
     spec = spec_of(settings, "float32", "config.json")
     with pytest.raises(UserError, match=r"0\.self_attn\.qkv_proj\.weight joins several weights"):
         peft.weights_of(spec, Lora(targets=("attention/wq",)), FAMILIES["phi3"])
+    stems = [f"base_model.model.model.layers.{i}.self_attn" for i in range(spec.layers)]
+    info = TensorInfo((1, 1), "float32")
+    others = {f"{stem}.o_proj.lora_{kind}.weight": info for stem in stems for kind in "AB"}
+    adapter = peft.adapter_of(spec, FAMILIES["phi3"], SETTINGS, others)
+    assert adapter.targets == ("attention/wo",)
+    joined = {f"{stem}.qkv_proj.lora_A.weight": info for stem in stems}
+    with pytest.raises(UserError, match="joins several weights"):
+        peft.adapter_of(spec, FAMILIES["phi3"], SETTINGS, others | joined)
 
 
 def test_what_peft_lacks_is_refused(folder: Path, tmp_path: Path) -> None:
