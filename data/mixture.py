@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
+from data.batch_sizes import BatchSizes
+
 BLOCK = 4096
 """Places; a rate is kept to half of one part in this many."""
 TABLE_ROWS = 1 << 23
@@ -132,31 +134,31 @@ class MixtureOrder:
         """Returns the share of rows that each part has after a number of steps."""
         return tuple(quota / BLOCK for quota in self._stage(step)[1])
 
-    def rows_of_step(self, seed: int, step: int, batch_sequences: int) -> np.ndarray:
+    def rows_of_step(self, seed: int, step: int, sizes: BatchSizes) -> np.ndarray:
         """Returns the rows of a step's global batch.
 
         The first batch of a stage begins a block, in which each part goes on where it was.
         """
         first, quotas = self._stage(step)
-        places = np.arange((step - first) * batch_sequences, (step - first + 1) * batch_sequences)
-        return self._row_ids(seed, places, quotas, self.drawn_before(seed, first, batch_sequences))
+        places = np.arange(sizes.before(step), sizes.before(step + 1)) - sizes.before(first)
+        return self._row_ids(seed, places, quotas, self.drawn_before(seed, first, sizes))
 
     def _stage(self, step: int) -> tuple[int, Quotas]:
         """Returns the first step of the stage of a step, and its quotas."""
         return [(0, self.quotas), *(stage for stage in self.stages if stage[0] <= step)][-1]
 
-    def drawn_before(self, seed: int, step: int, batch_sequences: int) -> np.ndarray:
+    def drawn_before(self, seed: int, step: int, sizes: BatchSizes) -> np.ndarray:
         """Returns how many rows of each part the batches before a step hold."""
         if not step:
             return np.zeros(len(self.rows), np.int64)
         first, quotas = self._stage(step - 1)
-        blocks, rest = divmod((step - first) * batch_sequences, BLOCK)
+        blocks, rest = divmod(sizes.before(step) - sizes.before(first), BLOCK)
         parts = _block(quotas, seed, blocks)[0][:rest]
         in_stage = blocks * np.array(quotas) + np.bincount(parts, minlength=len(quotas))
-        return self.drawn_before(seed, first, batch_sequences) + in_stage
+        return self.drawn_before(seed, first, sizes) + in_stage
 
     def steps_of_row(
-        self, seed: int, row: int, batch_sequences: int, first: int, stop: int
+        self, seed: int, row: int, sizes: BatchSizes, first: int, stop: int
     ) -> Iterator[int]:
         """Yields the steps from `first` to before `stop` whose batches hold a row, in order."""
         part = int(np.searchsorted(np.cumsum(self.rows), row, side="right"))
@@ -165,14 +167,13 @@ class MixtureOrder:
         for start, end in itertools.pairwise(borders):
             stage, quotas = self._stage(start)
             drawn, low, high = (
-                int(self.drawn_before(seed, step, batch_sequences)[part])
-                for step in (stage, start, end)
+                int(self.drawn_before(seed, step, sizes)[part]) for step in (stage, start, end)
             )
             stream = self.first_stream + part
             for draw in places_of_row(seed, row_of_part, self.rows[part], low, high, stream):
                 block, rank = divmod(draw - drawn, quotas[part])
                 place = np.flatnonzero(_block(quotas, seed, block)[0] == part)[rank]
-                yield stage + (block * BLOCK + int(place)) // batch_sequences
+                yield sizes.step_of(sizes.before(stage) + block * BLOCK + int(place))
 
     def _row_ids(
         self, seed: int, places: np.ndarray, quotas: Quotas, drawn: np.ndarray

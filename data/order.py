@@ -1,6 +1,6 @@
-"""Reads the rows of training in an order that is a pure function of (seed, step, batch size).
+"""Reads the rows of training in an order that is a pure function of (seed, step, batch sizes).
 
-Training reads the numbers step * batch_sequences and on of an endless sequence that holds each
+Training reads one batch after the other from an endless sequence that holds each
 epoch's own permutation of all rows, so no row is lost where a batch spans two epochs.
 """
 
@@ -12,6 +12,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from data.batch_sizes import BatchSizes
 from data.packing.rows import NO_ROW, Rows
 
 Batch = dict[str, np.ndarray]
@@ -26,16 +27,16 @@ _BATCHES_AHEAD = 8
 
 
 def batches(
-    rows: Rows, seed: int, batch_sequences: int, first_step: int, host_rows: Span | None = None
+    rows: Rows, seed: int, sizes: BatchSizes, first_step: int, host_rows: Span | None = None
 ) -> Iterator[tuple[np.ndarray, Batch]]:
     """Yields (row ids of the global batch, this host's rows of its arrays) from a step on.
 
     Threads read ahead.  Hosts with adjacent spans together read what one host would.
     """
-    start, stop = host_rows or (0, batch_sequences)
+    start, stop = host_rows or (0, sizes.at(first_step))
 
     def read(step: int) -> tuple[np.ndarray, Batch]:
-        ids = rows.order.rows_of_step(seed, step, batch_sequences)
+        ids = rows.order.rows_of_step(seed, step, sizes)
         return ids, rows.batch(ids[start:stop])
 
     return read_ahead(read, itertools.count(first_step))

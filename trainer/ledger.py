@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from data.batch_sizes import BatchSizes
 from data.packing.rows import Rows
 from trainer.resume.history import values_by_step
 from trainer.run import MAX_STEPS, Run
@@ -18,45 +19,46 @@ class Ledger:
 
     rows: Rows
     seed: int
-    periods: Sequence[tuple[int, int, int, Rows]]
-    """Two numbers of steps; of the steps after the first, to the second, the rows in a batch, and
+    periods: Sequence[tuple[int, int, BatchSizes, Rows]]
+    """Two numbers of steps; of the steps after the first, to the second, the sizes of batches, and
     all rows without the documents that are excluded."""
 
     @classmethod
     def of(cls, run: Run, rows: Rows, model_dir: Path | None = None) -> "Ledger":
         """Takes the settings of a run, and from its directory those of its earlier steps."""
-        settings = {"Run.batch_sequences": run.batch_sequences, "Run.exclude": run.exclude}
-        values = values_by_step(model_dir, settings)
+        names = ("batch_sequences", "batch_stages", "exclude")
+        values = values_by_step(model_dir, {f"Run.{name}": getattr(run, name) for name in names})
         stops = [*(step for step, _ in values[1:]), MAX_STEPS]
         periods = [
-            (step, stop, now["Run.batch_sequences"], rows.without(now["Run.exclude"]))
+            (step, stop, BatchSizes(batch, batch_stages), rows.without(exclude))
             for (step, now), stop in zip(values, stops, strict=True)
+            for batch, batch_stages, exclude in [now.values()]
         ]
         return cls(rows, run.seed, periods)
 
     def rows_of_step(self, step: int) -> tuple[np.ndarray, Rows]:
         """Returns the numbers of the rows of a step, and the rows as the step reads them."""
-        [(batch, rows)] = [
-            (b, rows) for first, stop, b, rows in self.periods if first < step <= stop
+        [(sizes, rows)] = [
+            (sizes, rows) for first, stop, sizes, rows in self.periods if first < step <= stop
         ]
-        return rows.order.rows_of_step(self.seed, step - 1, batch), rows
+        return rows.order.rows_of_step(self.seed, step - 1, sizes), rows
 
     def steps_of_segment(self, row: int, segment: int, last_step: int) -> Iterator[int]:
         """Yields the steps up to the last that read a segment; one that reads it twice, twice."""
-        for first, stop, batch, rows in self.periods:
+        for first, stop, sizes, rows in self.periods:
             span = first, min(stop, last_step)
             if segment in rows.segments_BL[np.array([row])]:
                 yield from (
-                    s + 1 for s in self.rows.order.steps_of_row(self.seed, row, batch, *span)
+                    s + 1 for s in self.rows.order.steps_of_row(self.seed, row, sizes, *span)
                 )
 
     def counts(self, last_step: int) -> list[dict[str, Any]]:
         """Counts the rows, and the epochs, that the steps up to the last read of each part."""
         names = [part.name for part in self.rows.parts] if self.rows.mix else ["all"]
         read = np.zeros(len(names), np.int64)
-        for first, stop, batch, _ in self.periods:
-            read += self.rows.order.drawn_before(self.seed, min(stop, last_step), batch)
-            read -= self.rows.order.drawn_before(self.seed, min(first, last_step), batch)
+        for first, stop, sizes, _ in self.periods:
+            read += self.rows.order.drawn_before(self.seed, min(stop, last_step), sizes)
+            read -= self.rows.order.drawn_before(self.seed, min(first, last_step), sizes)
         return [
             {"part": name, "rows": rows, "rows_read": count, "epochs": count / rows}
             for name, rows, count in zip(names, self.rows.order.rows, read.tolist(), strict=True)

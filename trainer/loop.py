@@ -3,7 +3,7 @@
 import dataclasses
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from jax.sharding import Mesh
 from data.packing.rows import Rows
 from layouts.hlo.compilation import compile_program
 from layouts.layout import Layout
+from models.api import Batch
 from models.distillation import without_teacher
 from trainer.checkpoints.interval import SaveInterval
 from trainer.checkpoints.manager import Checkpoints
@@ -64,17 +65,10 @@ def train(job: TrainJob, observers: Sequence[Observer] = ()) -> Outcome:
         with timer.spending("restore"):
             state, step = restore_or_init(padding, checkpoints, run)
         watch.notify(Observer.on_start, run, step)
-        stopped, replay = False, None
+        stopped = False
         previous: Dispatched | None = None
         if step < last_step:
-            with timer.spending("compile"):
-                compiled = compile_train_step(job, state)
-            watch.notify(Observer.on_compiled, compiled)
-            if run.replay_every is not None:
-                with timer.spending("compile"):
-                    replay = replay_of(job, state)
-            rows = job.splits["train"].without(run.exclude)
-            batches = feed(rows, batch_sharding(job), seed=run.seed, first_step=step)
+            compiled, replay, batches = begin_stage(job, step, state, watch, timer)
         # A signal may have ended the evaluation of the checkpoint that the run resumes.
         is_due = bool(step) and run.at_interval(step, run.evaluate_every)
         if is_due and on_any_process(checkpoints.best_of([step]) is None):
@@ -91,6 +85,10 @@ def train(job: TrainJob, observers: Sequence[Observer] = ()) -> Outcome:
             previous = None
 
         while step < last_step and not stopped:
+            if compiled.run.batch_sequences != run.batch_sizes.at(step):
+                report()
+                compiled, replay, batches = begin_stage(job, step, state, watch, timer)
+                timer.restart()
             watch.notify(Observer.before_step, step + 1)
             with jax.profiler.StepTraceAnnotation("train", step_num=step + 1):
                 with timer.spending("data"):
@@ -150,6 +148,24 @@ def restore_or_init(padding: StatePadding, checkpoints: Checkpoints, run: Run) -
     if "base" in state:
         padding.add_base(state, run)
     return padding.pad(state), step
+
+
+def begin_stage(
+    job: TrainJob, step: int, state: State, watch: Observers, timer: StepTimer
+) -> tuple[CompiledStep, Replay | None, Iterator[tuple[np.ndarray, Batch]]]:
+    """Compiles the step for the batches after a step; returns that, its replay and the batches."""
+    run, replay, sizes = job.run, None, job.run.batch_sizes
+    with_size = dataclasses.replace(run, batch_sequences=sizes.at(step), batch_stages=())
+    job = dataclasses.replace(job, run=with_size)
+    with timer.spending("compile"):
+        compiled = compile_train_step(job, state)
+    watch.notify(Observer.on_compiled, compiled)
+    if run.replay_every is not None:
+        with timer.spending("compile"):
+            replay = replay_of(job, state)
+    rows = job.splits["train"].without(run.exclude)
+    batches = feed(rows, batch_sharding(job), sizes, seed=run.seed, first_step=step)
+    return compiled, replay, batches
 
 
 def compile_train_step(job: TrainJob, state: State) -> CompiledStep:

@@ -10,6 +10,7 @@ from pydantic import Field
 
 from configs.errors import UserError
 from configs.spec import Count, CountOrZero, Fraction, NotNegative, Positive, Seed, spec
+from data.batch_sizes import BatchSizes
 from data.task import Task
 from data.tasks import images as images  # task files name what these define
 from data.tasks import prompts as prompts
@@ -54,6 +55,10 @@ class Run:
     epoch fill up the last batch.  A mixture has no epochs, as its parts end at different steps."""
     batch_sequences: Count
     """Rows in the global batch of one update, over all devices and microbatches."""
+    batch_stages: tuple[tuple[Count, Count], ...] = ()
+    """Pairs of a number of steps and the rows of all batches after them, in the order of steps. No
+    row is lost or read twice; the schedule of the learning rate counts steps. --override adds
+    stages to a run that has not reached them."""
     microbatches: Count = 1
     """Slices of the batch whose gradients are added before the update; they save memory."""
     seed: Seed = 0
@@ -158,11 +163,19 @@ class Run:
                 f"Run.r_drop = {self.r_drop}: without dropout, both passes of the model are "
                 "equal.  Unset it, or set Transformer.dropout, such as to 0.1."
             )
-        if self.batch_sequences % self.microbatches:
+        begins = [step for step, _ in self.batch_stages]
+        if begins != sorted(set(begins)):
             raise UserError(
-                f"Run.batch_sequences = {self.batch_sequences} does not divide into "
-                f"Run.microbatches = {self.microbatches}.  Legal: a multiple of it."
+                f"Run.batch_stages: begin after steps {begins}.  Give each a larger number of "
+                "steps than the one before."
             )
+        sizes = {f"Run.batch_stages[{i}][1]": rows for i, (_, rows) in enumerate(self.batch_stages)}
+        for name, rows in ({"Run.batch_sequences": self.batch_sequences} | sizes).items():
+            if rows % self.microbatches:
+                raise UserError(
+                    f"{name} = {rows} does not divide into Run.microbatches = "
+                    f"{self.microbatches}.  Legal: a multiple of it."
+                )
 
     @property
     def merged(self) -> "Run":
@@ -188,11 +201,24 @@ class Run:
             return None
         return "Run.start_from", self.start_from
 
+    @property
+    def batch_sizes(self) -> BatchSizes:
+        return BatchSizes(self.batch_sequences, self.batch_stages)
+
+    @property
+    def by_batch(self) -> list["Run"]:
+        """Returns the run with the batch of each stage for all of its steps, smallest first."""
+        sizes = {self.batch_sequences, *(rows for _, rows in self.batch_stages)}
+        return [
+            dataclasses.replace(self, batch_sequences=rows, batch_stages=())
+            for rows in sorted(sizes)
+        ]
+
     def with_steps(self, rows: int | None) -> "Run":
         """Returns the run with its length in steps, given the rows of training where known."""
         if self.epochs is None or rows is None:
             return self
-        steps = math.ceil(Exact(str(self.epochs)) * rows / self.batch_sequences)
+        steps = self.batch_sizes.step_of(math.ceil(Exact(str(self.epochs)) * rows) - 1) + 1
         if steps > MAX_STEPS:
             raise UserError(
                 f"Run.epochs = {self.epochs:g}: training has {rows:,} rows, so these are more than "

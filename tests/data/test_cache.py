@@ -11,6 +11,7 @@ import pytest
 
 from configs.errors import RunError, UserError
 from data import manifest
+from data.batch_sizes import BatchSizes
 from data.cache import prepare
 from data.manifest import read as read_manifest
 from data.order import batches
@@ -477,10 +478,10 @@ def test_the_parts_of_a_mixture_are_packed_apart_and_come_at_their_rates(pairs, 
         pairs = decoded_pairs(prepared, "train", part.rows)
         assert sorted(pairs) == sorted(pairs_of(parts[part.name], "train"))
         assert part.counts.lines == part.read == len(pairs)
-    ids = np.concatenate([train.order.rows_of_step(3, step, 64) for step in range(64)])
+    ids = np.concatenate([train.order.rows_of_step(3, step, BatchSizes(64)) for step in range(64)])
     assert (ids < train.parts[0].rows.stop).mean() == 0.25
     assert prepared.splits["validation"].parts[0].counts.lines > 0
-    batch = next(batches(train, 3, 64, 0))[1]
+    batch = next(batches(train, 3, BatchSizes(64), 0))[1]
     assert (batch["targets_BL"] == train.targets_BL[ids[:64]]).all()
     assert prepared.splits["validation"].mix is None
 

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from data.batch_sizes import BatchSizes
 from data.mixture import MixtureOrder, permuted, shuffled
 
 ROWS = (700, 30, 5, 90)
@@ -24,21 +25,21 @@ def parts_of(ids):
 
 
 def test_every_block_has_the_rates_exactly(mix):
-    ids = mix.rows_of_step(3, 0, 5 * BLOCK)
+    ids = mix.rows_of_step(3, 0, BatchSizes(5 * BLOCK))
     for block in parts_of(ids).reshape(5, BLOCK):
         assert tuple(np.bincount(block)) == mix.quotas
     np.testing.assert_allclose(mix.rates_after(0), np.array(RATES) / 10, atol=1 / BLOCK)
 
 
 def test_short_stretches_have_the_rates_too(mix):
-    ids = mix.rows_of_step(3, 0, 5 * BLOCK)
+    ids = mix.rows_of_step(3, 0, BatchSizes(5 * BLOCK))
     for batch in parts_of(ids).reshape(-1, 64):
         counts = np.bincount(batch, minlength=4)
         assert (abs(counts - 64 * np.array(mix.rates_after(0))) < 2.5).all()
 
 
 def test_no_row_of_a_part_is_lost_or_comes_twice_in_its_epoch(mix):
-    ids = mix.rows_of_step(3, 0, 5 * BLOCK)
+    ids = mix.rows_of_step(3, 0, BatchSizes(5 * BLOCK))
     for part, (first, rows) in enumerate(zip(np.cumsum(ROWS) - ROWS, ROWS, strict=True)):
         part_ids = ids[parts_of(ids) == part]
         epochs = part_ids[: len(part_ids) // rows * rows].reshape(-1, rows)
@@ -51,19 +52,19 @@ def test_no_row_of_a_part_is_lost_or_comes_twice_in_its_epoch(mix):
 @settings(deadline=None, max_examples=30)
 def test_any_batch_is_part_of_the_same_sequence(seed, step, count):
     mix = MixtureOrder.of(ROWS, RATES)
-    whole = mix.rows_of_step(seed, 0, 3 * BLOCK + 300)
-    batch = mix.rows_of_step(seed, step, count)
+    whole = mix.rows_of_step(seed, 0, BatchSizes(3 * BLOCK + 300))
+    batch = mix.rows_of_step(seed, step, BatchSizes(count))
     np.testing.assert_array_equal(batch, whole[step * count : (step + 1) * count])
 
 
 def test_each_seed_has_another_order(mix):
-    orders = {tuple(mix.rows_of_step(seed, 0, 200)) for seed in range(8)}
+    orders = {tuple(mix.rows_of_step(seed, 0, BatchSizes(200))) for seed in range(8)}
     assert len(orders) == 8
 
 
 def test_parts_of_one_size_have_different_orders():
     mix = MixtureOrder.of((50, 50), (1, 1))
-    ids = mix.rows_of_step(0, 0, 100)
+    ids = mix.rows_of_step(0, 0, BatchSizes(100))
     assert list(ids[ids < 50]) != list(ids[ids >= 50] - 50)
 
 
@@ -83,7 +84,8 @@ def test_quotas_fill_a_block_and_lie_within_one_place_of_their_rates(rates):
 
 def test_the_order_never_changes_between_versions(mix):
     assert list(shuffled(7, np.arange(10, 15), 11)) == [1, 1, 3, 2, 10]
-    assert list(mix.rows_of_step(7, 0, 4102)[4094:]) == [712, 62, 47, 722, 592, 304, 731, 727]
+    ids = mix.rows_of_step(7, 0, BatchSizes(4102))
+    assert list(ids[4094:]) == [712, 62, 47, 722, 592, 304, 731, 727]
 
 
 KEYS = np.arange(1, 9, dtype=np.uint64) << np.uint64(40)
@@ -124,21 +126,25 @@ STAGES = ((10, (0, 1, 0, 1)), (13, (1, 0, 0, 0)), (40, (1, 1, 1, 1)))
 def test_a_stage_changes_nothing_before_it(mix):
     staged = MixtureOrder.of(ROWS, RATES, STAGES)
     for batch in (7, 900):
-        before = [staged.rows_of_step(3, step, batch) for step in range(10)]
-        np.testing.assert_array_equal(np.concatenate(before), mix.rows_of_step(3, 0, 10 * batch))
+        before = [staged.rows_of_step(3, step, BatchSizes(batch)) for step in range(10)]
+        np.testing.assert_array_equal(
+            np.concatenate(before), mix.rows_of_step(3, 0, BatchSizes(10 * batch))
+        )
         for later in STAGES[1:]:  # nor does one that is added
             fewer = MixtureOrder.of(ROWS, RATES, [s for s in STAGES if s[0] < later[0]])
-            ids = fewer.rows_of_step(3, later[0] - 1, batch)
-            assert list(ids) == list(staged.rows_of_step(3, later[0] - 1, batch))
-            assert list(ids) != list(staged.rows_of_step(3, later[0], batch))
+            ids = fewer.rows_of_step(3, later[0] - 1, BatchSizes(batch))
+            assert list(ids) == list(staged.rows_of_step(3, later[0] - 1, BatchSizes(batch)))
+            assert list(ids) != list(staged.rows_of_step(3, later[0], BatchSizes(batch)))
 
 
 @given(st.integers(0, 9), st.integers(1, 600), st.integers(1, 30), st.integers(1, 30))
 @settings(deadline=None, max_examples=30)
 def test_a_part_goes_on_in_a_stage_where_it_was(seed, batch, first, more):
+    """Of the mixture or of the batch."""
     stages = ((first, (0, 1, 0, 1)), (first + more, (1, 1, 0, 1)))
     staged = MixtureOrder.of(ROWS, RATES, stages)
-    ids = np.concatenate([staged.rows_of_step(seed, s, batch) for s in range(first + more + 9)])
+    sizes = BatchSizes(batch, ((more, batch + 9), (first + more, 3)))
+    ids = np.concatenate([staged.rows_of_step(seed, s, sizes) for s in range(first + more + 9)])
     for part, (start, rows) in enumerate(zip(np.cumsum(ROWS) - ROWS, ROWS, strict=True)):
         part_ids = ids[parts_of(ids) == part]
         whole = start + shuffled(seed, np.arange(len(part_ids)), rows, part + 1)
@@ -148,16 +154,18 @@ def test_a_part_goes_on_in_a_stage_where_it_was(seed, batch, first, more):
 def test_a_stage_has_its_rates_and_a_rate_of_0_no_row():
     staged = MixtureOrder.of(ROWS, RATES, STAGES)
     for step in (10, 12):
-        counts = np.bincount(parts_of(staged.rows_of_step(3, step, 64)), minlength=4)
+        counts = np.bincount(parts_of(staged.rows_of_step(3, step, BatchSizes(64))), minlength=4)
         assert counts[0] == counts[2] == 0 and abs(counts[1] - 32) < 3
-    assert set(parts_of(staged.rows_of_step(3, 39, 64))) == {0}
+    assert set(parts_of(staged.rows_of_step(3, 39, BatchSizes(64)))) == {0}
     assert staged.rates_after(12) == (0, 0.5, 0, 0.5) and staged.rates_after(13) == (1, 0, 0, 0)
     read = np.bincount(
-        parts_of(np.concatenate([staged.rows_of_step(3, step, 64) for step in range(50)]))
+        parts_of(
+            np.concatenate([staged.rows_of_step(3, step, BatchSizes(64)) for step in range(50)])
+        )
     )
-    assert staged.drawn_before(3, 50, 64).tolist() == read.tolist()
+    assert staged.drawn_before(3, 50, BatchSizes(64)).tolist() == read.tolist()
 
 
 def test_the_order_of_stages_never_changes_between_versions():
     staged = MixtureOrder.of(ROWS, RATES, STAGES)
-    assert list(staged.rows_of_step(7, 12, 5)) == [741, 715, 821, 705, 813]
+    assert list(staged.rows_of_step(7, 12, BatchSizes(5))) == [741, 715, 821, 705, 813]

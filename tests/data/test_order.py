@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from data.batch_sizes import BatchSizes
 from data.mixture import MixtureOrder
 from data.order import batches, in_order
 from data.packing.rows import NO_ROW, Counts, Rows
@@ -40,14 +41,14 @@ def test_the_order_never_changes_between_versions():
 
 
 def test_batches_are_the_rows_of_row_ids(rows):
-    for step, (ids, batch) in enumerate(itertools.islice(batches(rows, 3, 4, 0), 12)):
+    for step, (ids, batch) in enumerate(itertools.islice(batches(rows, 3, BatchSizes(4), 0), 12)):
         assert list(ids) == list(row_ids(3, step, 4, 23))
         assert (batch["targets_BL"] == rows.targets_BL[ids]).all()
 
 
 def test_resuming_is_continuing(rows):
-    whole = itertools.islice(batches(rows, 3, 4, 0), 20)
-    resumed = itertools.islice(batches(rows, 3, 4, 11), 9)
+    whole = itertools.islice(batches(rows, 3, BatchSizes(4), 0), 20)
+    resumed = itertools.islice(batches(rows, 3, BatchSizes(4), 11), 9)
     for (ids, batch), (ids_again, batch_again) in zip(list(whole)[11:], resumed, strict=True):
         assert list(ids) == list(ids_again)
         assert (batch["targets_BL"] == batch_again["targets_BL"]).all()
@@ -56,9 +57,9 @@ def test_resuming_is_continuing(rows):
 @pytest.mark.parametrize("hosts", [2, 3, 6])
 def test_slices_of_hosts_make_the_global_batch(rows, hosts):
     size = 6 // hosts
-    streams = [batches(rows, 0, 6, 2, (h * size, (h + 1) * size)) for h in range(hosts)]
+    streams = [batches(rows, 0, BatchSizes(6), 2, (h * size, (h + 1) * size)) for h in range(hosts)]
     for (_, batch), *parts in itertools.islice(
-        zip(batches(rows, 0, 6, 2), *streams, strict=True), 8
+        zip(batches(rows, 0, BatchSizes(6), 2), *streams, strict=True), 8
     ):
         for name, array in batch.items():
             assert (np.concatenate([part[name] for _, part in parts]) == array).all()
@@ -76,11 +77,11 @@ def test_evaluation_reads_each_row_once_and_fills_up_with_empty_rows(rows):
 def test_hosts_and_resumed_runs_read_the_stages_of_a_mixture_alike(rows):
     mix = MixtureOrder.of((20, 3), (1, 0), ((5, (1, 1)), (9, (0, 1))))
     mixed = dataclasses.replace(rows, mix=mix)
-    whole = list(itertools.islice(batches(mixed, 3, 4, 0), 14))
+    whole = list(itertools.islice(batches(mixed, 3, BatchSizes(4), 0), 14))
     for (ids, _), parts in zip(whole, [{0}] * 5 + [{0, 1}] * 4 + [{1}] * 5, strict=True):
         assert {int(row >= 20) for row in ids} == parts
     for first in (4, 5, 9, 11):
-        hosts = [batches(mixed, 3, 4, first, span) for span in ((0, 2), (2, 4))]
+        hosts = [batches(mixed, 3, BatchSizes(4), first, span) for span in ((0, 2), (2, 4))]
         for (ids, batch), *of_hosts in zip(whole[first:], *hosts, strict=False):
             assert all(list(host_ids) == list(ids) for host_ids, _ in of_hosts)
             for name, array in batch.items():

@@ -8,6 +8,7 @@ import pytest
 from jax.sharding import NamedSharding
 
 from configs.errors import UserError
+from data.batch_sizes import BatchSizes
 from data.packing.pair_rows import PairRows
 from data.packing.rows import Rows
 from layouts.layout import Layout
@@ -89,7 +90,9 @@ def test_a_device_batch_is_the_rows_of_its_step(
 ) -> None:
     """Microbatch m holds the rows m, m + 3, m + 6 … of the batch: together each row once."""
     rows, mesh = kind(41), make_mesh(layout)
-    fed = feed(rows, BatchSharding(layout, mesh, 24, microbatches), seed=3, first_step=5)
+    fed = feed(
+        rows, BatchSharding(layout, mesh, 24, microbatches), BatchSizes(24), seed=3, first_step=5
+    )
     for step, (ids, batch) in zip(range(5, 8), itertools.islice(fed, 3), strict=True):
         assert list(ids) == list(row_ids(3, step, 24, 41))
         for name, expected in rows.batch(ids).items():

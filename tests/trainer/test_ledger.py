@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from data import mixture, order
+from data.batch_sizes import BatchSizes
 from data.documents import Documents
 from data.mixture import MixtureOrder
 from data.packing.rows import Counts, Rows, RowsOfPart
@@ -53,21 +54,24 @@ def random_rows(draw: random.Random) -> Rows:
     return dataclasses.replace(rows, mix=mix, parts=parts)
 
 
-def settings_of(batch: int, seed: int, exclude: tuple[str, ...] = ()) -> Any:
-    return SimpleNamespace(batch_sequences=batch, seed=seed, exclude=exclude)
+def settings_of(
+    batch: int, seed: int, exclude: tuple[str, ...] = (), stages: tuple[tuple[int, int], ...] = ()
+) -> Any:
+    return SimpleNamespace(batch_sequences=batch, seed=seed, exclude=exclude, batch_stages=stages)
 
 
-def check(ledger: Ledger, batches: list[int], seed: int, excluded: list[set[int]]) -> None:
+def check(ledger: Ledger, batches: list[BatchSizes], seed: int, excluded: list[set[int]]) -> None:
     """Compares a ledger with steps of these batches, without these documents, read by two hosts."""
     rows, steps, read = ledger.rows, defaultdict(list), Counter[str]()
     ends = [part.rows.stop for part in rows.parts] or [len(rows)]
     names = [part.name for part in rows.parts] or ["all"]
     sizes = [len(part.rows) for part in rows.parts] or [len(rows)]
     middle = len(batches) // 2
-    for step, (batch, left_out) in enumerate(zip(batches, excluded, strict=True), 1):
+    for step, (sizes_now, left_out) in enumerate(zip(batches, excluded, strict=True), 1):
         ids, of_step = ledger.rows_of_step(step)
+        batch = sizes_now.at(step - 1)
         spans = (0, batch // 2), (batch // 2, batch)
-        hosts = [next(order.batches(of_step, seed, batch, step - 1, span)) for span in spans]
+        hosts = [next(order.batches(of_step, seed, sizes_now, step - 1, span)) for span in spans]
         assert all(host_ids.tolist() == ids.tolist() for host_ids, _ in hosts)
         targets = np.concatenate([arrays["targets_BL"] for _, arrays in hosts])
         for row, target in zip(ids.tolist(), targets.tolist(), strict=True):
@@ -99,9 +103,10 @@ def test_a_row_is_read_at_the_steps_of_the_ledger(
     draw = random.Random(seed)
     batch, rows = draw.choice((1, 2, 7, 50)), random_rows(draw)
     last = draw.randint(1, 2 * len(rows))
-    run = settings_of(batch, seed, (f"a:1-{last}",) * (seed % 2))
+    stages = ((5, batch + 3), (40, 2 * batch)) if seed % 3 else ()
+    run = settings_of(batch, seed, (f"a:1-{last}",) * (seed % 2), stages)
     excluded = set(range(last)) if seed % 2 else set()
-    check(Ledger.of(run, rows), [batch] * STEPS, seed, [excluded] * STEPS)
+    check(Ledger.of(run, rows), [BatchSizes(batch, stages)] * STEPS, seed, [excluded] * STEPS)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -109,20 +114,24 @@ def test_earlier_steps_have_the_settings_of_their_time(tmp_path: Path, seed: int
     """Of a run that changed its batch and its documents, and went back to an older checkpoint."""
     rows = random_rows(random.Random(seed))
     lists: list[tuple[str, ...]] = [(), ("a:1",), ("a:1", "a:2"), (), ()]
-    sizes, old = (4, 6, 9, 9, 5), (4, ())
-    for step, new in zip((0, 10, 30, 20, 40), zip(sizes, lists, strict=True), strict=True):
+    stages: Any = [(), (), (), (), ((45, 7),)]
+    sizes, old = (4, 6, 9, 9, 5), (4, (), ())
+    news = zip(sizes, lists, stages, strict=True)
+    for step, new in zip((0, 10, 30, 20, 40), news, strict=True):
         changes = [
             {"name": name, "old": repr(before), "new": repr(now)}
             for name, before, now in zip(
-                ("Run.batch_sequences", "Run.exclude"), old, new, strict=True
+                ("Run.batch_sequences", "Run.exclude", "Run.batch_stages"), old, new, strict=True
             )
             if before != now
         ]
         record_start(tmp_path, Start(step, "", changes=changes, settings=""))
         old = new
-    ledger = Ledger.of(settings_of(5, seed), rows, tmp_path)
+    ledger = Ledger.of(settings_of(5, seed, stages=stages[-1]), rows, tmp_path)
     excluded: list[set[int]] = [set()] * 10 + [{0}] * 10 + [set()] * 30
-    check(ledger, [4] * 10 + [6] * 10 + [9] * 20 + [5] * 10, seed, excluded)
+    batches = [4] * 10 + [6] * 10 + [9] * 20
+    last = BatchSizes(5, stages[-1])
+    check(ledger, [*map(BatchSizes, batches), *[last] * 10], seed, excluded)
 
 
 def test_a_billion_rows_take_no_time_and_no_memory() -> None:

@@ -103,6 +103,26 @@ def test_observers_are_called_as_things_happen(model_dir: Path) -> None:
     ]  # fmt: skip
 
 
+def test_a_run_resumes_bit_for_bit_between_stages_of_its_batch(
+    model_dir: Path, tmp_path: Path
+) -> None:
+    """The batch of 4 rows has 8 after step 2 and 2 after step 4; the run stops after step 3."""
+    run = dataclasses.replace(RUN, batch_stages=((2, 8), (4, 2)), checkpoint_every=3)
+    whole, first, second = Recorder(), Recorder(), Recorder()
+    train(job(tmp_path / "whole", run), [whole])
+    train(job(tmp_path / "parts", dataclasses.replace(run, steps=3)), [first])
+    train(job(tmp_path / "parts", run), [second])
+    assert [call for call in whole.calls if call == "compiled" or call.startswith("step")] == [
+        "compiled", "step 1", "step 2", "compiled", "step 3", "step 4", "compiled", "step 5",
+    ]  # fmt: skip
+    assert first.losses | second.losses == whole.losses
+    assert [whole.losses[step] == recorded(model_dir).losses[step] for step in (1, 2, 3)] == [
+        True, True, False,
+    ]  # fmt: skip
+    for name, array in weights(tmp_path / "whole", 5).items():
+        np.testing.assert_array_equal(array, weights(tmp_path / "parts", 5)[name])
+
+
 def test_training_without_observers_is_the_same(model_dir: Path, tmp_path: Path) -> None:
     recorded(model_dir)
     outcome = train(job(tmp_path))

@@ -38,6 +38,11 @@ RUN = Run(model=TOY, task=TASK, steps=10, batch_sequences=6)
             "Run.steps = None, Run.epochs = None: the length of a run is one of both",
         ),
         ({"microbatches": 4}, "Run.batch_sequences = 6 does not divide into Run.microbatches = 4"),
+        (
+            {"microbatches": 2, "batch_stages": ((1, 8), (3, 9))},
+            r"Run.batch_stages\[1\]\[1\] = 9 does not divide into Run.microbatches = 2",
+        ),
+        ({"batch_stages": ((3, 8), (3, 9))}, r"Run.batch_stages: begin after steps \[3, 3\]"),
     ],
 )
 def test_settings_that_contradict_each_other_are_refused(

@@ -21,14 +21,19 @@ class Watchdog(Observer):
 
     def __init__(self) -> None:
         self._closed = threading.Event()
+        self._thread: threading.Thread | None = None
         self._step = 0
         self._moved = time.monotonic()
 
     def on_compiled(self, compiled: CompiledStep) -> None:
-        if (minutes := compiled.run.stall_minutes) is not None:
-            self._moved = time.monotonic()
-            limit_s = (60 * minutes,)
-            threading.Thread(target=self._watch, args=limit_s, name="watchdog", daemon=True).start()
+        self._moved = time.monotonic()
+        minutes = compiled.run.stall_minutes
+        if minutes is not None and self._thread is None:
+            limit_s, name = (60 * minutes,), "watchdog"
+            self._thread = threading.Thread(
+                target=self._watch, args=limit_s, name=name, daemon=True
+            )
+            self._thread.start()
 
     def on_step(self, result: StepResult) -> None:
         self._step, self._moved = result.step, time.monotonic()

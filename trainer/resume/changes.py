@@ -9,7 +9,7 @@ import jax
 from configs.errors import UserError, listed
 from configs.spec import SPECS
 from configs.write import diff
-from data.sources.mixing import MixedSource, Stage
+from data.sources.mixing import MixedSource
 from layouts.layout import Layout
 from layouts.mesh import make_mesh
 from trainer.metrics.trackers import TrackerSpec
@@ -90,11 +90,12 @@ def _needs_override(change: Change, step: int) -> bool:
 
 
 def _is_of_stages(change: Change) -> bool:
-    return issubclass(_spec_of(change), MixedSource) and change.name.endswith(".stages")
+    is_of_mixture = issubclass(_spec_of(change), MixedSource) and change.name.endswith(".stages")
+    return is_of_mixture or change.name == "Run.batch_stages"
 
 
-def _begun(stages: Sequence[Stage], step: int) -> list[Stage]:
-    """Returns the stages of a mixture of which a batch was read by a step."""
+def _begun(stages: Sequence[tuple[int, Any]], step: int) -> list[tuple[int, Any]]:
+    """Returns the stages of which a batch was read by a step."""
     return [stage for stage in stages if stage[0] < step]
 
 

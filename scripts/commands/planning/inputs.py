@@ -75,13 +75,24 @@ def read_inputs(flags: PlanFlags, *layout_files: str) -> PlanInputs:
     inputs = PlanInputs.read(config, parse_topology(flags.topology))
     run = inputs.run
     if flags.tokens is None:
-        data_dir = flags.data_dir
-        return inputs._replace(run=with_known_steps(run, flags.settings.model_dir, data_dir))
-    steps = math.ceil(flags.tokens / (run.batch_sequences * run.task.length))
-    if steps > MAX_STEPS:
-        raise UserError(f"--tokens={flags.tokens:g}: these are {steps:,} steps.  Legal: at most "
-                        f"{MAX_STEPS:,}, of {run.batch_sequences} rows here.")  # fmt: skip
-    return inputs._replace(run=dataclasses.replace(run, steps=steps, epochs=None))
+        run = with_known_steps(run, flags.settings.model_dir, flags.data_dir)
+    else:
+        steps = run.batch_sizes.step_of(math.ceil(flags.tokens / run.task.length) - 1) + 1
+        if steps > MAX_STEPS:
+            raise UserError(
+                f"--tokens={flags.tokens:g}: these are {steps:,} steps.  Legal: at most "
+                f"{MAX_STEPS:,}, of {run.batch_sequences} rows here."
+            )
+        run = dataclasses.replace(run, steps=steps, epochs=None)
+    return inputs._replace(run=with_largest_batch(run))
+
+
+def with_largest_batch(run: Run) -> Run:
+    """Returns the run with the largest batch of its stages in all steps; says so."""
+    if run.batch_stages:
+        run = run.by_batch[-1]
+        print_note(f"Planned as if all batches had {run.batch_sequences:,} rows, as the largest.")
+    return run
 
 
 def named_layouts(files: Iterable[str]) -> dict[str, str]:

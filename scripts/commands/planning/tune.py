@@ -24,7 +24,12 @@ from scripts.commands.common import open_output, setting_origins, settings_of, w
 from scripts.commands.doctor.machine import installed
 from scripts.commands.planning import page
 from scripts.commands.planning.flags import TuneFlags
-from scripts.commands.planning.inputs import no_compiler, parse_topology, sizes_on
+from scripts.commands.planning.inputs import (
+    no_compiler,
+    parse_topology,
+    sizes_on,
+    with_largest_batch,
+)
 from scripts.flag import given_flags
 from scripts.terminal import print_note, print_table
 from trainer.checks import check_layout, check_run
@@ -53,7 +58,7 @@ SECONDS = {"s": 1, "m": 60, "h": 3600}
 def tune(flags: TuneFlags) -> None:
     """Searches layout, microbatches, recomputation and compiler options of a run."""
     config, budget_s = settings_of(flags.settings), parse_duration(flags.budget)
-    run, topology = config.make(Run), parse_topology(flags.topology)
+    run, topology = with_largest_batch(config.make(Run)), parse_topology(flags.topology)
     check_flags(flags, topology, compiles=budget_s > 0)
     check_run(run)
     configured = configured_layouts(config, run, topology)

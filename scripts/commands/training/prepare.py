@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 
+from data.batch_sizes import BatchSizes
 from data.packing.rows import Rows
 from data.sources.clean import Clean
 from data.sources.text import Source
@@ -42,15 +43,16 @@ def prepare_task(flags: PrepareFlags) -> None:
         print_note(common.epochs_text(config.make(Run), len(prepared.splits["train"])))
     steps, batch = config.value("Run.steps"), config.value("Run.batch_sequences")
     seed = config.value("Run.seed") or 0
-    length = (seed, steps, batch) if isinstance(steps, int) and isinstance(batch, int) else None
+    sizes = BatchSizes(batch or 0, tuple(config.value("Run.batch_stages") or ()))
+    length = (seed, steps, sizes) if isinstance(steps, int) and isinstance(batch, int) else None
     print_note(*mixture_lines(prepared.splits["train"], length))
     print_note(f"content hash {prepared.manifest['content_hash']}")
 
 
-def mixture_lines(rows: Rows, length: tuple[int, int, int] | None) -> Iterator[str]:
+def mixture_lines(rows: Rows, length: tuple[int, int, BatchSizes] | None) -> Iterator[str]:
     """Describes each part of a mixture: its rates, its share, and how often a run reads a row.
 
-    `length` is seed and steps of the run, and rows of a batch; None where no run is known.
+    `length` is seed, steps and batch sizes of the run; None where no run is known.
     """
     if rows.mix is None:
         return

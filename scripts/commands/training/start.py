@@ -1,5 +1,6 @@
 """Starts a run, or the next part of one: its settings, what changed, and how to continue."""
 
+import dataclasses
 import shlex
 from collections.abc import Sequence
 
@@ -83,7 +84,8 @@ def print_changes(changes: Sequence[Change], run: Run, step: int) -> None:
             f"Changed after step {step}: {name} = {brief(repr(new))}, it was {brief(repr(old))}."
         )
         if name == "Run.batch_sequences":  # with the step it decides the place in the data
-            first, end = sorted((step * old, step * new))
+            before = dataclasses.replace(run, batch_sequences=old)
+            first, end = sorted(each.batch_sizes.before(step) for each in (before, run))
             what = "skipped" if new > old else "read again"
             print_note(f"Rows {first:,} to {end - 1:,} of the data order are {what}.")
     if changes and step < (steps := run.total_steps):
@@ -111,7 +113,7 @@ def prepared_data(flags: TrainFlags, run: Run, *, is_continued: bool) -> Prepare
     if run.epochs is not None:
         print_note(epochs_text(run, len(rows)))
     steps = run.with_steps(len(rows)).total_steps
-    print_note(*mixture_lines(rows, (run.seed, steps, run.batch_sequences)))
+    print_note(*mixture_lines(rows, (run.seed, steps, run.batch_sizes)))
     check_vocabs(run, prepared.vocabs)
     if is_continued:
         directory.check_text(prepared, run.task)

@@ -59,8 +59,9 @@ def train_locked(flags: TrainFlags) -> None:
     for tracker in run.trackers:
         tracker.check()
     profile = profile_observers(flags, run, step or 0)
+    warnings = [checks.check_layout(each, layout, sizes, origins) for each in run.by_batch]
     print_note(
-        *checks.check_layout(run, layout, sizes, origins),
+        *warnings[-1],  # those of the largest batch
         *checks.check_bubble(run, layout, sizes),
         *checks.check_precision(run),
     )
@@ -75,10 +76,13 @@ def train_locked(flags: TrainFlags) -> None:
         one_batch = dataclasses.replace(run, batch_sequences=rows, microbatches=1)
         trace_fns.append(decode_trace_fn(one_batch, Sampling(temperature=0)))
     with checks.explained_errors(run, layout, sizes, origins, *trace_fns):
-        check_memory(run, layout, mesh)
+        check_memory(run.by_batch[-1], layout, mesh)
         # JAX keeps the traces for the calls that follow.
         for trace_fn in trace_fns:
             trace_fn(run, layout, mesh)
+        for with_batch in run.by_batch:
+            with checks.explained_errors(with_batch, layout, sizes, origins, trace_train_step):
+                trace_train_step(with_batch, layout, mesh)
         prepared = start.prepared_data(flags, run, is_continued=step is not None)
         start.save_start(flags, config, run, layout, prepared, step or 0, changes)
         run = run.with_steps(len(prepared.splits["train"]))
@@ -108,9 +112,7 @@ def train_run(flags: TrainFlags, job: TrainJob, vocabs: Vocabs, more: Sequence[O
     The exit code of a run that a signal stopped names the signal.
     """
     run, layout, mesh, model_dir = job.run, job.layout, job.mesh, job.model_dir
-    metrics = writers.MetricsWriter(
-        model_dir, checks.step_flops(run), peak_flops(mesh.devices.flat), values([run, layout])
-    )
+    metrics = writers.MetricsWriter(model_dir, peak_flops(mesh.devices.flat), values([run, layout]))
     observers = [
         ProgressBar(),
         CostPrediction(model_dir),

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from configs.errors import UserError
+from data.batch_sizes import BatchSizes
 from data.cache import prepare
 from data.sources.json_lines import JsonlText
 from data.sources.mixing import MixedSource, TextMixture, part_names
@@ -109,7 +110,7 @@ def test_the_parts_come_at_their_rates_in_one_cache(parts, tmp_path):
     assert [part.name for part in rows.parts] == ["TextFiles", "web"]
     assert [part.counts.lines for part in rows.parts] == [90, len(list(parts[1].lines("train")))]
     assert [part.dropped for part in rows.parts] == [{}, {}]
-    drawn = np.concatenate([rows.order.rows_of_step(0, step, 64) for step in range(32)])
+    drawn = np.concatenate([rows.order.rows_of_step(0, step, BatchSizes(64)) for step in range(32)])
     in_web = drawn >= rows.parts[1].rows.start
     assert 0.74 < in_web.mean() < 0.76
     for row in (0, rows.parts[1].rows.start):

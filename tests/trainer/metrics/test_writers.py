@@ -5,6 +5,7 @@ import dataclasses
 import json
 import math
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from PIL import Image
@@ -13,6 +14,7 @@ from configs.errors import RunError
 from data.storage.files import atomic_write
 from tests.toys import TOY
 from tests.trainer.planning.runs import TASK
+from trainer.checks import step_flops
 from trainer.metrics import writers
 from trainer.metrics.jsonl import read_lines
 from trainer.metrics.writers import LossPlot, MetricsFile, MetricsWriter
@@ -86,15 +88,16 @@ def result(step: int, **numbers: float) -> StepResult:
 
 
 def test_a_run_leaves_lines_events_and_a_picture(tmp_path: Path) -> None:
-    observers = Observers([MetricsWriter(tmp_path, 6e6, None), LossPlot(tmp_path)])
+    observers = Observers([MetricsWriter(tmp_path), LossPlot(tmp_path)])
     observers.notify(Observer.on_start, RUN, 0)
+    observers.notify(Observer.on_compiled, SimpleNamespace(run=RUN))
     for step in range(1, 6):
         observers.notify(Observer.on_step, result(step, loss=5.0 / step, step_s=2.0))
     observers.notify(Observer.on_evaluation, {"step": 5, "loss": 1.5}, {})
     observers.close()
     assert steps(tmp_path / "metrics.jsonl") == [1, 2, 3, 4, 5]
     line = read_lines(tmp_path / "metrics.jsonl")[0]
-    assert line["model_flops_per_s"] == 3e6 and line["share_of_peak"] is None
+    assert line["model_flops_per_s"] == step_flops(RUN) / 2 and line["share_of_peak"] is None
     assert without_times(tmp_path / "evaluations.jsonl") == [{"step": 5, "loss": 1.5}]
     (events,) = (tmp_path / "events").iterdir()
     assert b"train/loss" in events.read_bytes() and b"validation/loss" in events.read_bytes()

@@ -99,3 +99,13 @@ def test_a_stage_that_has_not_begun_may_come_change_and_go() -> None:
             check_changes("There", *runs, override=False, step=9)
         with pytest.raises(UserError, match="stages that begin before step 10 may not change"):
             check_changes("There", *runs, override=True, step=10)
+
+
+def test_stages_of_the_batch_change_as_those_of_a_mixture_do() -> None:
+    runs = RUN, dataclasses.replace(RUN, batch_stages=((9, 16),))
+    [change] = check_changes("There", *runs, override=True, step=9)
+    assert change == ("Run.batch_stages", (), ((9, 16),))
+    with pytest.raises(UserError, match=r"Run\.batch_stages: .*: legal with --override"):
+        check_changes("There", *runs, override=False, step=9)
+    with pytest.raises(UserError, match="stages that begin before step 10 may not change"):
+        check_changes("There", *runs, override=True, step=10)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tokenizers
 
+from data.batch_sizes import BatchSizes
 from data.mixture import MixtureOrder
 from data.packing.rows import Counts, Rows, RowsOfPart
 from scripts.commands.training.prepare import mixture_lines, print_parts
@@ -38,16 +39,18 @@ def test_rates_shares_and_repetitions_of_a_mixture_are_described() -> None:
         for name, rows in (("de", range(30)), ("fr", range(30, 40)))
     ]
     rows = Rows(none, Counts(), parts=parts, mix=MixtureOrder.of((30, 10), (1, 1)))
-    assert list(mixture_lines(rows, (0, 30, 4))) == [
+    assert list(mixture_lines(rows, (0, 30, BatchSizes(4)))) == [
         "de: 50.0% of the rows of training, 75.0% of all; the run reads each of its 30 rows 2.00 "
         "times.",
         "fr: 50.0% of the rows of training, 25.0% of all; the run reads each of its 10 rows 6.00 "
         "times.",
     ]
     assert list(mixture_lines(rows, None))[1] == "fr: 50.0% of the rows of training, 25.0% of all."
-    assert list(mixture_lines(Rows(none, Counts()), (0, 30, 4))) == []
+    assert list(mixture_lines(Rows(none, Counts()), (0, 30, BatchSizes(4)))) == []
     staged = MixtureOrder.of((30, 10), (1, 0), ((10, (1, 1)),))
-    assert list(mixture_lines(dataclasses.replace(rows, mix=staged), (0, 30, 4)))[1] == (
+    assert list(mixture_lines(dataclasses.replace(rows, mix=staged), (0, 30, BatchSizes(4))))[
+        1
+    ] == (
         "fr: 0.0% of the rows of training, 50.0% after step 10, 25.0% of all; the run reads each "
         "of its 10 rows 4.00 times."
     )

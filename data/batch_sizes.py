@@ -1,0 +1,31 @@
+"""Says how many rows each step's batch has, and so which places of the data order it reads."""
+
+import bisect
+import dataclasses
+import itertools
+import sys
+
+
+@dataclasses.dataclass(frozen=True)
+class BatchSizes:
+    """Holds the rows of the global batch of each step.  Steps count from 0."""
+
+    rows: int
+    stages: tuple[tuple[int, int], ...] = ()
+    """Numbers of steps, in order, and the rows of the batches after them."""
+
+    def at(self, step: int) -> int:
+        """Returns the rows of a step's batch."""
+        return [self.rows, *(rows for after, rows in self.stages if after <= step)][-1]
+
+    def before(self, step: int) -> int:
+        """Returns the rows of all batches before a step: the place in the order where it begins."""
+        begun = [(0, self.rows), *(stage for stage in self.stages if stage[0] < step)]
+        ends = itertools.pairwise([*(after for after, _ in begun), step])
+        return sum(
+            rows * (end - start) for (_, rows), (start, end) in zip(begun, ends, strict=True)
+        )
+
+    def step_of(self, place: int) -> int:
+        """Returns the step whose batch reads a place of the order."""
+        return bisect.bisect_right(range(sys.maxsize), place, key=self.before) - 1
