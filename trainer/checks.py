@@ -44,9 +44,12 @@ Sizes = Mapping[str, int]  # of mesh axes
 Origins = Mapping[str, str]  # the file that set each setting
 
 
-@functools.lru_cache(maxsize=8)
+@functools.lru_cache(maxsize=64)
 def record_loss(run: Run) -> Record:
-    """Records every weight, tensor and product of one microbatch's loss; allocates nothing."""
+    """Records every weight, tensor and product of one microbatch's loss; allocates nothing.
+
+    A run records before it sets its mesh, once for each size of its batches.
+    """
 
     def trace(layout: Layout) -> object:
         model = run.model.model(layout)

@@ -19,13 +19,12 @@ import jax
 from configs.errors import UserError, brief
 from data.storage.files import WorkingFolder, atomic_write, sync, write_errors
 from models.feed_forward.moe.routing import Router
-from trainer.checks import step_flops
 from trainer.evaluate import Part
 from trainer.metrics.expert_load import Layer, scalars, stats_by_layer
 from trainer.metrics.jsonl import DAMAGED, EVALUATIONS, METRICS, REPLACED, WALL_TIME, split_lines
 from trainer.metrics.plots import RunPlots
 from trainer.metrics.trackers import TrackedRun
-from trainer.observers import CompiledStep, Line, Observer, Outcome, StepResult
+from trainer.observers import Line, Observer, Outcome, StepResult
 from trainer.run import Run
 
 logger = logging.getLogger(__name__)
@@ -75,12 +74,13 @@ class MetricsWriter(Observer):
     """Writes metrics.jsonl and evaluations.jsonl, and sends the same to the run's trackers."""
 
     model_dir: Path
+    step_flops: Mapping[int, float] = dataclasses.field(default_factory=dict)
+    """By the rows of a batch."""
     peak_flops: float | None = None
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._succeeded, self._open = False, contextlib.ExitStack()
-        self._step_flops: float | None = None
 
     def on_start(self, run: Run, first_step: int) -> None:
         self._run = run
@@ -98,9 +98,6 @@ class MetricsWriter(Observer):
         for tracker in self._trackers:
             self._open.callback(lambda close: close(succeeded=self._succeeded), tracker.close)
 
-    def on_compiled(self, compiled: CompiledStep) -> None:
-        self._step_flops = step_flops(compiled.run)
-
     def on_step(self, result: StepResult) -> None:
         """Writes a step's numbers; those of layers with experts go under "experts".
 
@@ -110,7 +107,8 @@ class MetricsWriter(Observer):
         if not is_due and not result.line.get("skipped"):
             return
         # The rate of the model's own FLOPs, and its share of what the devices can do.
-        flops, step_s, peak = self._step_flops, result.line.get("step_s"), self.peak_flops
+        flops = self.step_flops.get(self._run.batch_sizes.at(result.step - 1))
+        step_s, peak = result.line.get("step_s"), self.peak_flops
         rate = None if flops is None or step_s is None else flops / step_s
         share = None if rate is None or peak is None else rate / peak
         line = result.line | {"model_flops_per_s": rate, "share_of_peak": share}

@@ -112,7 +112,9 @@ def train_run(flags: TrainFlags, job: TrainJob, vocabs: Vocabs, more: Sequence[O
     The exit code of a run that a signal stopped names the signal.
     """
     run, layout, mesh, model_dir = job.run, job.layout, job.mesh, job.model_dir
-    metrics = writers.MetricsWriter(model_dir, peak_flops(mesh.devices.flat), values([run, layout]))
+    flops = {each.batch_sequences: checks.step_flops(each) for each in run.by_batch}
+    peak = peak_flops(mesh.devices.flat)
+    metrics = writers.MetricsWriter(model_dir, flops, peak, values([run, layout]))
     observers = [
         ProgressBar(),
         CostPrediction(model_dir),

@@ -5,7 +5,6 @@ import dataclasses
 import json
 import math
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from PIL import Image
@@ -14,7 +13,6 @@ from configs.errors import RunError
 from data.storage.files import atomic_write
 from tests.toys import TOY
 from tests.trainer.planning.runs import TASK
-from trainer.checks import step_flops
 from trainer.metrics import writers
 from trainer.metrics.jsonl import read_lines
 from trainer.metrics.writers import LossPlot, MetricsFile, MetricsWriter
@@ -88,16 +86,17 @@ def result(step: int, **numbers: float) -> StepResult:
 
 
 def test_a_run_leaves_lines_events_and_a_picture(tmp_path: Path) -> None:
-    observers = Observers([MetricsWriter(tmp_path), LossPlot(tmp_path)])
-    observers.notify(Observer.on_start, RUN, 0)
-    observers.notify(Observer.on_compiled, SimpleNamespace(run=RUN))
+    observers = Observers([MetricsWriter(tmp_path, {8: 6e6, 4: 2e6}), LossPlot(tmp_path)])
+    run = dataclasses.replace(RUN, batch_stages=((1, 4),))
+    observers.notify(Observer.on_start, run, 0)
     for step in range(1, 6):
         observers.notify(Observer.on_step, result(step, loss=5.0 / step, step_s=2.0))
     observers.notify(Observer.on_evaluation, {"step": 5, "loss": 1.5}, {})
     observers.close()
     assert steps(tmp_path / "metrics.jsonl") == [1, 2, 3, 4, 5]
-    line = read_lines(tmp_path / "metrics.jsonl")[0]
-    assert line["model_flops_per_s"] == step_flops(RUN) / 2 and line["share_of_peak"] is None
+    lines = read_lines(tmp_path / "metrics.jsonl")
+    assert [line["model_flops_per_s"] for line in lines] == [3e6, *[1e6] * 4]
+    assert lines[0]["share_of_peak"] is None
     assert without_times(tmp_path / "evaluations.jsonl") == [{"step": 5, "loss": 1.5}]
     (events,) = (tmp_path / "events").iterdir()
     assert b"train/loss" in events.read_bytes() and b"validation/loss" in events.read_bytes()
