@@ -87,6 +87,10 @@ class Positions(Part):
         """Makes the table with axes "LD" that `embed` reads, if it needs one."""
         return None
 
+    def build_source_table(self, weights: Weights) -> nnx.Param | None:
+        """Makes the table of the encoder, if it does not share the decoder's."""
+        return None
+
     def embed(
         self,
         layout: Layout,

@@ -79,6 +79,9 @@ class TransformerSpec(Sizes):
     """Shares one matrix between the target's embedding and the softmax."""
     embed_scale: Positive | None = None
     """Multiplies embeddings. None: the square root of d_model."""
+    embed_norm: bool = False
+    """Normalizes embeddings, with their positions, before the first layer of each stack, as in
+    BART."""
     logit_scale: Positive = 1.0
     """Multiplies the hidden states before the softmax's product."""
     logit_bias: bool = False

@@ -57,6 +57,11 @@ class Network(nnx.Module):
         self.positions_LD = spec.positions.build_table(weights)
         if spec.source_vocab is not None:
             self.source_embed_VD = weights.with_sizes(V=spec.source_vocab).normal("VD", fan_in="D")
+        self.source_positions_LD = spec.positions.build_source_table(weights)
+        if spec.embed_norm:
+            self.embed_norm = spec.norm.build(layout, weights)
+        if spec.embed_norm and spec.has_encoder:
+            self.source_embed_norm = spec.norm.build(layout, weights)
         if spec.has_encoder:
             self.encoder = Stack(
                 spec, layout, weights, spec.encoder_layers, spec.encoder_blocks, causal=False
@@ -91,7 +96,7 @@ class Network(nnx.Module):
             source = cross_context(self.layout, segments_BL, segments_BM, memory_BMD, kernel=kernel)
             return Contexts(row, source)
 
-        x_BLD = self.embed(self.embed_VD[...], batch["inputs_BL"], batch["positions_BL"])
+        x_BLD = self.embed(batch["inputs_BL"], batch["positions_BL"])
         key, input_key = split_key(key)
         x_BLD = dropout(self.layout, input_key, self.spec.dropout, x_BLD, "BLD")
         x_BLD, loads["decoder"] = self.decoder(x_BLD, contexts, key)
@@ -131,8 +136,7 @@ class Network(nnx.Module):
         tokens_BL, segments_BL, positions_BL = (
             self.layout.reshard(batch[name], "BL") for name in SOURCE_ARRAYS
         )
-        table = self.embed_VD if self.spec.source_vocab is None else self.source_embed_VD
-        x_BLD = self.embed(table[...], tokens_BL, positions_BL)
+        x_BLD = self.embed(tokens_BL, positions_BL, of_source=True)
         key, input_key = split_key(key)
         x_BLD = dropout(self.layout, input_key, self.spec.dropout, x_BLD, "BLD")
         row_context = functools.partial(
@@ -146,16 +150,22 @@ class Network(nnx.Module):
         return self.layout.reshard(x_BLD, "BMD"), loads
 
     @jax.named_scope("embed")
-    def embed(self, table_VD: Array, tokens_BL: Array, positions_BL: Array) -> Array:
+    def embed(self, tokens_BL: Array, positions_BL: Array, *, of_source: bool = False) -> Array:
         """Embeds tokens and positions, scaled to variance 1 (Vaswani et al. 2017, 3.4)."""
         take, spec = self.layout.take, self.spec
+        has_table = of_source and spec.source_vocab is not None
+        table_VD = (self.source_embed_VD if has_table else self.embed_VD)[...]
+        has_positions = of_source and self.source_positions_LD is not None
+        positions_LD = self.source_positions_LD if has_positions else self.positions_LD
         # In the wider type: weights stored in bfloat16 are not scaled in it for float32 products.
         types = table_VD.dtype, jnp.dtype(spec.precision.compute)
         dtype = max(types, key=lambda each: each.itemsize)
         x_BLD = take(table_VD, tokens_BL, "BLD").astype(dtype)
-        table_LD = None if self.positions_LD is None else self.positions_LD[...]
+        table_LD = None if positions_LD is None else positions_LD[...]
         scale = spec.embed_scale or spec.d_model**0.5
         x_BLD = spec.positions.embed(self.layout, x_BLD, positions_BL, table_LD, scale)
+        if spec.embed_norm:
+            x_BLD = (self.source_embed_norm if of_source else self.embed_norm)(x_BLD)
         return x_BLD.astype(spec.precision.compute)
 
     def output_weights(self) -> Array:
@@ -395,7 +405,7 @@ class TransformerModel(NetworkModel[Network]):
             one_BL = jnp.ones_like(tokens_BL)
             return Contexts(row, cross_context(layout, one_BL, cache["source_segments_BM"]))
 
-        x_BLD = network.embed(network.embed_VD[...], tokens_BL, positions_BL)
+        x_BLD = network.embed(tokens_BL, positions_BL)
         x_BLD, layers = network.decoder.step(
             prepared["decoder"]["layers_N"], x_BLD, cache["layers"], contexts
         )

@@ -1,5 +1,6 @@
 """Computes feed-forward layers."""
 
+import functools
 from typing import Literal
 
 import jax
@@ -16,8 +17,11 @@ from models.parts import FeedForward
 from models.sizes import Sizes
 
 Array = jax.Array
-Activation = Literal["relu", "gelu", "silu", "clamped_swiglu"]
-ACTIVATIONS = {"relu": jax.nn.relu, "gelu": jax.nn.gelu, "silu": jax.nn.silu}
+Activation = Literal["relu", "gelu", "gelu_exact", "silu", "clamped_swiglu"]
+ACTIVATIONS = {
+    "relu": jax.nn.relu, "gelu": jax.nn.gelu,
+    "gelu_exact": functools.partial(jax.nn.gelu, approximate=False), "silu": jax.nn.silu,
+}  # fmt: skip
 CLAMP, SHARPNESS = 7.0, 1.702
 """Of "clamped_swiglu"."""
 
@@ -27,8 +31,9 @@ class Mlp(FeedForward):
     """Transforms each token alone, plain or gated.  Vaswani et al. 2017, 3.3; Shazeer 2020."""
 
     activation: Activation = "relu"
-    """Nonlinearity. "clamped_swiglu" is that of gpt-oss for gated layers: both products are at most
-    7, the gate is multiplied by sigmoid(1.702 gate), and 1 is added to the other."""
+    """Nonlinearity; "gelu" is computed by tanh, "gelu_exact" by the error function.
+    "clamped_swiglu" is that of gpt-oss for gated layers: both products are at most 7, the gate is
+    multiplied by sigmoid(1.702 gate), and 1 is added to the other."""
     gated: bool = False
     """Gated (GLU): activation(x wg) * (x wi)."""
     biases: bool = False

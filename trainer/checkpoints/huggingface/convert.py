@@ -297,6 +297,14 @@ def spec_of(settings: families.Settings, store: FloatType, source: object) -> Tr
         raise UserError(f"{source}: {error}") from None
 
 
+def with_tensors(spec: Transformer, kind: str, *, tied: bool, logit_bias: bool) -> Transformer:
+    """Returns the model of a family with what its tensors say, and its settings do not."""
+    family = families.FAMILIES[kind]
+    tied = tied if family.unties else spec.tied
+    logit_bias = logit_bias if family.tensors.logit_bias else spec.logit_bias
+    return dataclasses.replace(spec, tied=tied, logit_bias=logit_bias)
+
+
 def dense_layers(full: families.Settings) -> set[int]:
     """Returns the layers that have no experts, of a model that has some."""
     first, step = full.get("first_k_dense_replace", 0), full.get("decoder_sparse_step", 1)
@@ -334,13 +342,21 @@ def weights_of(spec: Transformer, family: families.Family) -> Iterator[Converted
         sizes |= {"R": attention.latent, "P": attention.rotated, "O": attention.query_latent or 0}
     weight = functools.partial(ConvertedWeight, sizes=sizes)
     yield weight("embed_VD", (tensors.embedding,), "V D")
-    if isinstance(spec.positions, Learned):
-        yield weight("positions_LD", (tensors.positions,), "L D")
+    stacks = {"": DECODER, "source_": "encoder"} if spec.has_encoder else {"": DECODER}
+    for prefix, stack in stacks.items():
+        if isinstance(spec.positions, Learned):  # as each stack has, where there are two
+            rows = {**sizes, "L": sizes["L"] + spec.positions.first}
+            name = tensors.positions.format(stack=stack)
+            yield weight(f"{prefix}positions_LD", (name,), "L D", sizes=rows)
+        if spec.embed_norm:
+            norm = {"scale_D": (tensors.embed_norm.format(stack=stack), "D")}
+            for path, (name, axes) in biased(spec, norm).items():
+                yield weight(f"{prefix}embed_norm/{path}", (name,), axes)
     if not spec.tied:
         yield weight("softmax_VD", (families.SOFTMAX,), "V D")
     if spec.logit_bias:
         yield weight("logit_bias_V", (tensors.logit_bias,), "1 V")
-    for stack in ["encoder", DECODER] if spec.has_encoder else [DECODER]:
+    for stack in reversed(stacks.values()):
         place = functools.partial(tensors.layer.format, stack=stack)
         final = {"scale_D": (tensors.final_norm, "D")} if tensors.final_norm else {}
         for path, (name, axes) in biased(spec, final).items():
@@ -422,8 +438,9 @@ def is_copy(name: str, settings: families.Settings) -> bool:
 
 def full_name(name: str, family: families.Family) -> str:
     """Returns the name of a tensor with the prefix that some files of a family leave out."""
-    has_all = name == families.SOFTMAX or name.startswith(family.tensors.prefix)
-    return name if has_all else family.tensors.prefix + name
+    tensors = family.tensors
+    has_all = name in (families.SOFTMAX, tensors.logit_bias) or name.startswith(tensors.prefix)
+    return name if has_all else tensors.prefix + name
 
 
 def check_same(spec: Transformer, chosen: ModelSpec) -> None:
@@ -558,7 +575,9 @@ def factors(model: Transformer, settings: families.Settings) -> dict[str, float]
     norms = ("q_norm/scale_K", "q_norm/scale_JQK")
     queries = norms if has_qk_norm else ("wq_DJQK", "bq_JQK")
     last = logits / (embed if model.tied else 1.0)
-    by_name = {"embed_VD": embed, "positions_LD": embed, **dict.fromkeys(queries, query)}
+    by_name = {"embed_VD": embed, **dict.fromkeys(queries, query)}
+    if of_kind(model.positions, Learned).scaled:
+        by_name["positions_LD"] = embed
     by_name |= {f"{DECODER}/norm/scale_D": last, f"{DECODER}/norm/bias_D": last}
 
     def factor(path: str) -> float:
@@ -582,8 +601,7 @@ def exported_settings(model: ModelSpec, original: families.Settings | None) -> f
     settings, kind, same = dict(original or {}), None, None
     if original is not None:
         kind, same = original["model_type"], spec_of(original, model.precision.store, "config.json")
-        if families.FAMILIES[kind].unties:
-            same = dataclasses.replace(same, tied=model.tied)
+        same = with_tensors(same, kind, tied=model.tied, logit_bias=model.logit_bias)
     if same is None or changes(same, model):
         kind, problems = closest_family(model, kind)
         if problems:
@@ -613,6 +631,7 @@ def inexpressible(model: Transformer, kind: str) -> list[str]:
     """Lists the settings that a family lacks."""
     try:
         same = spec_of(settings_of(model, kind), model.precision.store, kind)
+        same = with_tensors(same, kind, tied=model.tied, logit_bias=model.logit_bias)
     except UserError as error:
         return [str(error)]
     rows = changes(spelled_out(model), spelled_out(same))

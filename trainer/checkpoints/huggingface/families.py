@@ -63,16 +63,22 @@ class Tensors(NamedTuple):
     copies: str = ""
     """Tensors that repeat the embedding in some files."""
     positions: str = ""
+    embed_norm: str = ""
     prefix: str = ""
     """What some files leave out."""
 
 
 _TABLES = tomllib.loads(Path(__file__).with_name("tensors.toml").read_text())
-_BASES = {name: table.pop("base", "llama") for name, table in _TABLES.items()}
-TENSORS = {
-    name: Tensors(**{**_TABLES["llama"], **_TABLES[_BASES[name]], **table})
-    for name, table in _TABLES.items()
-}
+
+
+def tensors_of(name: str) -> Settings:
+    """Returns the table of a family's tensors with what it takes from its base."""
+    table = dict(_TABLES[name])
+    base = table.pop("base", "llama")
+    return table if name == base else tensors_of(base) | table
+
+
+TENSORS = {name: Tensors(**tensors_of(name)) for name in _TABLES}
 """Tensors of a few families; those of the others are called as Llama's."""
 
 
@@ -157,6 +163,7 @@ RELATIVE = {
 POSITIONS: Mapping[str, Positions] = {
     "learned": Learned(), "relative": Relative(), "shared relative": Relative(shared=True),
     "marian": Sinusoidal(inclusive=False), "m2m_100": Sinusoidal(first=2),
+    "bart": Learned(by_stack=True, scaled=False, first=2),
 }  # fmt: skip
 NORMS: Mapping[str, Any] = {"rms": RmsNorm, "layer": LayerNorm}
 ROUTERS: Mapping[str, Any] = {"softmax": TopK, "sigmoid": SigmoidTopK}

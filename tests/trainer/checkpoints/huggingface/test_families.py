@@ -29,8 +29,9 @@ def test_no_setting_is_both_ignored_and_read(kind: str) -> None:
         *family.legal,
         *family.aliases.values(),
     }
-    # Only the positions of M2M-100 follow from the id of padding.
-    assert read & set(IGNORED) == ({"pad_token_id"} if kind == "m2m_100" else set())
+    # The positions of M2M-100 follow from the id of padding, and a file of mBART must say the other.
+    both = {"m2m_100": {"pad_token_id"}, "mbart": {"decoder_start_token_id"}}
+    assert read & set(IGNORED) == both.get(kind, set())
     assert set(family.aliases.values()) <= set(family.defaults)
 
 

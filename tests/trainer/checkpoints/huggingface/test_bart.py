@@ -1,13 +1,14 @@
-"""M2M-100 and NLLB: logits and texts of Hugging Face's, recorded and live.
+"""BART, mBART, M2M-100 and NLLB: logits and texts of Hugging Face's, recorded and live.
 
 To record the numbers again, with torch and transformers:
-`python -m tests.trainer.checkpoints.huggingface.test_m2m_100`
+`python -m tests.trainer.checkpoints.huggingface.test_bart`
 """
 
 import json
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from tokenizers import models, pre_tokenizers, processors
 from configs.errors import UserError
 from models.decoding.generate import Search
 from models.decoding.sampling import Sampling
+from models.positions.learned import Learned
 from models.positions.sinusoidal import Sinusoidal
 from tests.scripts.conftest import call
 from tests.toys import ROOT, WHOLE
@@ -49,7 +51,9 @@ from trainer.checkpoints.huggingface.convert import closest_family, settings_of,
 from trainer.checkpoints.restore import TrainedModel
 from trainer.decoding.decoder import Decoder, Request, TokenHypothesis
 
-GOLDEN = ROOT / "tests" / "golden" / "m2m_100.json"
+pytestmark = pytest.mark.usefixtures("float64")
+WIDE = ('Precision.compute = "float64"',)
+GOLDEN = ROOT / "tests" / "golden" / "bart.json"
 WORDS = [
     "eins", "zwei", "drei", "vier", "fünf", "sechs", "sieben", "acht", "neun", "zehn", "one", "two",
     "three", "four", "five",
@@ -57,7 +61,15 @@ WORDS = [
 TOKENS = ["<s>", "<pad>", "</s>", "<unk>", *WORDS, "deu_Latn", "eng_Latn"]
 PAD, END = 1, 2
 GERMAN, ENGLISH = map(TOKENS.index, ("deu_Latn", "eng_Latn"))
-SEED = 118
+CASES: dict[str, dict[str, Any]] = {
+    "m2m_100": {},
+    "bart": {"activation_function": "gelu", "forced_eos_token_id": None},
+    "mbart": {
+        "activation_function": "relu", "scale_embedding": True, "encoder_layers": 1,
+        "decoder_start_token_id": END, "forced_eos_token_id": None,
+    },
+}  # fmt: skip
+SEEDS = {"m2m_100": 118, "bart": 74, "mbart": 68}
 """Under which some texts end early and not all."""
 
 
@@ -102,7 +114,8 @@ def computed_by_hugging_face(folder: Path, given: dict[str, np.ndarray]) -> Case
     import torch
     import transformers
 
-    model = transformers.AutoModelForSeq2SeqLM.from_pretrained(folder).eval()
+    wide = torch.float64  # both sides compute in it, as round-off grows in some of these models
+    model = transformers.AutoModelForSeq2SeqLM.from_pretrained(folder, dtype=wide).eval()
     tensors = {name: torch.from_numpy(array) for name, array in given.items()}
     read = {"input_ids": tensors["sources"], "attention_mask": tensors["mask"].long()}
     ways = {"texts": {"num_beams": 1}, "beams": {"num_beams": 4, "early_stopping": True}}
@@ -119,12 +132,12 @@ def computed_by_hugging_face(folder: Path, given: dict[str, np.ndarray]) -> Case
     return case
 
 
-def record(folder: Path, seed: int) -> Case:
+def record(kind: str, folder: Path, seed: int) -> Case:
     """Saves a random model, and returns what it makes of random pairs."""
     import transformers
 
-    given = {**SIZES, "vocab_size": len(TOKENS), "pad_token_id": PAD}
-    config = transformers.AutoConfig.for_model("m2m_100", **given)
+    given = {**SIZES, "vocab_size": len(TOKENS), "pad_token_id": PAD, **CASES[kind]}
+    config = transformers.AutoConfig.for_model(kind, **given)
     transformers.AutoModelForSeq2SeqLM.from_config(config).save_pretrained(folder)
     shapes = {n: list(x.shape) for n, x in load_file(folder / "model.safetensors").items()}
     config = json.loads((folder / "config.json").read_text())
@@ -155,42 +168,63 @@ def ranked_as_there(text: TokenHypothesis) -> float:
     return text.log_probability / (len(text.tokens) + 2)
 
 
+def golden(kind: str) -> Case:
+    return json.loads(GOLDEN.read_text())[kind]
+
+
 @pytest.fixture(scope="module")
-def imported(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The recorded model and what it became; tests may read their folders."""
-    place = tmp_path_factory.mktemp("m2m_100")
-    write_model(place / "model", json.loads(GOLDEN.read_text()))
-    import_hf(place / "model", place / "run")
-    return place
+def folders(float64: None, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The recorded models and what they became; tests may read their folders."""
+    places = {kind: tmp_path_factory.mktemp(kind) for kind in CASES}
+    for kind, place in places.items():
+        write_model(place / "model", golden(kind))
+        import_hf(place / "model", place / "run", WIDE)
+    return places
 
 
-@pytest.mark.parametrize("layout", ["whole", "fsdp", "padded"])
-def test_recorded_logits_and_texts_come_out(imported: Path, layout: str) -> None:
-    case = json.loads(GOLDEN.read_text())
+@pytest.mark.parametrize(
+    ("kind", "layout"),
+    [
+        ("m2m_100", "whole"),
+        ("m2m_100", "fsdp"),
+        ("bart", "whole"),
+        ("bart", "padded"),
+        ("mbart", "fsdp"),
+    ],
+)
+def test_recorded_logits_and_texts_come_out(
+    folders: dict[str, Path], kind: str, layout: str
+) -> None:
+    case = golden(kind)
     split = {"whole": WHOLE, "padded": PADDED}.get(layout) or LAYOUTS["fsdp"]
-    trained, given = trained_of(imported / "run", split), pairs(case["seed"])
+    trained, given = trained_of(folders[kind] / "run", split), pairs(case["seed"])
     logits = logits_of(trained, trained.model.layout, given)[..., : len(TOKENS)]
     check_logits(logits[..., ::EVERY], np.array(case["logits"]))
-    assert len({len(text) for text in case["texts"]}) > 2
+    assert len({len(text) for text in case["texts"]}) > 1
     assert greedy_texts(trained, given) == case["texts"]
     beams = [max(texts, key=ranked_as_there).tokens for texts in decoded(trained, BEAM, given)]
     assert beams == case["beams"]
 
 
-def test_a_model_and_its_export_are_equal(imported: Path, tmp_path: Path) -> None:
-    export_hf(imported / "run", tmp_path / "out")
-    assert file_bytes(tmp_path / "out") == file_bytes(imported / "model")
-    spec = spec_of(json.loads(GOLDEN.read_text())["config"], "float32", "config.json")
-    assert spec.positions == Sinusoidal(first=2)
-    assert spec_of(settings_of(spec, "m2m_100"), "float32", "made") == spec
-    assert closest_family(spec) == ("m2m_100", [])
+@pytest.mark.parametrize("kind", CASES)
+def test_a_model_and_its_export_are_equal(
+    folders: dict[str, Path], tmp_path: Path, kind: str
+) -> None:
+    export_hf(folders[kind] / "run", tmp_path / "out")
+    assert file_bytes(tmp_path / "out") == file_bytes(folders[kind] / "model")
+    spec = spec_of(golden(kind)["config"], "float32", "config.json")
+    learned = Learned(by_stack=True, scaled=False, first=2)
+    assert spec.positions == (Sinusoidal(first=2) if kind == "m2m_100" else learned)
+    assert spec_of(settings_of(spec, kind), "float32", "made") == spec
+    assert closest_family(spec) == (kind, [])
 
 
-def test_live_hugging_face_gives_the_same_before_and_after(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", CASES)
+def test_live_hugging_face_gives_the_same_before_and_after(tmp_path: Path, kind: str) -> None:
     for module in ("torch", "transformers"):
         pytest.importorskip(module)
-    case = record(tmp_path / "model", seed=78)
-    import_hf(tmp_path / "model", tmp_path / "run")
+    case = record(kind, tmp_path / "model", seed=78)
+    import_hf(tmp_path / "model", tmp_path / "run", WIDE)
     trained, given = trained_of(tmp_path / "run", WHOLE), pairs(78)
     check_logits(logits_of(trained, WHOLE, given), case["logits"])
     assert greedy_texts(trained, given) == case["texts"]
@@ -199,7 +233,8 @@ def test_live_hugging_face_gives_the_same_before_and_after(tmp_path: Path) -> No
     np.testing.assert_array_equal(again["logits"], case["logits"])
 
 
-def test_decode_takes_both_languages(imported: Path, tmp_path: Path) -> None:
+def test_decode_takes_both_languages(folders: dict[str, Path], tmp_path: Path) -> None:
+    imported = folders["m2m_100"]
     lines, texts = tmp_path / "lines", tmp_path / "texts"
     lines.write_text("deu_Latn eins zwei drei\ndeu_Latn sechs\n")
     where = (f"--model_dir={imported / 'run'}", f"--input={lines}", f"--output={texts}")
@@ -216,8 +251,8 @@ def test_decode_takes_both_languages(imported: Path, tmp_path: Path) -> None:
     assert [text.strip() for text in texts.read_text().splitlines()] == expected
 
 
-def test_another_padding_is_refused(imported: Path, tmp_path: Path) -> None:
-    folder = shutil.copytree(imported / "model", tmp_path / "model")
+def test_another_padding_is_refused(folders: dict[str, Path], tmp_path: Path) -> None:
+    folder = shutil.copytree(folders["m2m_100"] / "model", tmp_path / "model")
     change(pad_token_id=0)(folder)
     with pytest.raises(UserError, match=re.escape("pad_token_id = 0: legal: 1")):
         import_hf(folder, tmp_path / "run")
@@ -227,8 +262,11 @@ if __name__ == "__main__":
     import sys
     import tempfile
 
-    with tempfile.TemporaryDirectory() as made:
-        recorded = record(Path(made), seed=SEED)
-    print(recorded["texts"], recorded["beams"], file=sys.stderr)
-    few = np.round(recorded["logits"][..., ::EVERY].astype(float), 6)
-    GOLDEN.write_text(json.dumps({**recorded, "logits": few.tolist()}))
+    recorded = dict[str, Case]()
+    for name, number in SEEDS.items():
+        with tempfile.TemporaryDirectory() as made:
+            case = record(name, Path(made), seed=number)
+        print(name, case["texts"], case["beams"], file=sys.stderr)
+        few = np.round(case["logits"][..., ::EVERY].astype(float), 6)
+        recorded[name] = {**case, "logits": few.tolist()}
+    GOLDEN.write_text(json.dumps(recorded))
