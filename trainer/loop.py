@@ -74,7 +74,8 @@ def train(job: TrainJob, observers: Sequence[Observer] = ()) -> Outcome:
                 with timer.spending("compile"):
                     replay = replay_of(job, state)
             rows = job.splits["train"].without(run.exclude)
-            batches = feed(rows, batch_sharding(job), seed=run.seed, first_step=step)
+            sharding = BatchSharding.of(run, job.layout, job.mesh)
+            batches = feed(rows, sharding, seed=run.seed, first_step=step)
         # A signal may have ended the evaluation of the checkpoint that the run resumes.
         is_due = bool(step) and run.at_interval(step, run.evaluate_every)
         if is_due and on_any_process(checkpoints.best_of([step]) is None):
@@ -155,7 +156,7 @@ def restore_or_init(padding: StatePadding, checkpoints: Checkpoints, run: Run) -
 def compile_train_step(job: TrainJob, state: State) -> CompiledStep:
     """Traces and compiles the step for this state on the job's mesh; nothing runs."""
     run, state = job.run, abstract_like(state, job.mesh)
-    batch = batch_sharding(job).abstract(run.task.array_shapes)
+    batch = BatchSharding.of(run, job.layout, job.mesh).abstract(run.task.array_shapes)
     with jax.set_mesh(job.mesh):
         traced = train_step.trace(train_step_spec(run, job.layout), state, batch)
         start = time.perf_counter()
@@ -169,14 +170,6 @@ def replay_of(job: TrainJob, state: State) -> Replay:
     there = dataclasses.replace(job, mesh=rotated(job.mesh))
     step_spec = train_step_spec(job.run, job.layout)
     return Replay(job.mesh, compile_train_step(there, state).executable, step_spec.trained)
-
-
-def batch_sharding(job: TrainJob) -> BatchSharding:
-    """Returns how the batches of training are sharded."""
-    run = job.run
-    return BatchSharding(
-        job.layout, job.mesh, run.batch_sequences, run.microbatches, run.rows_together
-    )
 
 
 def fetch_finite(
