@@ -71,7 +71,8 @@ def compare_with_cpu(layout: Layout) -> Iterator[Comparison]:
         (f"{mesh.size} devices, {MICROBATCHES} microbatches", layout, mesh, MICROBATCHES),
     ]
     for name, spec, batch in tiny_models(layout, mesh):
-        params = weights_of(spec, cpu)
+        with jax.set_mesh(cpu):
+            params = jax.device_get(jax.jit(spec.model(WHOLE).init)(jax.random.key(0)))
         expected = gradients(spec, WHOLE, cpu, params, batch, 1)
         for where, chosen, devices, count in cases[alone == cpu :]:
             try:
@@ -130,11 +131,6 @@ def packed_rows(rows: int, length: int, vocab: int, seed: int) -> Rows:
         "positions_BL": positions_BL,
     }  # fmt: skip
     return {name: np.where(segments_BL > 0, x, 0).astype(np.int32) for name, x in arrays.items()}
-
-
-def weights_of(spec: Transformer, cpu: Mesh) -> Any:
-    with jax.set_mesh(cpu):
-        return jax.device_get(jax.jit(lambda: spec.model(WHOLE).init(jax.random.key(0)))())
 
 
 def gradients(

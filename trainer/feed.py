@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import jax
 import numpy as np
@@ -16,6 +16,7 @@ from data.order import batches
 from data.packing.rows import Rows
 from layouts.layout import Layout
 from layouts.shards import mesh_axes
+from trainer.run import Run
 
 HostBatch = dict[str, np.ndarray]
 T = TypeVar("T")
@@ -32,15 +33,24 @@ class BatchSharding:
     rows_together: int = 1
     """Neighbouring rows that no two microbatches share: experts serve their tokens together."""
 
+    @classmethod
+    def of(cls, run: Run, layout: Layout, mesh: Mesh | AbstractMesh) -> Self:
+        """Returns how the batches of training are sharded."""
+        return cls(layout, mesh, run.batch_sequences, run.microbatches, run.rows_together)
+
     @property
     def microbatch_rows(self) -> int:
         return self.batch_sequences // self.microbatches
 
+    @property
+    def leading(self) -> tuple[int, ...]:
+        """Returns the sizes before the rows: several microbatches are an axis."""
+        return (self.microbatches,) if self.microbatches > 1 else ()
+
     def sharding(self, name: str, of_row: Sequence[int]) -> NamedSharding:
         """Returns an array's sharding, given its shape in a row.
 
-        Several microbatches are its first axis.  Axes that do not divide and are to be padded come
-        replicated: the model pads them.
+        Axes that do not divide and are to be padded come replicated: the model pads them.
         """
         axes = "".join(
             letter.lower() if self.layout.pads(letter) and size % self.shards(letter) else letter
@@ -48,8 +58,7 @@ class BatchSharding:
                 name.rpartition("_")[2], (self.microbatch_rows, *of_row), strict=True
             )
         )
-        axes = axes if self.microbatches == 1 else f"a{axes}"
-        return NamedSharding(self.mesh, self.layout.place(axes))
+        return NamedSharding(self.mesh, self.layout.place("a" * len(self.leading) + axes))
 
     def shards(self, letter: str) -> int:
         """Returns into how many shards the layout splits an axis."""
@@ -65,15 +74,15 @@ class BatchSharding:
         """
         count, together = self.microbatch_rows, self.rows_together
         of_targets = self.sharding("targets_BL", (self.shards("L"),)).spec
-        batch_axis = 0 if self.microbatches == 1 else 1
-        rows_only = NamedSharding(self.mesh, jax.P(of_targets[batch_axis]))
+        batch_axes = of_targets[len(self.leading)]
+        rows_only = NamedSharding(self.mesh, jax.P(batch_axes))
         try:
             indices = [i for i in rows_only.addressable_devices_indices_map((count,)).values() if i]
         except ValueError:
             raise UserError(
                 f"Run.batch_sequences = {self.batch_sequences} in {self.microbatches} "
                 f"microbatches: {count} rows do not divide over the mesh {dict(self.mesh.shape)} "
-                f"by batch = {of_targets[batch_axis]}.  Choose a multiple, or fewer microbatches."
+                f"by batch = {batch_axes}.  Choose a multiple, or fewer microbatches."
             ) from None
         ranges = [rows.indices(count) for (rows,) in indices]
         start, stop = min(r[0] for r in ranges), max(r[1] for r in ranges)
@@ -87,21 +96,17 @@ class BatchSharding:
         for name, rows in batch.items():
             of_row = rows.shape[1:]
             pieces = rows.reshape(-1, self.microbatches, self.rows_together, *of_row)
-            rows = pieces.swapaxes(0, 1).reshape(self.microbatches, -1, *of_row)
-            shape: tuple[int, ...] = (self.microbatches, count, *of_row)
-            if self.microbatches == 1:
-                rows, shape = rows[0], shape[1:]
-            row_axis = int(self.microbatches > 1)
+            rows = pieces.swapaxes(0, 1).reshape(*self.leading, -1, *of_row)
+            shape, row_axis = (*self.leading, count, *of_row), len(self.leading)
             part = functools.partial(part_of, rows, first, count=count, row_axis=row_axis)
             arrays[name] = jax.make_array_from_callback(shape, self.sharding(name, of_row), part)
         return arrays
 
     def abstract(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, jax.ShapeDtypeStruct]:
         """Returns shapes, types and shardings of a batch, from the shape of each array in a row."""
-        leading = () if self.microbatches == 1 else (self.microbatches,)
         return {
             name: jax.ShapeDtypeStruct(
-                (*leading, self.microbatch_rows, *of_row),
+                (*self.leading, self.microbatch_rows, *of_row),
                 np.int32,
                 sharding=self.sharding(name, of_row),
             )

@@ -164,14 +164,15 @@ def begin_stage(
         with timer.spending("compile"):
             replay = replay_of(job, state)
     rows = job.splits["train"].without(run.exclude)
-    batches = feed(rows, batch_sharding(job), sizes, seed=run.seed, first_step=step)
+    sharding = BatchSharding.of(job.run, job.layout, job.mesh)
+    batches = feed(rows, sharding, sizes, seed=run.seed, first_step=step)
     return compiled, replay, batches
 
 
 def compile_train_step(job: TrainJob, state: State) -> CompiledStep:
     """Traces and compiles the step for this state on the job's mesh; nothing runs."""
     run, state = job.run, abstract_like(state, job.mesh)
-    batch = batch_sharding(job).abstract(run.task.array_shapes)
+    batch = BatchSharding.of(run, job.layout, job.mesh).abstract(run.task.array_shapes)
     with jax.set_mesh(job.mesh):
         traced = train_step.trace(train_step_spec(run, job.layout), state, batch)
         start = time.perf_counter()
@@ -185,14 +186,6 @@ def replay_of(job: TrainJob, state: State) -> Replay:
     there = dataclasses.replace(job, mesh=rotated(job.mesh))
     step_spec = train_step_spec(job.run, job.layout)
     return Replay(job.mesh, compile_train_step(there, state).executable, step_spec.trained)
-
-
-def batch_sharding(job: TrainJob) -> BatchSharding:
-    """Returns how the batches of training are sharded."""
-    run = job.run
-    return BatchSharding(
-        job.layout, job.mesh, run.batch_sequences, run.microbatches, run.rows_together
-    )
 
 
 def fetch_finite(

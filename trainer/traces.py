@@ -8,6 +8,7 @@ from jax.sharding import AbstractMesh, Mesh
 
 from layouts.layout import Layout
 from layouts.mesh import use_mesh
+from models.api import Model, Params
 from models.decoding.generate import Search, generate
 from models.loss import CROSS_ENTROPY, Criterion
 from models.precision import StoredWeights, quantize_weights
@@ -42,7 +43,7 @@ def trace_train_step(
     """Traces the training step; returns that and its abstract arguments."""
     step_spec = step.train_step_spec(run, layout)
     state = step.abstract_state(step_spec, mesh)
-    batch = batch_of_run(run, layout, mesh, run.microbatches)
+    batch = BatchSharding.of(run, layout, mesh).abstract(run.task.array_shapes)
     with use_mesh(mesh):
         return step.train_step.trace(step_spec, state, batch), state, batch
 
@@ -51,16 +52,14 @@ def trace_evaluate_step(
     run: Run, layout: Layout, mesh: Mesh | AbstractMesh, criterion: Criterion = CROSS_ENTROPY
 ) -> Any:
     """Traces the evaluation of one batch."""
-    model = run.model.model(layout)
-    params, batch = step.abstract_params(model, mesh), batch_of_run(run, layout, mesh, 1)
+    model, params, batch = abstract_arguments(run, layout, mesh)
     with use_mesh(mesh):
         return step.evaluate_step.trace(model, criterion, params, batch)
 
 
 def trace_score_step(run: Run, layout: Layout, mesh: Mesh | AbstractMesh) -> Any:
     """Traces the scoring of one batch."""
-    model = run.model.model(layout)
-    params, batch = step.abstract_params(model, mesh), batch_of_run(run, layout, mesh, 1)
+    model, params, batch = abstract_arguments(run, layout, mesh)
     with use_mesh(mesh):
         return token_losses.trace(model, params, batch)
 
@@ -81,9 +80,9 @@ def trace_generate(
         return generate.trace(*arguments), arguments
 
 
-def batch_of_run(
-    run: Run, layout: Layout, mesh: Mesh | AbstractMesh, microbatches: int
-) -> AbstractBatch:
-    """Returns shapes, types and shardings of a batch of the run."""
-    sharding = BatchSharding(layout, mesh, run.batch_sequences, microbatches)
-    return sharding.abstract(run.task.array_shapes)
+def abstract_arguments(
+    run: Run, layout: Layout, mesh: Mesh | AbstractMesh
+) -> tuple[Model, Params, AbstractBatch]:
+    """Returns the model of a run, with shapes, types and shardings of its weights and a batch."""
+    model, sharding = run.model.model(layout), BatchSharding(layout, mesh, run.batch_sequences)
+    return model, step.abstract_params(model, mesh), sharding.abstract(run.task.array_shapes)

@@ -1,6 +1,7 @@
 """Computes feed-forward layers."""
 
 import functools
+from collections.abc import Callable
 from typing import Literal
 
 import jax
@@ -18,7 +19,7 @@ from models.sizes import Sizes
 
 Array = jax.Array
 Activation = Literal["relu", "gelu", "gelu_exact", "silu", "clamped_swiglu"]
-ACTIVATIONS = {
+ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "relu": jax.nn.relu, "gelu": jax.nn.gelu,
     "gelu_exact": functools.partial(jax.nn.gelu, approximate=False), "silu": jax.nn.silu,
 }  # fmt: skip

@@ -7,91 +7,14 @@ speed.  The bandwidth is measured in the same session, by adding 1 to an array t
 Weights are random, in the type of products; a text is as long as the shape's rows at most.
 """
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
-from scripts.benchmarks.language_model import SHAPES, Shape, transformer
+from scripts.benchmarks.language_model import SHAPES, transformer
 from scripts.benchmarks.rounds import Count, JsonFlags, best_seconds, device_seconds, seconds, show
 from scripts.flag import Flag
 
-if TYPE_CHECKING:
-    from models.decoding.generate import DecodeInputs
-
 BYTES = 2**28
 """Size of the array that measures the bandwidth."""
-
-
-def inputs_of(rows: int, prompt: int, new_tokens: int) -> "DecodeInputs":
-    """Returns prompts of this length, each to be continued by exactly this many tokens.
-
-    The number is an argument of the program, which is compiled once for all of them.
-    """
-    import jax.numpy as jnp
-
-    from models.decoding.generate import DecodeInputs
-
-    return DecodeInputs(
-        prompts_BL=jnp.full((rows, prompt), 2, jnp.int32),
-        prompt_lengths_B=jnp.full(rows, prompt, jnp.int32),
-        seeds_B=jnp.arange(rows, dtype=jnp.uint32),
-        max_new_tokens_B=jnp.full(rows, new_tokens, jnp.int32),
-        min_new_tokens_B=jnp.full(rows, new_tokens, jnp.int32),
-    )
-
-
-def measure(
-    shape: Shape, batch_sizes: Sequence[int], prompt: int, new_tokens: int
-) -> dict[str, Any]:
-    """Returns the speed at each batch size, and the bytes a second that the device moves."""
-    import jax
-    import jax.numpy as jnp
-
-    from layouts.layout import Layout
-    from layouts.mesh import make_mesh
-    from models.decoding.generate import generate, initial_cache
-    from models.decoding.sampling import Sampling
-    from trainer.memory import shard_bytes
-
-    layout = Layout(mesh="data:1", rules="batch:data")
-    on_cpu = jax.devices()[0].platform == "cpu"
-    model = transformer(shape, store="float32" if on_cpu else "bfloat16").model(layout)
-    greedy = Sampling(temperature=0.0)
-    array, add = jnp.zeros(BYTES // 4, jnp.float32), jax.jit(lambda array: array + 1)
-    bytes_per_s = 2 * BYTES / device_seconds(lambda: add(array), jax.block_until_ready)
-    with jax.set_mesh(make_mesh(layout)):
-        params = jax.jit(model.init)(jax.random.key(0))
-
-        def run(rows: int, count: int) -> None:
-            inputs = inputs_of(rows, prompt, count)
-            generate(model, greedy, new_tokens, params, inputs).tokens_BWT.block_until_ready()
-
-        def times(rows: int) -> dict[str, float]:
-            warm_s = seconds(lambda: run(rows, new_tokens))
-            # What the prompt takes is in both.
-            token_s = (
-                best_seconds(lambda: run(rows, new_tokens)) - best_seconds(lambda: run(rows, 1))
-            ) / (new_tokens - 1)
-            inputs = inputs_of(rows, prompt, new_tokens)
-            cache = jax.eval_shape(lambda: initial_cache(model, greedy, new_tokens, params, inputs))
-            read_bytes = shard_bytes(params) + shard_bytes(cache)
-            return {
-                "token_s": token_s,
-                "tokens_per_s": rows / token_s,
-                "bytes_a_token": read_bytes,
-                "share_of_bandwidth": read_bytes / token_s / bytes_per_s,
-                "warm_s": warm_s,
-            }
-
-        by_batch_size = {str(rows): times(rows) for rows in batch_sizes}
-    return {
-        "batch_sizes": by_batch_size,
-        "weight_bytes": shard_bytes(params),
-        "bandwidth_bytes_per_s": bytes_per_s,
-        "prompt_tokens": prompt,
-        "new_tokens": new_tokens,
-        "device": jax.devices()[0].device_kind,
-        "jax": jax.__version__,
-    }
 
 
 class Flags(JsonFlags):
@@ -107,7 +30,74 @@ class Flags(JsonFlags):
     """New tokens of each text."""
 
 
+def measure(flags: Flags) -> dict[str, Any]:
+    """Returns the speed at each batch size, and the bytes a second that the device moves."""
+    import jax
+    import jax.numpy as jnp
+
+    from layouts.layout import Layout
+    from layouts.mesh import make_mesh
+    from models.decoding.generate import DecodeInputs, generate, initial_cache
+    from models.decoding.sampling import Sampling
+    from trainer.memory import shard_bytes
+
+    layout, new_tokens = Layout(mesh="data:1", rules="batch:data"), flags.new_tokens
+    on_cpu = jax.devices()[0].platform == "cpu"
+    spec = transformer(SHAPES[flags.shape], store="float32" if on_cpu else "bfloat16")
+    model, greedy = spec.model(layout), Sampling(temperature=0.0)
+    array, add = jnp.zeros(BYTES // 4, jnp.float32), jax.jit(lambda array: array + 1)
+    bytes_per_s = 2 * BYTES / device_seconds(lambda: add(array), jax.block_until_ready)
+
+    def inputs_of(rows: int, count: int) -> DecodeInputs:
+        """Returns prompts, each to be continued by exactly this many tokens.
+
+        The number is an argument of the program, which is compiled once for all of them.
+        """
+        return DecodeInputs(
+            prompts_BL=jnp.full((rows, flags.prompt), 2, jnp.int32),
+            prompt_lengths_B=jnp.full(rows, flags.prompt, jnp.int32),
+            seeds_B=jnp.arange(rows, dtype=jnp.uint32),
+            max_new_tokens_B=jnp.full(rows, count, jnp.int32),
+            min_new_tokens_B=jnp.full(rows, count, jnp.int32),
+        )
+
+    with jax.set_mesh(make_mesh(layout)):
+        params = jax.jit(model.init)(jax.random.key(0))
+
+        def run(rows: int, count: int) -> None:
+            inputs = inputs_of(rows, count)
+            generate(model, greedy, new_tokens, params, inputs).tokens_BWT.block_until_ready()
+
+        def times(rows: int) -> dict[str, float]:
+            warm_s = seconds(lambda: run(rows, new_tokens))
+            # What the prompt takes is in both.
+            token_s = (
+                best_seconds(lambda: run(rows, new_tokens)) - best_seconds(lambda: run(rows, 1))
+            ) / (new_tokens - 1)
+            inputs = inputs_of(rows, new_tokens)
+            cache = jax.eval_shape(lambda: initial_cache(model, greedy, new_tokens, params, inputs))
+            read_bytes = shard_bytes(params) + shard_bytes(cache)
+            return {
+                "token_s": token_s,
+                "tokens_per_s": rows / token_s,
+                "bytes_a_token": read_bytes,
+                "share_of_bandwidth": read_bytes / token_s / bytes_per_s,
+                "warm_s": warm_s,
+            }
+
+        by_batch_size = {str(rows): times(rows) for rows in flags.batch_sizes}
+    return {
+        "shape": flags.shape,
+        "batch_sizes": by_batch_size,
+        "weight_bytes": shard_bytes(params),
+        "bandwidth_bytes_per_s": bytes_per_s,
+        "prompt_tokens": flags.prompt,
+        "new_tokens": new_tokens,
+        "device": jax.devices()[0].device_kind,
+        "jax": jax.__version__,
+    }
+
+
 def benchmark(flags: Flags) -> None:
     """Measures each batch size."""
-    result = measure(SHAPES[flags.shape], flags.batch_sizes, flags.prompt, flags.new_tokens)
-    show({"shape": flags.shape, **result}, flags.json_file)
+    show(measure(flags), flags.json_file)

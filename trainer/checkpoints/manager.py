@@ -168,13 +168,14 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
     def _read_array(self, step: int, path: str, saved: jax.ShapeDtypeStruct) -> np.ndarray:
         """Reads one array, whatever its sharding, into the memory of the host."""
         tree = functools.partial(traverse_util.unflatten_dict, sep="/")
-        args = ocp.args.PyTreeRestore(
-            item=tree({path: saved}),
-            restore_args=tree({path: ocp.RestoreArgs(restore_type=np.ndarray)}),
-            partial_restore=True,
-        )
-        restored = read(lambda: self._reader.restore(self._path(step), args=args))
-        return traverse_util.flatten_dict(restored, sep="/")[path]
+        restore_args = tree({path: ocp.RestoreArgs(restore_type=np.ndarray)})
+        return self._read(step, tree({path: saved}), restore_args)[path]
+
+    def _read(self, step: int, item: Tree, restore_args: Tree) -> dict[str, Any]:
+        """Reads some arrays of a checkpoint; returns them by path."""
+        args = ocp.args.PyTreeRestore(item=item, restore_args=restore_args, partial_restore=True)
+        tree = read(lambda: self._reader.restore(self._path(step), args=args))
+        return traverse_util.flatten_dict(tree, sep="/")
 
     def _path(self, step: int) -> epath.Path:
         return self.folder / str(step) / ITEM
@@ -347,16 +348,9 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
         if not any(path.startswith(f"{OPTIONAL}/") for path in saved):
             abstract = {name: part for name, part in abstract.items() if name != OPTIONAL}
         by_path, nested = _by_path(abstract), _nested(abstract)
-        args = ocp.args.PyTreeRestore(
-            item=nested,
-            restore_args=ocp.checkpoint_utils.construct_restore_args(nested),
-            partial_restore=True,
-        )
+        restore_args = ocp.checkpoint_utils.construct_restore_args(nested)
         self._compare(step, saved, {path: tuple(a.shape) for path, a in by_path.items()})
-        tree = on_all_processes(
-            lambda: read(lambda: self._reader.restore(self._path(step), args=args))
-        )
-        arrays = traverse_util.flatten_dict(tree, sep="/")
+        arrays = on_all_processes(lambda: self._read(step, nested, restore_args))
         return jax.tree.unflatten(jax.tree.structure(abstract), [arrays[path] for path in by_path])
 
     def _saved(self, step: int) -> Described:

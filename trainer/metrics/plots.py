@@ -27,6 +27,11 @@ class RunPlots:
         self.parts: dict[str, Line] = next(
             (line["parts"] for line in reversed(of_one_shape(self.checks, "parts"))), {}
         )
+        self.parts_with_experts = {
+            name: part
+            for name, part in self.parts.items()
+            if isinstance(part, dict) and part.get("experts")
+        }
 
     def total(self, name: str, steps: Sequence[float]) -> np.ndarray:
         """Sums a number of the steps, such as their tokens, up to each of some steps.
@@ -46,7 +51,7 @@ class RunPlots:
             "bleu": bool(curve(self.checks, "bleu")[0]),
             "load": bool(self.with_experts),
             "dropped": bool(self.with_experts),
-            "experts_of_parts": bool(self._parts_with_experts()),
+            "experts_of_parts": bool(self.parts_with_experts),
         }
         return [name for name, can_draw in drawable.items() if can_draw]
 
@@ -128,17 +133,9 @@ class RunPlots:
         axes.legend(fontsize="small")
         return figure
 
-    def _parts_with_experts(self) -> dict[str, Line]:
-        """Returns the parts of a mixture in the last evaluation, if there are experts."""
-        return {
-            name: part
-            for name, part in self.parts.items()
-            if isinstance(part, dict) and part.get("experts")
-        }
-
     def _experts_of_parts(self, pyplot: Any) -> Any:
         """Plots the load of experts by part, a panel per layer; 1 is an even load."""
-        parts = self._parts_with_experts()
+        parts = self.parts_with_experts
         layers = list(next(iter(parts.values()))["experts"])
         size = (1 + 3 * len(layers), 1.5 + 0.16 * len(parts))
         figure, panels = pyplot.subplots(

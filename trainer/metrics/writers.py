@@ -184,25 +184,21 @@ class Profile(Observer):
     """
 
     def __init__(self, model_dir: Path, steps: range):
-        self._target = model_dir / PROFILE_FOLDER
-        self._steps = steps
-        self._is_running = False
+        self._target, self._steps = model_dir / PROFILE_FOLDER, steps
+        self._open = contextlib.ExitStack()
 
     def before_step(self, step: int) -> None:
         if step == self._steps[0] and jax.process_index() == 0:
-            self._folder = WorkingFolder(self._target)
-            jax.profiler.start_trace(str(self._folder.path))
-            self._is_running = True
+            folder = self._open.enter_context(WorkingFolder(self._target))
+            jax.profiler.start_trace(str(folder.path))
+            self._open.callback(jax.profiler.stop_trace)
 
     def on_step(self, result: StepResult) -> None:
         if result.step == self._steps[-1]:
             self.close()
 
     def close(self) -> None:
-        if self._is_running:
-            self._is_running = False
-            jax.profiler.stop_trace()
-            self._folder.close()
+        self._open.close()
 
 
 class RouterWarnings(Observer):

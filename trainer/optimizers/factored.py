@@ -103,20 +103,22 @@ def factored_state(count: Array, moments: dict[str, Moments]) -> optax.FactoredS
 
 def clip_by_rms(max_rms: float, infos: Infos) -> optax.GradientTransformation:
     """Scales an update down to this root mean square.  Algorithm 5."""
-
-    def clipped(path: str, update: Array, weight: Array) -> Array:
-        return update / jnp.maximum(1.0, rms(update, infos[path]) / max_rms)
-
-    return of_each(clipped)
+    return optax.stateless(
+        lambda updates, _: {
+            path: update / jnp.maximum(1.0, rms(update, infos[path]) / max_rms)
+            for path, update in updates.items()
+        }
+    )
 
 
 def scale_by_weight_rms(min_rms: float, infos: Infos) -> optax.GradientTransformation:
     """Scales an update by the weight's root mean square, or this where that is less.  Section 8."""
-
-    def scaled(path: str, update: Array, weight: Array) -> Array:
-        return update * jnp.maximum(rms(weight, infos[path]), min_rms)
-
-    return of_each(scaled)
+    return optax.stateless(
+        lambda updates, params: {
+            path: update * jnp.maximum(rms(params[path], infos[path]), min_rms)
+            for path, update in updates.items()
+        }
+    )
 
 
 def rms(x: Array, info: WeightInfo) -> Array:
@@ -130,12 +132,3 @@ def mean(x: Array, count: int, axis: int | tuple[int, ...], *, keepdims: bool = 
     """Returns the mean of the `count` numbers that are not padding; padding is zero."""
     total = jnp.sum(x, axis, float, keepdims=keepdims)
     return (total / float(count)).astype(x.dtype)  # a count may be beyond int32
-
-
-def of_each(change: Callable[[str, Array, Array], Array]) -> optax.GradientTransformation:
-    """Changes each update, given its path and its weight."""
-
-    def update(updates: Weights, state: Any, params: Weights) -> tuple[Weights, Any]:
-        return {path: change(path, u, params[path]) for path, u in updates.items()}, state
-
-    return optax.GradientTransformation(lambda params: optax.EmptyState(), update)

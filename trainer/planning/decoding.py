@@ -219,10 +219,6 @@ class DecodePlan(ProgramPlan):
         return self.devices * self.step.output_flops(self.step.work)
 
     @property
-    def token_s(self) -> float | None:
-        return None if self.timings is None else self.timings.token.step_s
-
-    @property
     def output_s(self) -> float | None:
         """Predicts the seconds from the prompts to the ranked texts, if no text ends sooner."""
         if self.timings is None:

@@ -76,7 +76,10 @@ def decode_as_json(plan: DecodePlan) -> dict[str, Any]:
     """Lists every figure of a decoding plan; None where it is not known."""
     shape, timings = plan.step.shape, plan.timings
     search, work = shape.search, plan.work
-    suffix = None if timings is None else timings.suffix
+    latencies = dict[str, Any]()
+    for name, timing in zip(("start", "token", "suffix"), timings or (None,) * 3, strict=True):
+        latencies[f"{name}_latency_s"] = timing and timing.step_s
+        latencies[f"{name}_parts_s"] = timing and timing.parts
     parts = {"token": work.token, "start": work.prefill, "suffix": work.suffix}
     return {
         **common_figures(plan),
@@ -96,12 +99,7 @@ def decode_as_json(plan: DecodePlan) -> dict[str, Any]:
             for row in collectives(plan, part.collectives)
         ],
         "read_bytes_per_token": work.token.read_bytes,
-        "start_latency_s": None if timings is None else timings.prefill.step_s,
-        "start_parts_s": None if timings is None else timings.prefill.parts,
-        "token_latency_s": plan.token_s,
-        "token_parts_s": None if timings is None else timings.token.parts,
-        "suffix_latency_s": None if suffix is None else suffix.step_s,
-        "suffix_parts_s": None if suffix is None else suffix.parts,
+        **latencies,
         "output_latency_s": plan.output_s,
         "tokens_per_s": plan.tokens_per_s,
     }

@@ -21,7 +21,7 @@ from layouts.cost.step_time import Timing, add_up, coordinates
 from layouts.hlo.program import CompiledText
 from layouts.layout import Layout
 from layouts.lint.recorder import Weight
-from layouts.mesh import use_mesh
+from layouts.mesh import make_mesh, use_mesh
 from layouts.shards import mesh_axes
 from models.layers.pipeline import Schedule
 from trainer import checks
@@ -279,14 +279,6 @@ def with_device_order(plan: StepPlan, order: str | None) -> StepPlan:
     return dataclasses.replace(plan, layout=layout, device_coords=coords, timing=timing)
 
 
-def plan_on_host(run: Run, layout: Layout, mesh: Mesh, host: HostRates) -> StepPlan:
-    """Plans from a trace for devices that share this machine, whose memory is unknown."""
-    step = trace_step(run, layout, mesh)
-    counts = estimate_step(step)
-    timing = estimate_host_timing(host, step.sizes, counts.work.ops, counts.work.collectives)
-    return plan_step(step, None, counts, timing)
-
-
 def plan_compiled(run: Run, layout: Layout, sizes: dict[str, int], topology: Topology) -> StepPlan:
     """Plans a step as compiled for a slice, which may be absent.  Call it in a child."""
     step = trace_step(run, layout, topology_mesh(topology.name, sizes, layout.order))
@@ -294,8 +286,16 @@ def plan_compiled(run: Run, layout: Layout, sizes: dict[str, int], topology: Top
 
 
 def plan_from_trace(
-    run: Run, layout: Layout, sizes: dict[str, int], topology: Topology | None
+    run: Run, layout: Layout, sizes: dict[str, int], hardware: Topology | HostRates | None
 ) -> StepPlan:
-    """Plans from a trace alone, which takes seconds and no compiler."""
-    step = trace_step(run, layout, slice_mesh(sizes, topology))
-    return plan_step(step, topology, estimate_step(step))
+    """Plans from a trace alone, which takes seconds and no compiler.
+
+    Of devices that share this machine, the memory is unknown.
+    """
+    if not isinstance(hardware, HostRates):
+        step = trace_step(run, layout, slice_mesh(sizes, hardware))
+        return plan_step(step, hardware, estimate_step(step))
+    step = trace_step(run, layout, make_mesh(layout))
+    counts = estimate_step(step)
+    timing = estimate_host_timing(hardware, sizes, counts.work.ops, counts.work.collectives)
+    return plan_step(step, None, counts, timing)

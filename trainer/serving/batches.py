@@ -19,6 +19,7 @@ from trainer.decoding.decoder import (
 )
 from trainer.decoding.requests import DecodeOptions
 from trainer.serving.service import Job, NoFiniteScore, Service
+from trainer.serving.slot_engine import powers
 
 
 class BatchService(Service):
@@ -96,8 +97,6 @@ def batch_shapes(
     [(16, 64), (32, 64), (64, 128)]
     """
     factor, extra, least = options.length_factor, options.length_extra, options.max_tokens or 0
-    sources, last = [padded(1)], padded(source_length)
-    while sources[-1] < last:
-        sources.append(2 * sources[-1])
+    sources = powers(2, padded(1), padded(source_length))
     news = [min(max(int(source * factor) + extra, least), room) for source in sources]
     return [BatchShape(rows, n, 0, padded(new)) for n, new in zip(sources, news, strict=True)]

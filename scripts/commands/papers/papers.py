@@ -27,16 +27,10 @@ LIST_HEAD = ["item", "shows", "published", "ours", "how", "where, or why not"]
 
 
 def show_papers(flags: PapersFlags) -> None:
-    """Prints the list or an item."""
+    """Prints the lists of docs/papers.md, or an item."""
     start_devices()
     if flags.table is not None:
-        show_item(flags, flags.table)
-    else:
-        show_list(flags)
-
-
-def show_list(flags: PapersFlags) -> None:
-    """Prints the lists of docs/papers.md."""
+        return show_item(flags, flags.table)
     rows = [
         {"name": key_of(name, item)} | row
         for name, paper in PAPERS.items()

@@ -24,9 +24,31 @@ def plan(flags: PlanFlags) -> None:
     """Plans training or decoding of a run, or its training under several layouts."""
     check_flags(flags)
     if flags.compare:
-        compare(flags)
+        return compare(flags)
+    inputs = read_inputs(flags)
+    warn_unused(inputs.config, Run, Layout)
+    title = inputs.title
+    if flags.decode:
+        figures = decode_as_json(plan_decode.plan_batch(inputs, flags))
+        page.print_plan(title, figures)
+        title = f"Decoding: {title}"
     else:
-        plan_run(flags)
+        inputs.check(inputs.run)
+        print_note(*check_bubble(inputs.run, inputs.layout, inputs.sizes))
+        step_plan = best_plan(inputs, flags.analytic)
+        figures = training_figures(step_plan, flags)
+        page.print_plan(title, figures)
+        if step_plan.memory.out_of_memory:
+            print_note(
+                "The compiler refuses this program for lack of memory; its parts, traffic and "
+                "time are by the trace."
+            )
+        if step_plan.fits is False:
+            print(suggest_slice(step_plan))
+            print("Settings that fit: `meshloom tune`.")
+    write_json(flags.json_file, figures)
+    if flags.html is not None:
+        page.write_page(flags.html, title, figures)
 
 
 def check_flags(flags: PlanFlags) -> None:
@@ -55,34 +77,6 @@ def check_flags(flags: PlanFlags) -> None:
         raise UserError("--compare needs layout files, as in --compare a.gin b.gin.")
     if flags.compare and flags.html is not None:
         raise UserError("--html writes the page of one plan.  Remove --compare, or use --json.")
-
-
-def plan_run(flags: PlanFlags) -> None:
-    """Plans training, or the decoding of one batch, under one layout."""
-    inputs = read_inputs(flags)
-    warn_unused(inputs.config, Run, Layout)
-    title = inputs.title
-    if flags.decode:
-        figures = decode_as_json(plan_decode.plan_batch(inputs, flags))
-        page.print_plan(title, figures)
-        title = f"Decoding: {title}"
-    else:
-        inputs.check(inputs.run)
-        print_note(*check_bubble(inputs.run, inputs.layout, inputs.sizes))
-        plan = best_plan(inputs, flags.analytic)
-        figures = training_figures(plan, flags)
-        page.print_plan(title, figures)
-        if plan.memory.out_of_memory:
-            print_note(
-                "The compiler refuses this program for lack of memory; its parts, traffic and "
-                "time are by the trace."
-            )
-        if plan.fits is False:
-            print(suggest_slice(plan))
-            print("Settings that fit: `meshloom tune`.")
-    write_json(flags.json_file, figures)
-    if flags.html is not None:
-        page.write_page(flags.html, title, figures)
 
 
 def compare(flags: PlanFlags) -> None:

@@ -37,11 +37,11 @@ from trainer.planning.child import in_child
 from trainer.planning.report import as_json
 from trainer.planning.search import (
     Hardware,
-    StepBenchmark,
     one_line,
     rank_layouts,
     shortlist,
     suggest_slice,
+    time_step,
 )
 from trainer.planning.training import plan_compiled
 from trainer.planning.tune import Candidate, Trial, TrialLog, Tuner, ladders_of
@@ -50,7 +50,6 @@ from trainer.run import Run
 Options = tuple[str, ...]
 LOG = ".jsonl"  # suffix
 COLUMNS = ("layout", "microbatches", "remat", "compiler options")
-BURSTS = 3  # of steps, on this machine; the fastest counts
 SHOWN = 10  # candidates in the terminal, and in the comments of the file
 SECONDS = {"s": 1, "m": 60, "h": 3600}
 
@@ -212,8 +211,7 @@ def measure_on(topology: Topology | None) -> Callable[[Candidate], Trial]:
 
     def measure(candidate: Candidate) -> Trial:
         if topology is None:
-            benchmark = StepBenchmark(candidate.run, candidate.layout)
-            return Trial(min(benchmark.time_step() for _ in range(BURSTS)))
+            return Trial(time_step(*candidate))
         sizes = mesh_sizes(candidate.layout.mesh, topology.devices)
         return Trial.of(in_child(plan_compiled, *candidate, sizes, topology))
 

@@ -154,6 +154,7 @@ def served_model(members: Sequence[TrainedModel], flags: ServeFlags) -> ServedMo
     options = DecodeOptions(max_tokens=flags.search.max_tokens)
     task, search = run.task, served_search(flags.search, run.task)
     rows = batch_of(trained, flags.slots)
+    room = 2**31 if run.model.max_length is None else run.model.max_length - 1
     if task.has_source:
         if flags.max_length is not None:
             raise UserError(
@@ -162,12 +163,16 @@ def served_model(members: Sequence[TrainedModel], flags: ServeFlags) -> ServedMo
         weights, special = prepared(model, params, mesh), vocabs.target.special
         decoder = Decoder(model, weights, mesh, search, rows, **special)
         length = task.row_lengths["source_length"]
-        room = run.model.max_length - 1 if run.model.max_length is not None else 2**31
         shapes = batch_shapes(rows, length, options, room)
         service: Service = BatchService(decoder, step, flags.queue, shapes=shapes)
         max_new_tokens = min(shapes[-1].new_tokens, room)
     else:
-        length = max_length_of(run, flags.max_length)
+        if flags.max_length is not None and flags.max_length > room:
+            raise UserError(
+                f"--max_length={flags.max_length}: the model has {room + 1} learned positions.  "
+                f"Legal: 2 to {room}."
+            )
+        length = flags.max_length or min(task.length, room)
         engine = SlotEngine(model, params, mesh, vocabs.target, rows, length)
         service = ContinuousService(engine, step, flags.queue)
         max_new_tokens = length
@@ -184,19 +189,6 @@ def served_model(members: Sequence[TrainedModel], flags: ServeFlags) -> ServedMo
         )
     limits, sizes = (flags.body_bytes, flags.time_limit_s), (length, max_new_tokens)
     return ServedModel(name, run, vocabs, service, options, *limits, search.width, *sizes, chat)
-
-
-def max_length_of(run: Run, given: int | None) -> int:
-    """Returns the tokens of a prompt and its continuation."""
-    longest = None if run.model.max_length is None else run.model.max_length - 1
-    if given is None:
-        return run.task.length if longest is None else min(run.task.length, longest)
-    if longest is not None and given > longest:
-        raise UserError(
-            f"--max_length={given}: the model has {longest + 1} learned positions.  Legal: 2 to "
-            f"{longest}."
-        )
-    return given
 
 
 def make_server(served: ServedModel, flags: ServeFlags, on_start: Callable[[], None]) -> Server:

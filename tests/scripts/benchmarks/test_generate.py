@@ -3,14 +3,15 @@
 import pytest
 
 from scripts.benchmarks import generate
-from scripts.benchmarks.generate import measure
+from scripts.benchmarks.generate import Flags, measure
 from scripts.benchmarks.language_model import SHAPES
 
 
 def test_each_token_reads_the_weights_and_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(generate, "BYTES", 1 << 20)
     shape, prompt, new_tokens, rows = SHAPES["toy"], 4, 3, 2
-    result = measure(shape, [rows], prompt, new_tokens)
+    flags = Flags(shape="toy", batch_sizes=(rows,), prompt=prompt, new_tokens=new_tokens)
+    result = measure(flags)
     measured = result["batch_sizes"][str(rows)]
     layer = 4 * shape.d_model**2 + 2 * shape.d_model * shape.d_ff + 2 * shape.d_model
     weights = shape.layers * layer + (shape.vocab + shape.length + 1) * shape.d_model

@@ -206,15 +206,13 @@ def layers_that_rotate(full: families.Settings) -> Sequence[bool]:
 
 def latent_of(full: families.Settings) -> Latent:
     """Makes latent attention, whose norms have an epsilon of their own."""
-    rotated, norm = full["qk_rope_head_dim"], RmsNorm()
+    fields, norm = {ours: full[there] for ours, there in families.LATENT.items()}, RmsNorm()
     scale = rope.query_scale(rope.parameters(full))
     return Latent(
-        latent=full["kv_lora_rank"],
-        rotated=rotated,
-        query_latent=full["q_lora_rank"],
+        **fields,
         norm=None if full["rms_norm_eps"] == norm.epsilon else norm,
         dropout=float(full["attention_dropout"]),
-        query_scale=None if scale == 1 else scale * (full["head_dim"] + rotated) ** -0.5,
+        query_scale=None if scale == 1 else scale * (full["head_dim"] + fields["rotated"]) ** -0.5,
     )
 
 
@@ -251,7 +249,7 @@ def spec_of(settings: families.Settings, store: FloatType, source: object) -> Tr
     family = family_of(settings, source)
     full = completed(settings, family)
     fields: dict[str, Any] = {
-        **{name: full[there] for name, there in family.sizes.items()},
+        **{ours: full[there] for ours, there in family.sizes.items()},
         "positions": NoPositions(),
         "kv_heads": full.get("num_key_value_heads") or full["num_attention_heads"],
         "d_kv": width_of_heads(full),
@@ -270,7 +268,7 @@ def spec_of(settings: families.Settings, store: FloatType, source: object) -> Tr
     norm: dict[str, Any] = {"epsilon": full.get("rms_norm_eps", LayerNorm().epsilon), **family.norm}
     try:
         if isinstance(positions := fields["positions"], Relative):
-            given: dict[str, Any] = {ours: full[name] for ours, name in families.RELATIVE.items()}
+            given = {ours: full[there] for ours, there in families.RELATIVE.items()}
             fields["positions"] = dataclasses.replace(positions, **given)
         activation = family.activations[full["hidden_act"]]
         mlp_fields: dict[str, Any] = {"dropout": full.get("activation_dropout")}
@@ -467,6 +465,11 @@ def changes(a: ModelSpec, b: ModelSpec) -> list[tuple[str, Any, Any]]:
 # To Hugging Face
 
 
+def to_names(part: object, names: Mapping[str, str]) -> families.Settings:
+    """Returns fields of a part by their names there."""
+    return {there: getattr(part, ours) for ours, there in names.items()}
+
+
 def settings_of(spec: Transformer, kind: str) -> families.Settings:
     """Makes config.json of a model as one of a family, equal or not."""
     family, spec = families.FAMILIES[kind], with_shortest_pattern(spec)
@@ -490,11 +493,8 @@ def settings_of(spec: Transformer, kind: str) -> families.Settings:
     local, query = of_kind(rotary.get(rope.SLIDING), Rotary), attention.query_scale
     whole = rotary.get(rope.FULL) or local
     every: families.Settings = {
-        **{there: getattr(spec, name) for name, there in family.sizes.items()},
-        **{
-            there: getattr(of_kind(spec.positions, Relative), name)
-            for name, there in families.RELATIVE.items()
-        },
+        **to_names(spec, family.sizes),
+        **to_names(of_kind(spec.positions, Relative), families.RELATIVE),
         **rope.settings_of(whole),
         "rope_local_base_freq": local.theta,
         "num_key_value_heads": spec.kv_heads or spec.heads,
@@ -529,11 +529,7 @@ def settings_of(spec: Transformer, kind: str) -> families.Settings:
         every["rope_parameters"] = {"rope_type": rope.PLAIN, "rope_theta": every["rope_theta"]}
     every |= {name: every[other] for name, other in family.equal.items()}
     if latent is not None:
-        every |= {
-            "kv_lora_rank": latent.latent,
-            "q_lora_rank": latent.query_latent,
-            "qk_rope_head_dim": latent.rotated,
-        }
+        every |= to_names(latent, families.LATENT)
         if query is not None and every["rope_scaling"]:
             scale = query * (spec.d_kv + latent.rotated) ** 0.5
             every["rope_scaling"] |= rope.of_query_scale(scale, every["rope_scaling"])

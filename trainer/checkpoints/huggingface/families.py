@@ -157,9 +157,7 @@ SIZES, DEFAULTS, LEGAL, WRAPPERS = (_FILE[x] for x in ("sizes", "common", "legal
 IGNORED, IMAGES = _FILE["ignored"]["everywhere"], _FILE["ignored"]["images"]
 CHECKS: Mapping[str, Sequence[str]] = _FILE["checks"]
 FREE = tuple(f"{part}.{name}" for part, names in _FILE["free"].items() for name in names)
-RELATIVE = {
-    "buckets": "relative_attention_num_buckets", "max_distance": "relative_attention_max_distance",
-}  # fmt: skip
+RELATIVE, LATENT = _FILE["relative"], _FILE["latent"]
 POSITIONS: Mapping[str, Positions] = {
     "learned": Learned(), "relative": Relative(), "shared relative": Relative(shared=True),
     "marian": Sinusoidal(inclusive=False), "m2m_100": Sinusoidal(first=2),

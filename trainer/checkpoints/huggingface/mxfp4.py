@@ -11,8 +11,7 @@ from trainer.checkpoints.huggingface.weights import TensorInfo
 
 BLOCKS, SCALES = "_blocks", "_scales"
 """End the names of the two tensors of a weight."""
-MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-VALUES = np.array([sign * value for sign in (1, -1) for value in MAGNITUDES], np.float32)
+VALUES = np.arange(16, dtype=np.uint8).view(ml_dtypes.float4_e2m1fn).astype(np.float32)
 """By the 4 bits."""
 BLOCK_BYTES = 16
 BIAS = 127

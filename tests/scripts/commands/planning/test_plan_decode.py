@@ -135,7 +135,7 @@ def test_a_token_takes_at_least_as_long_as_reading_weights_and_cache(
     plan = plan_batch(inputs, PlanFlags(analytic=True, decoding=decoding))
     read_bytes = plan.step.array_bytes["parameters"] + plan.step.array_bytes["cache"]
     read_bytes -= shard_bytes(plan.step.params["embed_VD"])  # of which a token reads one row
-    assert plan.topology is not None and plan.token_s is not None
-    assert plan.token_s > read_bytes / plan.topology.chip.memory_bandwidth > 0
+    assert plan.topology is not None and plan.timings is not None
+    assert plan.timings.token.step_s > read_bytes / plan.topology.chip.memory_bandwidth > 0
     bits = 16 * plan.parameters / plan.devices  # of the weights, were all of them split evenly
     assert 8 * plan.step.array_bytes["parameters"] == pytest.approx(bits, rel=0.25)

@@ -164,8 +164,8 @@ def greedy_texts(trained: TrainedModel, given: dict[str, np.ndarray]) -> list[li
 
 
 def ranked_as_there(text: TokenHypothesis) -> float:
-    """Hugging Face counts the language of a text in its length, and the end as well."""
-    return text.log_probability / (len(text.tokens) + 2)
+    """Hugging Face counts the language of a text in its length, and its end if it has one."""
+    return text.log_probability / (len(text.tokens) + 1 + (len(text.tokens) < NEW - 1))
 
 
 def golden(kind: str) -> Case:

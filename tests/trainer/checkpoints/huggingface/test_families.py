@@ -29,7 +29,7 @@ def test_no_setting_is_both_ignored_and_read(kind: str) -> None:
         *family.legal,
         *family.aliases.values(),
     }
-    # The positions of M2M-100 follow from the id of padding, and a file of mBART must say the other.
+    # Positions of M2M-100 follow from the id of padding; a file of mBART must say the other one.
     both = {"m2m_100": {"pad_token_id"}, "mbart": {"decoder_start_token_id"}}
     assert read & set(IGNORED) == both.get(kind, set())
     assert set(family.aliases.values()) <= set(family.defaults)
