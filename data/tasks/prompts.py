@@ -9,7 +9,7 @@ import numpy as np
 from configs.errors import UserError
 from configs.spec import spec
 from data.packing.pack import Packed, Packer, Side, inputs
-from data.packing.rows import Counts, RowArray, Rows, read_rows
+from data.packing.rows import Counts, Rows, read_rows
 from data.sources.pair_kinds import Preferences
 from data.sources.pairs import Pair, Pairs, Preference
 from data.task import PackChunk
@@ -27,16 +27,8 @@ class PromptRows(Rows):
     reads_begin: bool = True
     """Whether a decoder reads begin_id before a prompt, or the prompt alone."""
 
-    @property
-    def loss_mask_BL(self) -> RowArray:
-        return self.arrays["loss_mask"]
-
-    @property
-    def counted_BL(self) -> np.ndarray:
-        return self._counted(self.loss_mask_BL)
-
     def batch(self, row_ids: np.ndarray) -> dict[str, np.ndarray]:
-        (loss_mask_BL,) = read_rows(row_ids, self.loss_mask_BL)
+        (loss_mask_BL,) = read_rows(row_ids, self.arrays["loss_mask"])
         batch = {**super().batch(row_ids), "loss_mask_BL": loss_mask_BL.astype(np.int32)}
         if self.reads_begin:
             return batch
