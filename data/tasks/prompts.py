@@ -93,13 +93,12 @@ class PromptTask(PairTask):
         return {**super().columns(vocabs), "loss_mask": (self.length, np.uint8)}
 
     def chunk_packer(self, vocabs: Vocabs) -> PackChunk:
-        return lambda pairs, tag, training: packed_prompts(
-            self.prompted(pairs), vocabs.target, self.length, packs=self.packs
-        )
+        def pack(pairs: Sequence[Any], tag: str | None, training: bool) -> tuple[Packed, Counts]:
+            prompted = [pair._replace(source=self.prompt(pair.source)) for pair in pairs]
+            packed = packed_preferences if training and self.has_rejected else packed_prompts
+            return packed(prompted, vocabs.target, self.length, packs=self.packs)
 
-    def prompted(self, pairs: Sequence[Any]) -> list[Any]:
-        """Returns pairs whose sources are what the model reads of them."""
-        return [pair._replace(source=self.prompt(pair.source)) for pair in pairs]
+        return pack
 
     def row_settings(self, vocabs: Vocabs) -> dict[str, Any]:
         return {"reads_begin": vocabs.target.reads_begin}
@@ -136,17 +135,6 @@ class PreferenceTask(PromptTask):
             f"{counts.rows:,} rows of {self.length}, {self.fills(counts)['fill']:.1%} full; "
             f"{counts.left_out:,} longer than a row"
         )
-
-    def chunk_packer(self, vocabs: Vocabs) -> PackChunk:
-        pack_preferred = super().chunk_packer(vocabs)
-
-        def pack(pairs: Sequence[Any], tag: str | None, training: bool) -> tuple[Packed, Counts]:
-            if not training:
-                return pack_preferred(pairs, tag, training)
-            prompted = self.prompted(pairs)
-            return packed_preferences(prompted, vocabs.target, self.length, packs=self.packs)
-
-        return pack
 
 
 def packed_prompts(
