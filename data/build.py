@@ -86,9 +86,9 @@ class BuildLog:
         # Without the line that a kill may have cut.
         self._path.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
-    def add_vocabs(self, hashes: Mapping[str, str]) -> None:
-        self._take_vocabs(dict(hashes))
-        self._append({"vocabs": dict(hashes)})
+    def add_vocabs(self, hashes: dict[str, str]) -> None:
+        self._take_vocabs(hashes)
+        self.add(vocabs=hashes)
 
     def _take_vocabs(self, hashes: dict[str, str]) -> None:
         """Forgets the rows of other vocabs."""
@@ -97,21 +97,12 @@ class BuildLog:
             self.splits.clear()
         self.vocab_hashes = hashes
 
-    def add_chunk(
-        self, split: str, text_hash: str, counts: Counts, arrays: Mapping[str, np.ndarray]
-    ) -> None:
-        sums, pieces = checksums(arrays), len(arrays["pieces"])
-        chunk = WrittenChunk(split, text_hash, dataclasses.asdict(counts), sums, pieces)
-        self._append({"chunk": dataclasses.asdict(chunk)})
-
-    def add_split(self, split: str, entry: Mapping[str, Any]) -> None:
-        self._append({"split": split, "entry": dict(entry)})
-
     def remove(self) -> None:
         """Removes the file: the cache is complete."""
         self._path.unlink()
 
-    def _append(self, line: dict[str, Any]) -> None:
+    def add(self, **line: Any) -> None:
+        """Adds a line, of a "chunk" or of a "split" with its "entry"."""
         with self._path.open("a") as file:
             file.write(json.dumps(line) + "\n")
 
@@ -252,7 +243,7 @@ class SplitBuilder:
             return entry
         for name in columns:
             verify_written(self._array(split, name))
-        self.log.add_split(split, entry)
+        self.log.add(split=split, entry=entry)
         return entry
 
     def _array(self, split: str, name: str) -> Path:
@@ -290,8 +281,10 @@ class SplitBuilder:
             for name, array in arrays.items():
                 array.append(packed[name])
                 array.flush()
-            self.log.add_chunk(split, chunk.text_hash, counts, packed)
-            yield chunk, counts, len(packed["pieces"])
+            sums, pieces = checksums(packed), len(packed["pieces"])
+            written = WrittenChunk(split, chunk.text_hash, dataclasses.asdict(counts), sums, pieces)
+            self.log.add(chunk=dataclasses.asdict(written))
+            yield chunk, counts, pieces
 
     def _report(self, split: str, before: Counts, now: Counts, share: float | None) -> None:
         """Logs now and then how many lines of the split are done, and which share of its files."""
