@@ -22,7 +22,7 @@ import numpy as np
 
 from configs.errors import UserError
 from data import documents, manifest
-from data.documents import noted, pieces_of_rows
+from data.documents import noted
 from data.packing.pair_rows import LONG
 from data.packing.rows import Counts
 from data.sources.compression import counted_bytes
@@ -118,7 +118,9 @@ def packing(task: Task, vocabs: Vocabs) -> Pack:
 
     def pack_arrays(*job: Any) -> PackedChunk:
         packed, counts = pack(*job)
-        return {**packed.arrays, "pieces": pieces_of_rows(packed)}, counts
+        _, rows, segments = packed.pieces.T
+        pieces = packed.pieces[np.lexsort((segments, rows)), :2].astype(np.uint32)
+        return {**packed.arrays, "pieces": pieces}, counts
 
     return pack_arrays
 
