@@ -13,7 +13,7 @@ import json
 import logging
 import shutil
 import zlib
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -210,8 +210,7 @@ class SplitBuilder:
         """Writes the rows of a split; returns its entry in the manifest, empty without lines."""
         columns = self.task.columns(self.vocabs) | documents.COLUMNS
         digest = hashlib.sha256()
-        parts: list[PartOfText] = []
-        counts_of_parts = defaultdict[int, list[Counts]](list)  # of each chunk
+        parts: list[tuple[PartOfText, list[Counts]]] = []  # with the counts of its chunks
         sizes, files, numbers = list[tuple[int, int, int]](), list[tuple[str, int]](), list[int]()
         with contextlib.ExitStack() as stack:
             arrays = {
@@ -224,7 +223,7 @@ class SplitBuilder:
 
             def chunks() -> Iterator[Chunk]:
                 for number, part in enumerate(self.task.parts_of_text(split, digest)):
-                    parts.append(part)
+                    parts.append((part, []))
                     for examples in _grouped(noted(part.name, part.examples, files, numbers)):
                         text_hash, size = digest.hexdigest(), len(examples)
                         places.append(np.array(numbers, np.uint32)[:, None])
@@ -233,11 +232,10 @@ class SplitBuilder:
 
             for chunk, counts, pieces in self._written(split, chunks(), arrays):
                 sizes.append((chunk.size, pieces, counts.rows))
-                counts_of_parts[chunk.part].append(counts)
+                parts[chunk.part][1].append(counts)
                 share = min(chunk.bytes_read / split_bytes, 1.0) if split_bytes else None
                 self._report(split, total, total := total + counts, share)
-            counts_of_chunks = [counts_of_parts[number] for number in range(len(parts))]
-            entry = self._entry(split, parts, counts_of_chunks, digest.hexdigest())
+            entry = self._entry(split, parts, digest.hexdigest())
             entry |= {"chunk_sizes": sizes, "files": files} if entry else {}
         if not entry:
             for path in self.folder.glob(f"{split}.*.npy"):
@@ -297,11 +295,11 @@ class SplitBuilder:
             logger.info("%s: %s lines so far%s", split, f"{now.lines:,}", done)
 
     def _entry(
-        self, split: str, parts: list[PartOfText], chunks: list[list[Counts]], content_hash: str
+        self, split: str, parts: list[tuple[PartOfText, list[Counts]]], content_hash: str
     ) -> dict[str, Any]:
         """Returns what the manifest keeps of a split, given the counts of each part's chunks."""
         task, counts, dropped, entries = self.task, Counts(), Counter[str](), []
-        for part, of_chunks in zip(parts, chunks, strict=True):
+        for part, of_chunks in parts:
             part_counts = sum(of_chunks, Counts())
             if not part_counts.lines and split == "train":
                 name = f"{split!r} of {part.name}"
@@ -318,7 +316,7 @@ class SplitBuilder:
             return {}  # so few examples that a hash holds out none
         logger.info("%s: %s%s", split, task.summary(counts), _losses(counts, dropped))
         entry = {**dataclasses.asdict(counts), **task.fills(counts), "content_hash": content_hash,
-                 "chunks": max(map(len, chunks))}  # fmt: skip
+                 "chunks": max(len(of_chunks) for _, of_chunks in parts)}  # fmt: skip
         return entry | task.part_entries(dropped, entries)
 
 
