@@ -139,7 +139,7 @@ class Sampling:
 
     def output(self, layout: Layout, state: Samples) -> DecodeOutput:
         """Sorts the texts, the likeliest first."""
-        return ranked(layout, self.cached(state), state.score_BW)
+        return ranked(layout, self.cached(state), state.score_BW, self.width)
 
     def cached(self, state: Samples) -> DecodeOutput:
         return DecodeOutput(state.tokens_BWT, state.score_BW, state.score_BW)
