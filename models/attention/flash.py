@@ -5,10 +5,11 @@ memory.  The kernels are JAX's and tokamax's.
 """
 
 import functools
+import itertools
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 
@@ -63,48 +64,28 @@ class Call(NamedTuple):
     """Whether values are narrower than keys."""
 
     @property
-    def length_shards(self) -> int:
-        """Returns how many devices share the queries of a row and head."""
-        return num_shards(self.layout.place("BJQLK")[3])
-
-    @property
-    def splits_keys_alone(self) -> bool:
-        """Tells whether the width of heads is split, or keys where no queries are."""
-        place = self.layout.place
-        *queries, q_width = (mesh_axes(entry) for entry in place("BJQLK"))
-        *_, memory, width = (mesh_axes(entry) for entry in place("BJMK"))
-        return bool(q_width or width or {*memory} - {axis for axes in queries for axis in axes})
-
-    @property
-    def splits_queries(self) -> bool:
-        return self.length_shards > 1
-
-    @property
-    def has_parts_of_blocks(self) -> bool:
-        return any(length % (BLOCK * self.length_shards) for length in self.lengths)
-
-    @property
-    def has_short_window(self) -> bool:
-        return self.window is not None and self.window < self.lengths[1]
-
-    @property
-    def has_unfit_width(self) -> bool:
-        return not MIN_WIDTH <= self.d_kv <= MAX_WIDTH
-
-    @property
-    def is_float32(self) -> bool:
-        return self.compute == "float32"
-
-    @property
-    def has_x64(self) -> bool:
-        return bool(jax.config.read("jax_enable_x64"))
+    def cases(self) -> dict[str, Any]:
+        """Tells by name which of the cases in flash.toml it is: its fields, and what follows."""
+        *queries, q_width = (mesh_axes(entry) for entry in self.layout.place("BJQLK"))
+        *_, memory, width = (mesh_axes(entry) for entry in self.layout.place("BJMK"))
+        shards = num_shards(queries[3])  # devices that share the queries of a row and head
+        return self._asdict() | {
+            "splits_queries": shards > 1,
+            # The width of heads is split, or keys where no queries are.
+            "splits_keys_alone": q_width or width or {*memory} - {*itertools.chain(*queries)},
+            "has_parts_of_blocks": any(length % (BLOCK * shards) for length in self.lengths),
+            "has_short_window": self.window is not None and self.window < self.lengths[1],
+            "has_unfit_width": not MIN_WIDTH <= self.d_kv <= MAX_WIDTH,
+            "is_float32": self.compute == "float32",
+            "has_x64": jax.config.read("jax_enable_x64"),
+        }
 
 
 class Limit(NamedTuple):
     """Describes a case in which plain attention computes."""
 
     when: str
-    """The property of a call that is true then."""
+    """The case of a call that is true then."""
     case: str
     reason: str
     kernels: Sequence[KernelName]
@@ -134,7 +115,7 @@ def choose(call: Call) -> Choice:
         return Choice(None, "implementation = 'plain'")
     reason = ""
     for kernel in kernels_of_mesh(interpreted=call.implementation == "flash"):
-        limits = (x for x in LIMITS if kernel.name in x.kernels and getattr(call, x.when))
+        limits = (x for x in LIMITS if kernel.name in x.kernels and call.cases[x.when])
         if not (problem := missing(kernel.name)) and (limit := next(limits, None)):
             problem = f"{limit.case}: {limit.reason}"
         if problem is None:
@@ -180,22 +161,15 @@ def flash_attention(
 ) -> Array:
     """Averages the values by the softmax of query-key products, by blocks, within segments."""
     assert sink_JQ is None or kernel.name == "splash"
+    settings: dict[str, Any] = {"causal": causal, "window": window, "logit_cap": logit_cap}
     if kernel.name == "triton":
         assert window is None and logit_cap is None
         attend = functools.partial(triton_attention, causal=causal, interpret=kernel.interpret)
     elif kernel.name == "mosaic":
-        attend = functools.partial(
-            mosaic_attention, causal=causal, window=window, logit_cap=logit_cap
-        )
+        attend = functools.partial(mosaic_attention, **settings)
     else:
-        attend = functools.partial(
-            splash_attention,
-            causal=causal,
-            window=window,
-            logit_cap=logit_cap,
-            entry=layout.place("BJQLK")[3],
-            interpret=kernel.interpret,
-        )
+        settings |= {"entry": layout.place("BJQLK")[3], "interpret": kernel.interpret}
+        attend = functools.partial(splash_attention, **settings)
     # Lowercase letters are whole on each device; those in parentheses, which a tensor lacks, choose
     # their mesh axes nevertheless.  Keys have the letter of queries, and are split in the same way.
     operands = [q_BJQLK, k_BJMK, v_BJMK, segments_BL, segments_BM]
