@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 
 from configs.errors import did_you_mean
 from configs.spec import SPECS
-from layouts.axes import ABSENT, SYNONYMS, Alphabet, Axis
+from layouts.axes import ABSENT, SYNONYMS, Alphabet
 from layouts.layout import AxisAssignment, Layout, Rule, axis_assignments, pairs, parse_rules, parts
 from layouts.lint.recorder import Record, Tensor
 from layouts.padding import with_axes
@@ -168,11 +168,6 @@ def check_spelling(context: LintContext) -> tuple[list[Problem], LintContext]:
     return problems, context
 
 
-def declared_axes() -> dict[str, Axis]:
-    """Returns the axes of all specs, by name: this model may have no part that declares them."""
-    return {axis.name: axis for spec in SPECS.values() for axis in getattr(spec, "axes", ())}
-
-
 def _spelling_problem(context: LintContext, part: str, before: list[str]) -> Problem | None:
     try:
         pairs(part)
@@ -187,7 +182,9 @@ def _spelling_problem(context: LintContext, part: str, before: list[str]) -> Pro
             f"no tensor has Mesh-TensorFlow's axis {rule.axis}, {ABSENT[rule.axis]}.",
             fix="Without this rule the result is the same.",
         )
-    axis = context.axes.by_name.get(rule.axis) or declared_axes().get(rule.axis)
+    # This model may have no part that declares the axis.
+    declared = {axis.name: axis for spec in SPECS.values() for axis in getattr(spec, "axes", ())}
+    axis = context.axes.by_name.get(rule.axis) or declared.get(rule.axis)
     if axis is None:
         letters = {letter for tensor in context.record.tensors for letter in tensor.axes}
         letters |= {"H"} if "J" in letters else set()  # a rule for heads speaks of kv_heads
