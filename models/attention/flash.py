@@ -17,6 +17,7 @@ from layouts.einsum import has_tpu_kernels, mesh_device
 from layouts.layout import Layout
 from layouts.shards import mesh_axes, num_shards
 from models.attention.mosaic import missing_mosaic, mosaic_attention
+from models.attention.plain import Operands
 from models.attention.splash import splash_attention
 from models.attention.triton import missing_triton, triton_attention
 
@@ -148,19 +149,16 @@ def kernels_of_mesh(*, interpreted: bool) -> tuple[Kernel, ...]:
 def flash_attention(
     layout: Layout,
     kernel: Kernel,
-    q_BJQLK: Array,
-    k_BJMK: Array,
-    v_BJMK: Array,
+    operands: Operands,
     segments_BL: Array,
     segments_BM: Array,
     *,
     causal: bool,
     window: int | None = None,
     logit_cap: float | None = None,
-    sink_JQ: Array | None = None,
 ) -> Array:
     """Averages the values by the softmax of query-key products, by blocks, within segments."""
-    assert sink_JQ is None or kernel.name == "splash"
+    assert operands.sink_JQ is None or kernel.name == "splash"
     settings: dict[str, Any] = {"causal": causal, "window": window, "logit_cap": logit_cap}
     if kernel.name == "triton":
         assert window is None and logit_cap is None
@@ -172,8 +170,8 @@ def flash_attention(
         attend = functools.partial(splash_attention, **settings)
     # Lowercase letters are whole on each device; those in parentheses, which a tensor lacks, choose
     # their mesh axes nevertheless.  Keys have the letter of queries, and are split in the same way.
-    operands = [q_BJQLK, k_BJMK, v_BJMK, segments_BL, segments_BM]
+    arrays = [*operands[:3], segments_BL, segments_BM]
     inputs = "BJQLk,BJ(Q)Lk,BJ(Q)Lk,B(J)(Q)L,B(J)(Q)L"
-    if sink_JQ is not None:
-        operands, inputs = [*operands, sink_JQ], f"{inputs},(B)JQ(L)"
-    return layout.shard_map(attend, f"{inputs}->BJQLk", check_vma=False)(*operands)
+    if operands.sink_JQ is not None:
+        arrays, inputs = [*arrays, operands.sink_JQ], f"{inputs},(B)JQ(L)"
+    return layout.shard_map(attend, f"{inputs}->BJQLk", check_vma=False)(*arrays)

@@ -96,13 +96,12 @@ class SoftmaxAttention(Attention):
             return flash_attention(
                 layout,
                 context.kernel,
-                *operands[:3],
+                operands,
                 segments_BL,
                 segments_BL if segments_BM is None else segments_BM,
                 causal=context.causal,
                 window=self.window if context.causal else None,
                 logit_cap=self.logit_cap,
-                sink_JQ=operands.sink_JQ,
             )
         assert context.mask_BLM is not None
         mask_B11LM = layout.broadcast_like(context.mask_BLM, "BLM", "BJQLM")
