@@ -206,18 +206,17 @@ class Layout:
         slides = zip(axes.kernel_sizes(kernel.shape), strides, dilation, strict=True)
         windows = [convolution.Window(*each, padding) for each in slides]
         by_letter = alphabet(self.declared_axes).by_letter
-        shape = convolution.shape_of_result(axes, windows, sizes, kernel.shape, by_letter)
-        shape = self.padded_shape(axes.result, shape)
+        work = convolution.Convolution(axes, windows, by_letter)
+        shape = self.padded_shape(axes.result, work.shape_of_result(sizes, kernel.shape))
         # Each mesh axis splits one axis of the work, as if all letters were those of one tensor.
         letters = axes.result + axes.channels
         place = dict(zip(letters, self.place(letters), strict=True))
         counts = {letter: num_shards(entry) for letter, entry in place.items()}
-        convolution.check_divides(axes, shape, counts, by_letter)
+        work.check_divides(shape, counts)
         x = self.reshard(x, axes.image)
         # Of a quantized kernel, its type makes an array.
         kernel = self.reshard(reduced_over(kernel.astype(x.dtype), ()), axes.kernel)
-        y = convolution.convolve(axes, windows, x, kernel, sizes, shape, place)
-        return self.reshard(y, axes.result)
+        return self.reshard(work.run((x, kernel), sizes, shape, place), axes.result)
 
     def reshard(self, x: Array, axes: str, *, stored: bool = False) -> Array:
         """Places x as these letters say."""
