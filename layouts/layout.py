@@ -101,13 +101,11 @@ class AxisAssignment(NamedTuple):
 
 
 @functools.cache
-def axis_assignments(
-    rules: str, param_rules: str, axes: str, stored: bool, declared: tuple[Axis, ...] = ()
-) -> tuple[AxisAssignment, ...]:
+def axis_assignments(layout: "Layout", axes: str, stored: bool) -> tuple[AxisAssignment, ...]:
     """Assigns mesh axes to the axes of a tensor, in the order in which rules choose."""
-    wants = dict(_by_letter(parse_rules(rules), declared))
+    wants = dict(_by_letter(parse_rules(layout.rules), layout.declared_axes))
     if stored:
-        wants |= _by_letter(parse_rules(param_rules), declared)
+        wants |= _by_letter(parse_rules(layout.param_rules), layout.declared_axes)
     matches = [(i, rule) for i, letter in enumerate(axes) for rule in wants.get(letter, ())]
     taken: dict[str, Rule] = {}
     assignments = []
@@ -157,8 +155,7 @@ class Layout:
         """
         check_distinct(axes)
         places: list[tuple[str, ...]] = [()] * len(axes)
-        texts = self.rules, self.param_rules
-        for assigned in axis_assignments(*texts, axes, stored, self.declared_axes):
+        for assigned in axis_assignments(self, axes, stored):
             if assigned.lost_to is None:
                 places[assigned.position] += (assigned.rule.mesh_axis,)
         if "(" in axes:

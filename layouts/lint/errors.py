@@ -4,6 +4,7 @@ After Shazeer et al. 2018 (Mesh-TensorFlow), section 8.5.
 """
 
 import dataclasses
+import functools
 import math
 import re
 from collections.abc import Iterable, Mapping
@@ -68,7 +69,7 @@ class LintContext:
     def axes(self) -> Alphabet:
         return self.record.axes
 
-    @property
+    @functools.cached_property
     def scoped_layout(self) -> Layout:
         """Returns the layout that reads the letters of the record."""
         return with_axes(self.layout, *self.record.declared_axes)
@@ -107,13 +108,10 @@ class LintContext:
 
     def assignments(self, tensor: Tensor) -> list[tuple[SourcedRule, AxisAssignment]]:
         """Returns what each rule gets in this tensor, in the order in which rules choose."""
-        layout, declared = self.layout, self.record.declared_axes
-        param_rules = parse_rules(layout.param_rules) if tensor.stored else ()
+        param_rules = parse_rules(self.layout.param_rules) if tensor.stored else ()
         return [
             (SourcedRule("param_rules" if a.rule in param_rules else "rules", a.rule), a)
-            for a in axis_assignments(
-                layout.rules, layout.param_rules, tensor.axes, tensor.stored, declared
-            )
+            for a in axis_assignments(self.scoped_layout, tensor.axes, tensor.stored)
         ]
 
     def with_rule(self, added: SourcedRule) -> "LintContext":
