@@ -283,7 +283,7 @@ def plan_on_host(run: Run, layout: Layout, mesh: Mesh, host: HostRates) -> StepP
     """Plans from a trace for devices that share this machine, whose memory is unknown."""
     step = trace_step(run, layout, mesh)
     counts = estimate_step(step)
-    timing = estimate_host_timing(host, step.sizes, counts.work.ops, counts.work.collectives)
+    timing = estimate_host_timing(host, step.sizes, counts.work)
     return plan_step(step, None, counts, timing)
 
 
