@@ -20,6 +20,7 @@ from models.attention.mosaic import missing_mosaic, mosaic_attention
 from models.attention.plain import Operands
 from models.attention.splash import splash_attention
 from models.attention.triton import missing_triton, triton_attention
+from models.sizes import Sizes
 
 Array = jax.Array
 Implementation = Literal["auto", "plain", "flash"]
@@ -41,43 +42,40 @@ class Kernel(NamedTuple):
 class Call(NamedTuple):
     """Holds what decides whether a kernel can compute an attention."""
 
-    implementation: Implementation
-    """What the settings say."""
+    attention: Any
+    """Its settings, a `SoftmaxAttention`."""
+    sizes: Sizes
     layout: Layout
     lengths: tuple[int, int]
     """Of the queries and of the keys."""
-    d_kv: int
-    compute: str
-    """The type of products."""
-    is_cross: bool = False
+    is_cross: bool
     """Whether keys are those of a source."""
-    window: int | None = None
-    """Tokens that a token sees, itself and those right before it; None is all before it."""
-    has_dropout: bool = False
-    """Whether probabilities are dropped."""
-    has_bias: bool = False
+    training: bool
+    has_bias: bool
     """Whether a bias is added to the logits."""
-    has_cap: bool = False
-    """Whether logits are bounded."""
-    has_sinks: bool = False
-    """Whether heads have a logit beside those of keys."""
-    has_narrow_values: bool = False
-    """Whether values are narrower than keys."""
 
     @property
     def cases(self) -> dict[str, Any]:
-        """Tells by name which of the cases in flash.toml it is: its fields, and what follows."""
+        """Tells by name which of the cases in flash.toml it is."""
+        attention = self.attention
         *queries, q_width = (mesh_axes(entry) for entry in self.layout.place("BJQLK"))
         *_, memory, width = (mesh_axes(entry) for entry in self.layout.place("BJMK"))
         shards = num_shards(queries[3])  # devices that share the queries of a row and head
-        return self._asdict() | {
+        window = None if self.is_cross else attention.window
+        return {
+            "is_cross": self.is_cross,
+            "has_bias": self.has_bias,
+            "has_dropout": self.training and attention.has_dropout,
+            "has_cap": attention.logit_cap is not None,
+            "has_sinks": attention.sinks,
+            "has_narrow_values": attention.has_narrow_values,
             "splits_queries": shards > 1,
             # The width of heads is split, or keys where no queries are.
             "splits_keys_alone": q_width or width or {*memory} - {*itertools.chain(*queries)},
             "has_parts_of_blocks": any(length % (BLOCK * shards) for length in self.lengths),
-            "has_short_window": self.window is not None and self.window < self.lengths[1],
-            "has_unfit_width": not MIN_WIDTH <= self.d_kv <= MAX_WIDTH,
-            "is_float32": self.compute == "float32",
+            "has_short_window": window is not None and window < self.lengths[1],
+            "has_unfit_width": not MIN_WIDTH <= self.sizes.d_kv <= MAX_WIDTH,
+            "is_float32": self.sizes.precision.compute == "float32",
             "has_x64": jax.config.read("jax_enable_x64"),
         }
 
@@ -112,10 +110,10 @@ class Choice(NamedTuple):
 
 def choose(call: Call) -> Choice:
     """Chooses the kernel for the devices of the mesh that is set."""
-    if call.implementation == "plain":
+    if call.attention.implementation == "plain":
         return Choice(None, "implementation = 'plain'")
     reason = ""
-    for kernel in kernels_of_mesh(interpreted=call.implementation == "flash"):
+    for kernel in kernels_of_mesh(interpreted=call.attention.implementation == "flash"):
         limits = (x for x in LIMITS if kernel.name in x.kernels and call.cases[x.when])
         if not (problem := missing(kernel.name)) and (limit := next(limits, None)):
             problem = f"{limit.case}: {limit.reason}"

@@ -70,21 +70,9 @@ class SoftmaxAttention(Attention):
         is_cross: bool = False,
         training: bool,
     ) -> Choice:
-        call = Call(
-            self.implementation,
-            layout.without("d_kv") if self.has_narrow_values else layout,
-            lengths,
-            sizes.d_kv,
-            sizes.precision.compute,
-            is_cross,
-            window=None if is_cross else self.window,
-            has_dropout=training and self.has_dropout,
-            has_bias=parts.positions.adds_bias,
-            has_cap=self.logit_cap is not None,
-            has_sinks=self.sinks,
-            has_narrow_values=self.has_narrow_values,
-        )
-        return choose(call)
+        layout = layout.without("d_kv") if self.has_narrow_values else layout
+        has_bias = parts.positions.adds_bias
+        return choose(Call(self, sizes, layout, lengths, is_cross, training, has_bias))
 
     def attend(
         self, layout: Layout, operands: Operands, context: AttentionContext, key: Array | None
