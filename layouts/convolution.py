@@ -253,18 +253,10 @@ def rows_of_others(x: Array, axis: int, entry: Entry, rows: int, *, is_before: b
     """
     image_rows, count = x.shape[axis], jax.lax.axis_size(entry)
     parts = []
-    for hop, size in enumerate(hops(rows, image_rows), 1):
+    for hop, taken in enumerate(range(0, rows, image_rows), 1):  # those of nearer ones before it
+        size = min(image_rows, rows - taken)
         first = image_rows - size if is_before else 0
         part = jax.lax.slice_in_dim(x, first, first + size, axis=axis)
         pairs = [(device, device + hop) for device in range(count - hop)]
         parts.append(ppermute(part, entry, pairs if is_before else [p[::-1] for p in pairs]))
     return parts[::-1] if is_before else parts
-
-
-def hops(rows: int, image_rows: int) -> list[int]:
-    """Returns how many rows come from the nearest neighbour, the next and so on.
-
-    >>> hops(2, 3), hops(8, 3)
-    ([2], [3, 3, 2])
-    """
-    return [min(image_rows, rows - first) for first in range(0, rows, image_rows)]
