@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from configs.errors import UserError
-from data import documents, manifest
+from data import documents, manifest, workers
 from data.documents import noted
 from data.packing.pair_rows import LONG
 from data.packing.rows import Counts
@@ -29,7 +29,6 @@ from data.sources.compression import counted_bytes
 from data.storage.arrays import GrowingArray, verify_written
 from data.task import Example, PartOfText, Task
 from data.vocabs import Vocabs
-from data.workers import Job
 
 logger = logging.getLogger(__name__)
 
@@ -43,8 +42,6 @@ OnProgress = Callable[[str, Counts, float | None], None]
 """Takes a split, the counts of its rows so far, and the share of its files read, if known."""
 PackedChunk = tuple[dict[str, np.ndarray], Counts]
 Pack = Callable[..., PackedChunk]
-InOrder = Callable[[Iterator[Job], Callable[[], Pack]], Iterator[PackedChunk]]
-"""Yields the rows of chunks in the order of the chunks, given what starts a worker."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,10 +94,6 @@ class BuildLog:
             self.splits.clear()
         self.vocab_hashes = hashes
 
-    def remove(self) -> None:
-        """Removes the file: the cache is complete."""
-        self._path.unlink()
-
     def add(self, **line: Any) -> None:
         """Adds a line, of a "chunk" or of a "split" with its "entry"."""
         with self._path.open("a") as file:
@@ -142,7 +135,7 @@ def build(
     folder: Path,
     task: Task,
     given: Vocabs | None,
-    in_order: InOrder,
+    worker_count: int,
     on_progress: OnProgress | None = None,
 ) -> None:
     """Fills a folder with the vocabs, the rows of each split and the manifest.
@@ -153,7 +146,7 @@ def build(
     key = manifest.CacheKey.of(task, given)
     log = BuildLog(folder, key.digest(stamps))
     vocabs = _make_vocabs(folder, task, given, log)
-    builder = SplitBuilder(folder, task, vocabs, log, in_order, on_progress)
+    builder = SplitBuilder(folder, task, vocabs, log, worker_count, on_progress)
     names = task.source.splits()
     built = {name: log.splits.get(name) or builder.build(name) for name in names}
     splits = {name: entry for name, entry in built.items() if entry}
@@ -179,7 +172,7 @@ def build(
     }
     logger.info("%s: content hash %s", task.name, made["content_hash"])
     manifest.write(folder, made)
-    log.remove()
+    (folder / BUILD_LOG).unlink()  # the cache is complete
 
 
 def _make_vocabs(folder: Path, task: Task, given: Vocabs | None, log: BuildLog) -> Vocabs:
@@ -203,7 +196,7 @@ class SplitBuilder:
     task: Task
     vocabs: Vocabs
     log: BuildLog
-    in_order: InOrder
+    worker_count: int
     on_progress: OnProgress | None
 
     def build(self, split: str) -> dict[str, Any]:
@@ -269,14 +262,13 @@ class SplitBuilder:
             yield chunk, Counts.read(before.counts), before.pieces
         sent = list[Chunk]()
 
-        def jobs() -> Iterator[Job]:
+        def jobs() -> Iterator[workers.Job]:
             for chunk in rest:
                 sent.append(dataclasses.replace(chunk, examples=[]))  # which can be many
                 yield chunk.examples, chunk.tag, split == "train"
 
-        for packed, counts in self.in_order(
-            jobs(), functools.partial(packing, self.task, self.vocabs)
-        ):
+        start = functools.partial(packing, self.task, self.vocabs)
+        for packed, counts in workers.in_order(jobs(), start, self.worker_count):
             chunk = sent.pop(0)
             for name, array in arrays.items():
                 array.append(packed[name])
@@ -310,9 +302,8 @@ class SplitBuilder:
                 {"name": part.name, "dropped": dict(part.dropped)} | dataclasses.asdict(part_counts)
             )
         if not counts.lines:
-            problem = _no_lines(task, split, repr(split), counts, dropped)
             if split != "validation" or +dropped or counts.left_out:
-                raise UserError(problem)
+                raise UserError(_no_lines(task, split, repr(split), counts, dropped))
             return {}  # so few examples that a hash holds out none
         logger.info("%s: %s%s", split, task.summary(counts), _losses(counts, dropped))
         entry = {**dataclasses.asdict(counts), **task.fills(counts), "content_hash": content_hash,
