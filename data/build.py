@@ -13,7 +13,7 @@ import json
 import logging
 import shutil
 import zlib
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -21,15 +21,14 @@ from typing import Any
 import numpy as np
 
 from configs.errors import UserError
-from data import documents, manifest
-from data.documents import noted, pieces_of_rows
+from data import documents, manifest, workers
+from data.documents import noted
 from data.packing.pair_rows import LONG
 from data.packing.rows import Counts
 from data.sources.compression import counted_bytes
 from data.storage.arrays import GrowingArray, verify_written
 from data.task import Example, PartOfText, Task
 from data.vocabs import Vocabs
-from data.workers import Job
 
 logger = logging.getLogger(__name__)
 
@@ -43,8 +42,6 @@ OnProgress = Callable[[str, Counts, float | None], None]
 """Takes a split, the counts of its rows so far, and the share of its files read, if known."""
 PackedChunk = tuple[dict[str, np.ndarray], Counts]
 Pack = Callable[..., PackedChunk]
-InOrder = Callable[[Iterator[Job], Callable[[], Pack]], Iterator[PackedChunk]]
-"""Yields the rows of chunks in the order of the chunks, given what starts a worker."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,9 +83,9 @@ class BuildLog:
         # Without the line that a kill may have cut.
         self._path.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
-    def add_vocabs(self, hashes: Mapping[str, str]) -> None:
-        self._take_vocabs(dict(hashes))
-        self._append({"vocabs": dict(hashes)})
+    def add_vocabs(self, hashes: dict[str, str]) -> None:
+        self._take_vocabs(hashes)
+        self.add(vocabs=hashes)
 
     def _take_vocabs(self, hashes: dict[str, str]) -> None:
         """Forgets the rows of other vocabs."""
@@ -97,21 +94,8 @@ class BuildLog:
             self.splits.clear()
         self.vocab_hashes = hashes
 
-    def add_chunk(
-        self, split: str, text_hash: str, counts: Counts, arrays: Mapping[str, np.ndarray]
-    ) -> None:
-        sums, pieces = checksums(arrays), len(arrays["pieces"])
-        chunk = WrittenChunk(split, text_hash, dataclasses.asdict(counts), sums, pieces)
-        self._append({"chunk": dataclasses.asdict(chunk)})
-
-    def add_split(self, split: str, entry: Mapping[str, Any]) -> None:
-        self._append({"split": split, "entry": dict(entry)})
-
-    def remove(self) -> None:
-        """Removes the file: the cache is complete."""
-        self._path.unlink()
-
-    def _append(self, line: dict[str, Any]) -> None:
+    def add(self, **line: Any) -> None:
+        """Adds a line, of a "chunk" or of a "split" with its "entry"."""
         with self._path.open("a") as file:
             file.write(json.dumps(line) + "\n")
 
@@ -127,7 +111,9 @@ def packing(task: Task, vocabs: Vocabs) -> Pack:
 
     def pack_arrays(*job: Any) -> PackedChunk:
         packed, counts = pack(*job)
-        return {**packed.arrays, "pieces": pieces_of_rows(packed)}, counts
+        _, rows, segments = packed.pieces.T
+        pieces = packed.pieces[np.lexsort((segments, rows)), :2].astype(np.uint32)
+        return {**packed.arrays, "pieces": pieces}, counts
 
     return pack_arrays
 
@@ -149,7 +135,7 @@ def build(
     folder: Path,
     task: Task,
     given: Vocabs | None,
-    in_order: InOrder,
+    worker_count: int,
     on_progress: OnProgress | None = None,
 ) -> None:
     """Fills a folder with the vocabs, the rows of each split and the manifest.
@@ -160,7 +146,7 @@ def build(
     key = manifest.CacheKey.of(task, given)
     log = BuildLog(folder, key.digest(stamps))
     vocabs = _make_vocabs(folder, task, given, log)
-    builder = SplitBuilder(folder, task, vocabs, log, in_order, on_progress)
+    builder = SplitBuilder(folder, task, vocabs, log, worker_count, on_progress)
     names = task.source.splits()
     built = {name: log.splits.get(name) or builder.build(name) for name in names}
     splits = {name: entry for name, entry in built.items() if entry}
@@ -186,7 +172,7 @@ def build(
     }
     logger.info("%s: content hash %s", task.name, made["content_hash"])
     manifest.write(folder, made)
-    log.remove()
+    (folder / BUILD_LOG).unlink()  # the cache is complete
 
 
 def _make_vocabs(folder: Path, task: Task, given: Vocabs | None, log: BuildLog) -> Vocabs:
@@ -210,15 +196,14 @@ class SplitBuilder:
     task: Task
     vocabs: Vocabs
     log: BuildLog
-    in_order: InOrder
+    worker_count: int
     on_progress: OnProgress | None
 
     def build(self, split: str) -> dict[str, Any]:
         """Writes the rows of a split; returns its entry in the manifest, empty without lines."""
         columns = self.task.columns(self.vocabs) | documents.COLUMNS
         digest = hashlib.sha256()
-        parts: list[PartOfText] = []
-        counts_of_parts = defaultdict[int, list[Counts]](list)  # of each chunk
+        parts: list[tuple[PartOfText, list[Counts]]] = []  # with the counts of its chunks
         sizes, files, numbers = list[tuple[int, int, int]](), list[tuple[str, int]](), list[int]()
         with contextlib.ExitStack() as stack:
             arrays = {
@@ -231,7 +216,7 @@ class SplitBuilder:
 
             def chunks() -> Iterator[Chunk]:
                 for number, part in enumerate(self.task.parts_of_text(split, digest)):
-                    parts.append(part)
+                    parts.append((part, []))
                     for examples in _grouped(noted(part.name, part.examples, files, numbers)):
                         text_hash, size = digest.hexdigest(), len(examples)
                         places.append(np.array(numbers, np.uint32)[:, None])
@@ -240,11 +225,10 @@ class SplitBuilder:
 
             for chunk, counts, pieces in self._written(split, chunks(), arrays):
                 sizes.append((chunk.size, pieces, counts.rows))
-                counts_of_parts[chunk.part].append(counts)
+                parts[chunk.part][1].append(counts)
                 share = min(chunk.bytes_read / split_bytes, 1.0) if split_bytes else None
                 self._report(split, total, total := total + counts, share)
-            counts_of_chunks = [counts_of_parts[number] for number in range(len(parts))]
-            entry = self._entry(split, parts, counts_of_chunks, digest.hexdigest())
+            entry = self._entry(split, parts, digest.hexdigest())
             entry |= {"chunk_sizes": sizes, "files": files} if entry else {}
         if not entry:
             for path in self.folder.glob(f"{split}.*.npy"):
@@ -252,7 +236,7 @@ class SplitBuilder:
             return entry
         for name in columns:
             verify_written(self._array(split, name))
-        self.log.add_split(split, entry)
+        self.log.add(split=split, entry=entry)
         return entry
 
     def _array(self, split: str, name: str) -> Path:
@@ -278,20 +262,21 @@ class SplitBuilder:
             yield chunk, Counts.read(before.counts), before.pieces
         sent = list[Chunk]()
 
-        def jobs() -> Iterator[Job]:
+        def jobs() -> Iterator[workers.Job]:
             for chunk in rest:
                 sent.append(dataclasses.replace(chunk, examples=[]))  # which can be many
                 yield chunk.examples, chunk.tag, split == "train"
 
-        for packed, counts in self.in_order(
-            jobs(), functools.partial(packing, self.task, self.vocabs)
-        ):
+        start = functools.partial(packing, self.task, self.vocabs)
+        for packed, counts in workers.in_order(jobs(), start, self.worker_count):
             chunk = sent.pop(0)
             for name, array in arrays.items():
                 array.append(packed[name])
                 array.flush()
-            self.log.add_chunk(split, chunk.text_hash, counts, packed)
-            yield chunk, counts, len(packed["pieces"])
+            sums, pieces = checksums(packed), len(packed["pieces"])
+            written = WrittenChunk(split, chunk.text_hash, dataclasses.asdict(counts), sums, pieces)
+            self.log.add(chunk=dataclasses.asdict(written))
+            yield chunk, counts, pieces
 
     def _report(self, split: str, before: Counts, now: Counts, share: float | None) -> None:
         """Logs now and then how many lines of the split are done, and which share of its files."""
@@ -302,11 +287,11 @@ class SplitBuilder:
             logger.info("%s: %s lines so far%s", split, f"{now.lines:,}", done)
 
     def _entry(
-        self, split: str, parts: list[PartOfText], chunks: list[list[Counts]], content_hash: str
+        self, split: str, parts: list[tuple[PartOfText, list[Counts]]], content_hash: str
     ) -> dict[str, Any]:
         """Returns what the manifest keeps of a split, given the counts of each part's chunks."""
         task, counts, dropped, entries = self.task, Counts(), Counter[str](), []
-        for part, of_chunks in zip(parts, chunks, strict=True):
+        for part, of_chunks in parts:
             part_counts = sum(of_chunks, Counts())
             if not part_counts.lines and split == "train":
                 name = f"{split!r} of {part.name}"
@@ -317,13 +302,12 @@ class SplitBuilder:
                 {"name": part.name, "dropped": dict(part.dropped)} | dataclasses.asdict(part_counts)
             )
         if not counts.lines:
-            problem = _no_lines(task, split, repr(split), counts, dropped)
             if split != "validation" or +dropped or counts.left_out:
-                raise UserError(problem)
+                raise UserError(_no_lines(task, split, repr(split), counts, dropped))
             return {}  # so few examples that a hash holds out none
         logger.info("%s: %s%s", split, task.summary(counts), _losses(counts, dropped))
         entry = {**dataclasses.asdict(counts), **task.fills(counts), "content_hash": content_hash,
-                 "chunks": max(map(len, chunks))}  # fmt: skip
+                 "chunks": max(len(of_chunks) for _, of_chunks in parts)}  # fmt: skip
         return entry | task.part_entries(dropped, entries)
 
 

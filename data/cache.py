@@ -16,8 +16,8 @@ from typing import Any
 
 from configs.errors import UserError
 from configs.paths import is_remote, path_of
-from data import manifest, workers
-from data.build import InOrder, OnProgress, build
+from data import manifest
+from data.build import OnProgress, build
 from data.documents import Documents
 from data.manifest import CacheKey
 from data.packing.rows import Rows
@@ -99,9 +99,8 @@ def prepare(
                     "%s: builds %s beside %s, because %s.",
                     task.name, match.folder, match.nearest.name, "; ".join(match.reasons),
                 )  # fmt: skip
-            in_order: InOrder = functools.partial(workers.in_order, workers=worker_count)
             with folders.resumable_folder(copy) as building:
-                build(building, task, vocabs, in_order, on_progress)
+                build(building, task, vocabs, worker_count, on_progress)
             folders.publish(copy, match.folder, last=manifest.NAME)
         rebuild = False
 

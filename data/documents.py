@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 import numpy as np
 
 from configs.errors import UserError, brief, did_you_mean
-from data.packing.pack import Packed
 from data.sources.text_files import PLACE
 from data.storage.arrays import CheckedArray
 
@@ -19,12 +18,6 @@ T = TypeVar("T")
 COLUMNS: dict[str, tuple[int, type]] = {"numbers": (1, np.uint32), "pieces": (2, np.uint32)}
 """Arrays of a split: the number of each document in its file, and the document and row of each
 piece, by rows and segments, counted from the start of a chunk."""
-
-
-def pieces_of_rows(packed: Packed) -> np.ndarray:
-    """Returns the document and the row of each piece of a chunk, by rows and segments."""
-    _, rows, segments = packed.pieces.T
-    return packed.pieces[np.lexsort((segments, rows)), :2].astype(np.uint32)
 
 
 def noted(

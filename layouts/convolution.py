@@ -20,6 +20,7 @@ Array = jax.Array
 Padding = Literal["SAME", "VALID"]
 KERNEL_AXES = {"Y": "O", "X": "P"}
 """The axis of a kernel that slides along each axis of an image."""
+Place = Mapping[str, Entry]
 
 
 class Equation(NamedTuple):
@@ -143,85 +144,75 @@ class Shards:
         return self.first(device) - device * self.image_rows + self.halo[0]
 
 
-def shape_of_result(
-    equation: Equation,
-    windows: Sequence[Window],
-    image: Sequence[int],
-    kernel: Sequence[int],
-    by_letter: Mapping[str, Axis],
-) -> tuple[int, ...]:
-    """Returns the shape of the result, from shapes without padding; raises where there is none."""
-    sizes = dict(zip(equation.image, image, strict=True))
-    sizes[equation.features] = kernel[equation.kernel.index(equation.features)]
-    for axis, window in zip(equation.spatial, windows, strict=True):
-        if window.places(sizes[axis]) < 1:
-            name = by_letter[axis].name
-            raise UserError(
-                f"convolve {equation}: a kernel that spans "
-                f"{window.span} has no place in {name} = {sizes[axis]}.  Legal: {name} of at least "
-                f'{window.span}, a smaller kernel or dilation, or padding "SAME".'
-            )
-        sizes[axis] = window.places(sizes[axis])
-    return tuple(sizes[axis] for axis in equation.result)
+@dataclasses.dataclass(frozen=True)
+class Convolution:
+    """Describes a convolution: its equation, the windows of its kernel, and the axes of letters."""
 
+    equation: Equation
+    windows: Sequence[Window]
+    by_letter: Mapping[str, Axis]
 
-def check_divides(
-    equation: Equation,
-    shape: Sequence[int],
-    counts: Mapping[str, int],
-    by_letter: Mapping[str, Axis],
-) -> None:
-    """Raises where the result cannot be split as its axes are to be."""
-    for axis, size in zip(equation.result, shape, strict=True):
-        if size % counts[axis]:
-            name, below = by_letter[axis].name, size // counts[axis] * counts[axis]
-            legal = " or ".join(str(n) for n in (below, below + counts[axis]) if n)
-            pads = f', or a rule that pads, "{name}:...+"' if by_letter[axis].pads else ""
-            raise UserError(
-                f"convolve {equation}: its result has {name} = {size}, which does not divide over "
-                f"{counts[axis]} devices.  Legal: {name} {legal}{pads}."
-            )
+    def shape_of_result(self, image: Sequence[int], kernel: Sequence[int]) -> tuple[int, ...]:
+        """Returns the shape of the result, from shapes without padding; raises if it has none."""
+        equation, sizes = self.equation, dict(zip(self.equation.image, image, strict=True))
+        sizes[equation.features] = kernel[equation.kernel.index(equation.features)]
+        for axis, window in zip(equation.spatial, self.windows, strict=True):
+            if window.places(sizes[axis]) < 1:
+                name = self.by_letter[axis].name
+                raise UserError(
+                    f"convolve {equation}: a kernel that spans "
+                    f"{window.span} has no place in {name} = {sizes[axis]}.  Legal: {name} of at "
+                    f'least {window.span}, a smaller kernel or dilation, or padding "SAME".'
+                )
+            sizes[axis] = window.places(sizes[axis])
+        return tuple(sizes[axis] for axis in equation.result)
 
+    def check_divides(self, shape: Sequence[int], counts: Mapping[str, int]) -> None:
+        """Raises where the result cannot be split as its axes are to be."""
+        for axis, size in zip(self.equation.result, shape, strict=True):
+            if size % counts[axis]:
+                name, below = self.by_letter[axis].name, size // counts[axis] * counts[axis]
+                legal = " or ".join(str(n) for n in (below, below + counts[axis]) if n)
+                pads = f', or a rule that pads, "{name}:...+"' if self.by_letter[axis].pads else ""
+                raise UserError(
+                    f"convolve {self.equation}: its result has {name} = {size}, which does not "
+                    f"divide over {counts[axis]} devices.  Legal: {name} {legal}{pads}."
+                )
 
-def convolve(
-    equation: Equation,
-    windows: Sequence[Window],
-    x: Array,
-    kernel: Array,
-    sizes: Sequence[int],
-    shape: Sequence[int],
-    place: Mapping[str, Entry],
-) -> Array:
-    """Convolves x by a kernel; `place` says by letter how the work is split.
+    def run(
+        self, operands: Sequence[Array], sizes: Sequence[int], shape: Sequence[int], place: Place
+    ) -> Array:
+        """Convolves images by a kernel; `place` says by letter how the work is split.
 
-    sizes are those of x without its padding, and shape is that of the result with it.  Partial sums
-    over split channels are added up.
-    """
-    *operand_places, result_place = (
-        jax.P(*(place.get(axis) for axis in axes)) for axes in equation
-    )
-
-    def of_shard(x: Array, kernel: Array) -> Array:
-        padding = []
-        for axis, window in zip(equation.spatial, windows, strict=True):
-            at, to = equation.image.index(axis), equation.result.index(axis)
-            count = jax.lax.axis_size(place[axis]) if place[axis] else 1
-            shards = Shards(window, sizes[at], count, x.shape[at], shape[to] // count)
-            x, pad = with_halo(x, at, place[axis], shards)
-            padding.append(pad)
-        sums = jax.lax.conv_general_dilated(
-            x,
-            kernel,
-            window_strides=[window.stride for window in windows],
-            padding=padding,
-            rhs_dilation=[window.dilation for window in windows],
-            dimension_numbers=equation.dimension_numbers(),
+        sizes are those of the images without their padding, and shape is that of the result with
+        it.  Partial sums over split channels are added up.
+        """
+        equation, windows = self.equation, self.windows
+        *operand_places, result_place = (
+            jax.P(*(place.get(axis) for axis in axes)) for axes in equation
         )
-        summed_over = place[equation.channels]
-        return jax.lax.psum(sums, summed_over) if summed_over else sums
 
-    run = jax.shard_map(of_shard, in_specs=tuple(operand_places), out_specs=result_place)
-    return run(*map(jax.sharding.reshard, (x, kernel), operand_places))
+        def of_shard(x: Array, kernel: Array) -> Array:
+            padding = []
+            for axis, window in zip(equation.spatial, windows, strict=True):
+                at, to = equation.image.index(axis), equation.result.index(axis)
+                count = jax.lax.axis_size(place[axis]) if place[axis] else 1
+                shards = Shards(window, sizes[at], count, x.shape[at], shape[to] // count)
+                x, pad = with_halo(x, at, place[axis], shards)
+                padding.append(pad)
+            sums = jax.lax.conv_general_dilated(
+                x,
+                kernel,
+                window_strides=[window.stride for window in windows],
+                padding=padding,
+                rhs_dilation=[window.dilation for window in windows],
+                dimension_numbers=equation.dimension_numbers(),
+            )
+            summed_over = place[equation.channels]
+            return jax.lax.psum(sums, summed_over) if summed_over else sums
+
+        run = jax.shard_map(of_shard, in_specs=tuple(operand_places), out_specs=result_place)
+        return run(*map(jax.sharding.reshard, operands, operand_places))
 
 
 def with_halo(x: Array, axis: int, entry: Entry, shards: Shards) -> tuple[Array, tuple[int, int]]:
@@ -262,18 +253,10 @@ def rows_of_others(x: Array, axis: int, entry: Entry, rows: int, *, is_before: b
     """
     image_rows, count = x.shape[axis], jax.lax.axis_size(entry)
     parts = []
-    for hop, size in enumerate(hops(rows, image_rows), 1):
+    for hop, taken in enumerate(range(0, rows, image_rows), 1):  # those of nearer ones before it
+        size = min(image_rows, rows - taken)
         first = image_rows - size if is_before else 0
         part = jax.lax.slice_in_dim(x, first, first + size, axis=axis)
         pairs = [(device, device + hop) for device in range(count - hop)]
         parts.append(ppermute(part, entry, pairs if is_before else [p[::-1] for p in pairs]))
     return parts[::-1] if is_before else parts
-
-
-def hops(rows: int, image_rows: int) -> list[int]:
-    """Returns how many rows come from the nearest neighbour, the next and so on.
-
-    >>> hops(2, 3), hops(8, 3)
-    ([2], [3, 3, 2])
-    """
-    return [min(image_rows, rows - first) for first in range(0, rows, image_rows)]

@@ -101,13 +101,11 @@ class AxisAssignment(NamedTuple):
 
 
 @functools.cache
-def axis_assignments(
-    rules: str, param_rules: str, axes: str, stored: bool, declared: tuple[Axis, ...] = ()
-) -> tuple[AxisAssignment, ...]:
+def axis_assignments(layout: "Layout", axes: str, stored: bool) -> tuple[AxisAssignment, ...]:
     """Assigns mesh axes to the axes of a tensor, in the order in which rules choose."""
-    wants = dict(_by_letter(parse_rules(rules), declared))
+    wants = dict(_by_letter(parse_rules(layout.rules), layout.declared_axes))
     if stored:
-        wants |= _by_letter(parse_rules(param_rules), declared)
+        wants |= _by_letter(parse_rules(layout.param_rules), layout.declared_axes)
     matches = [(i, rule) for i, letter in enumerate(axes) for rule in wants.get(letter, ())]
     taken: dict[str, Rule] = {}
     assignments = []
@@ -157,8 +155,7 @@ class Layout:
         """
         check_distinct(axes)
         places: list[tuple[str, ...]] = [()] * len(axes)
-        texts = self.rules, self.param_rules
-        for assigned in axis_assignments(*texts, axes, stored, self.declared_axes):
+        for assigned in axis_assignments(self, axes, stored):
             if assigned.lost_to is None:
                 places[assigned.position] += (assigned.rule.mesh_axis,)
         if "(" in axes:
@@ -206,18 +203,17 @@ class Layout:
         slides = zip(axes.kernel_sizes(kernel.shape), strides, dilation, strict=True)
         windows = [convolution.Window(*each, padding) for each in slides]
         by_letter = alphabet(self.declared_axes).by_letter
-        shape = convolution.shape_of_result(axes, windows, sizes, kernel.shape, by_letter)
-        shape = self.padded_shape(axes.result, shape)
+        work = convolution.Convolution(axes, windows, by_letter)
+        shape = self.padded_shape(axes.result, work.shape_of_result(sizes, kernel.shape))
         # Each mesh axis splits one axis of the work, as if all letters were those of one tensor.
         letters = axes.result + axes.channels
         place = dict(zip(letters, self.place(letters), strict=True))
         counts = {letter: num_shards(entry) for letter, entry in place.items()}
-        convolution.check_divides(axes, shape, counts, by_letter)
+        work.check_divides(shape, counts)
         x = self.reshard(x, axes.image)
         # Of a quantized kernel, its type makes an array.
         kernel = self.reshard(reduced_over(kernel.astype(x.dtype), ()), axes.kernel)
-        y = convolution.convolve(axes, windows, x, kernel, sizes, shape, place)
-        return self.reshard(y, axes.result)
+        return self.reshard(work.run((x, kernel), sizes, shape, place), axes.result)
 
     def reshard(self, x: Array, axes: str, *, stored: bool = False) -> Array:
         """Places x as these letters say."""

@@ -1,7 +1,6 @@
 """Adds the product of two thin matrices to the weight of a product."""
 
 import dataclasses
-import functools
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -32,9 +31,7 @@ def factor_axes(axes: str, kinds: str) -> tuple[str, str]:
     return f"{stacked}{inputs}{RANK.letter}", f"{stacked}{RANK.letter}{outputs}"
 
 
-@functools.partial(
-    jax.tree_util.register_dataclass, data_fields=["base", "a", "b"], meta_fields=["scale", "kinds"]
-)
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Adapted(Operand):
     """Stands for base + scale * a b.  A product with it is three products, none with that sum.
@@ -45,8 +42,8 @@ class Adapted(Operand):
     base: Any
     a: Array
     b: Array
-    scale: float
-    kinds: str
+    scale: float = dataclasses.field(metadata={"static": True})
+    kinds: str = dataclasses.field(metadata={"static": True})
     """Those of `factor_axes`."""
 
     @property

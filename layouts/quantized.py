@@ -50,13 +50,9 @@ class Operand(abc.ABC):
         """Computes the einsum of an array and this, placed as a layout says."""
 
 
-class Rounded(Operand):
-    """Stands for an operand of 8 bits."""
-
-
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Quantized(Rounded):
+class Quantized(Operand):
     """Holds numbers of 8 bits, and their scale, which has size 1 along the axes that share it."""
 
     values: Array
@@ -116,15 +112,13 @@ def quantize(array: Array, summed: Collection[int], rounding: Rounding = "int8")
     return Quantized(values.astype(TYPES[rounding]), top / LARGEST[rounding])
 
 
-@functools.partial(
-    jax.tree_util.register_dataclass, data_fields=["array"], meta_fields=["rounding"]
-)
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class RoundedInProducts(Rounded):
+class RoundedInProducts(Operand):
     """Holds an ordinary weight; each product rounds it, and what it is multiplied by."""
 
     array: Array
-    rounding: Rounding
+    rounding: Rounding = dataclasses.field(metadata={"static": True})
 
     def astype(self, dtype: DTypeLike) -> Array:
         return self.array.astype(dtype)

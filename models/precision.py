@@ -10,7 +10,7 @@ from configs.errors import UserError
 from configs.spec import spec
 from layouts.axes import leaf_path
 from layouts.low_rank import Adapted
-from layouts.quantized import Rounded, RoundedInProducts, Rounding, quantize
+from layouts.quantized import Quantized, RoundedInProducts, Rounding, quantize
 from models.api import Model, Params
 
 Tree = TypeVar("Tree")
@@ -21,7 +21,7 @@ FloatType = Literal["float32", "bfloat16", "float16", "float64"]
 
 
 def is_rounded(x: object) -> bool:
-    return isinstance(x, Rounded)
+    return isinstance(x, Quantized | RoundedInProducts)
 
 
 @spec

@@ -18,7 +18,7 @@ from data.tasks import span_corruption as span_corruption
 from data.tasks import translation as translation
 from data.vocab import Tokenizer
 from data.vocabs import SOURCE_FILE, TARGET_FILE
-from layouts.hlo.compilation import CompilerOption
+from layouts.hlo.compilation import parse_option
 from models.api import Frozen, ModelSpec
 from models.distillation import Teacher as Teacher
 from models.loss import Criterion
@@ -126,7 +126,7 @@ class Run:
         model = with_vocab_rows(self.model, self.task.vocab_settings)
         object.__setattr__(self, "model", model)  # the spec is frozen
         for option in self.compiler_options:
-            CompilerOption.parse(option)
+            parse_option(option)
         if (self.steps is None) == (self.epochs is None):
             raise UserError(
                 f"Run.steps = {self.steps}, Run.epochs = {self.epochs}: the length of a run is one "

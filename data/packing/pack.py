@@ -45,23 +45,21 @@ class Side:
         self._segments = np.pad(self._segments, more)
 
     def write(
-        self,
-        examples: Sequence[np.ndarray],
-        sizes: np.ndarray,
-        rows: np.ndarray,
-        starts: np.ndarray,
-        segments: np.ndarray,
+        self, examples: Sequence[np.ndarray], sizes: np.ndarray, at: np.ndarray, numbers: np.ndarray
     ) -> None:
-        """Writes examples, each with its end, as pieces of these sizes; the arrays say where."""
+        """Writes examples, each with its end, as pieces of these sizes, and their segments.
+
+        `at` has the first slot of each piece, where the slots of all rows are counted through.
+        """
         tokens = np.full(int(sizes.sum()), self._end_id, self._tokens.dtype)
         if len(examples):
             is_text = np.ones(len(tokens), bool)
             is_text[np.cumsum(_sizes_of(examples)) - 1] = False
             tokens[is_text] = np.concatenate(examples)
         within = np.arange(len(tokens)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-        slots = np.repeat(rows * self.length + starts, sizes) + within
+        slots = np.repeat(at, sizes) + within
         self._tokens.reshape(-1)[slots] = tokens
-        self._segments.reshape(-1)[slots] = np.repeat(segments, sizes)
+        self._segments.reshape(-1)[slots] = np.repeat(numbers, sizes)
 
     def take(self, taken: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Returns tokens and segments of some rows, which are no longer kept."""
@@ -116,7 +114,7 @@ class Packer:
         self._rows = np.concatenate([self._rows, np.arange(first_new, self._fit.opened)])
         places = np.searchsorted(self._rows, rows)
         for i, (side, half) in enumerate(zip(self._sides, halves, strict=True)):
-            side.write(half, sizes[:, i], places, starts[:, i], segments)
+            side.write(half, sizes[:, i], places * side.length + starts[:, i], segments)
         pieces = np.stack([examples + self._examples, rows, segments], axis=1)
         self._pending = np.concatenate([self._pending, pieces])
         self._examples += count

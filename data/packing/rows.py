@@ -122,10 +122,8 @@ class Rows:
 
     @property
     def counted_BL(self) -> np.ndarray:
-        """Returns which tokens of all rows the loss counts."""
-        return self._counted(self.segments_BL)
-
-    def _counted(self, mask_BL: RowArray) -> np.ndarray:
+        """Returns which tokens of all rows the loss counts: all, or those that a mask names."""
+        mask_BL = self.arrays.get("loss_mask", self.segments_BL)
         return read_rows(np.arange(len(self)), mask_BL)[0] > 0
 
     @property

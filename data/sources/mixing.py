@@ -41,8 +41,14 @@ class MixedSource(Source):
     def named_parts(self) -> list[tuple[str, Any]]:
         """Returns the parts with their names; equal names that are not given are numbered."""
         parts = self.all_parts
-        names = part_names(*zip(*(part.name_and_label for part in parts), strict=True))
-        return list(zip(names, parts, strict=True))
+        names, labels = zip(*(part.name_and_label for part in parts), strict=True)
+        numbered = [
+            f"{label}_{labels[:i].count(label) + 1}" if labels.count(label) > 1 else label
+            for i, label in enumerate(labels)
+        ]
+        return [
+            (name or other, part) for name, other, part in zip(names, numbered, parts, strict=True)
+        ]
 
     def parts_of(self, split: str) -> dict[str, Any]:
         """Names the parts that have a split, by name, or by tag or kind."""
@@ -145,15 +151,3 @@ class TextMixture(MixedSource):
             if isinstance(part, TextMixture):
                 yield "TextMixture.parts: a part is a mixture itself.  Name its parts here instead."
         yield from self.name_problems("train")
-
-
-def part_names(names: Sequence[str | None], labels: Sequence[str]) -> list[str]:
-    """Returns the name of each part, or its label; equal labels are numbered.
-
-    >>> part_names([None, "web", None], ["Tsv", "Tsv", "Tsv"])
-    ['Tsv_1', 'web', 'Tsv_3']
-    """
-    return [
-        name or (f"{label}_{labels[:i].count(label) + 1}" if labels.count(label) > 1 else label)
-        for i, (name, label) in enumerate(zip(names, labels, strict=True))
-    ]

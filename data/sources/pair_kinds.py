@@ -226,18 +226,14 @@ class Mixture(mixing.MixedSource, Pairs):
         if 0 < sum(part.tag is not None for part in self.parts) < len(self.parts):
             tags = ", ".join(str(part.tag) for part in self.parts)
             yield f"Mixture.parts: their tags are {tags}.  Give each part a tag, or none."
-        if self.languages:
-            yield from self._language_problems()
-        yield from self.name_problems(*SPLITS)
-
-    def _language_problems(self) -> Iterator[str]:
-        for part in self.parts:
+        for part in self.parts if self.languages else ():
             if part == dataclasses.replace(_spoken(part, "any"), name=part.name):
                 kind = type(part).__name__
                 yield (
                     f"Mixture.languages: @{kind}() reads the same for each of them.  "
                     f'Write "{LANGUAGE}" where its settings name a language.'
                 )
+        yield from self.name_problems(*SPLITS)
 
 
 def _spoken(part: Pairs, language: str) -> Pairs:

@@ -101,11 +101,10 @@ class FileSource(Source):
         given = {name: getattr(self, name) for name in self.parameters(split)}
         return {name: value for name, value in given.items() if value is not None}
 
-    def expanded(self, split: str) -> list[str]:
-        """Returns the files of a split."""
-        kind = type(self).__name__
-        named = [text_files.expand(f, f"{kind}.{name}") for name, f in self.files(split).items()]
-        return [path for paths in named for path in paths]
+    def expanded(self, split: str) -> dict[str, list[str]]:
+        """Returns the files of a split by parameter."""
+        kind, files = type(self).__name__, self.files(split)
+        return {name: text_files.expand(given, f"{kind}.{name}") for name, given in files.items()}
 
     @property
     def holds_out(self) -> bool:
@@ -130,7 +129,8 @@ class FileSource(Source):
 
     def read_named(self, split: str, errors: str) -> Iterator[Any]:
         """Yields the examples of the files that are named for a split."""
-        return self.read_files(self.expanded(split), f"{type(self).__name__}.{split}", errors)
+        paths = [*itertools.chain(*self.expanded(split).values())]
+        return self.read_files(paths, f"{type(self).__name__}.{split}", errors)
 
     def read_files(self, paths: Sequence[str], setting: str, errors: str) -> Iterator[Any]:
         """Yields the examples of some files; setting names them in an error.
@@ -140,7 +140,8 @@ class FileSource(Source):
         raise NotImplementedError
 
     def bytes_to_read(self, split: str) -> int | None:
-        paths = self.expanded(split if self.files(split) else "train")
+        expanded = self.expanded(split if self.files(split) else "train")
+        paths = itertools.chain(*expanded.values())
         return sum(lookup.size_of(path_of(path).expanduser()) for path in paths)
 
     def remedies(self, split: str) -> Sequence[str]:
@@ -157,13 +158,9 @@ class FileSource(Source):
         return (f"other files ({names})",)
 
     def fingerprint(self) -> dict[str, Any] | None:
-        kind = type(self).__name__
-        named = [pair for split in SPLITS for pair in self.files(split).items()]
         try:
-            return {
-                name: text_files.stamps(text_files.expand(files, f"{kind}.{name}"))
-                for name, files in named
-            }
+            named = itertools.chain(*(self.expanded(split).items() for split in SPLITS))
+            return {name: text_files.stamps(paths) for name, paths in named}
         except (UserError, OSError) as error:
             remote.raise_failure(error)
             return None

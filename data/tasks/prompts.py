@@ -9,7 +9,7 @@ import numpy as np
 from configs.errors import UserError
 from configs.spec import spec
 from data.packing.pack import Packed, Packer, Side, inputs
-from data.packing.rows import Counts, RowArray, Rows, read_rows
+from data.packing.rows import Counts, Rows, read_rows
 from data.sources.pair_kinds import Preferences
 from data.sources.pairs import Pair, Pairs, Preference
 from data.task import PackChunk
@@ -27,16 +27,8 @@ class PromptRows(Rows):
     reads_begin: bool = True
     """Whether a decoder reads begin_id before a prompt, or the prompt alone."""
 
-    @property
-    def loss_mask_BL(self) -> RowArray:
-        return self.arrays["loss_mask"]
-
-    @property
-    def counted_BL(self) -> np.ndarray:
-        return self._counted(self.loss_mask_BL)
-
     def batch(self, row_ids: np.ndarray) -> dict[str, np.ndarray]:
-        (loss_mask_BL,) = read_rows(row_ids, self.loss_mask_BL)
+        (loss_mask_BL,) = read_rows(row_ids, self.arrays["loss_mask"])
         batch = {**super().batch(row_ids), "loss_mask_BL": loss_mask_BL.astype(np.int32)}
         if self.reads_begin:
             return batch
@@ -101,13 +93,12 @@ class PromptTask(PairTask):
         return {**super().columns(vocabs), "loss_mask": (self.length, np.uint8)}
 
     def chunk_packer(self, vocabs: Vocabs) -> PackChunk:
-        return lambda pairs, tag, training: packed_prompts(
-            self.prompted(pairs), vocabs.target, self.length, packs=self.packs
-        )
+        def pack(pairs: Sequence[Any], tag: str | None, training: bool) -> tuple[Packed, Counts]:
+            prompted = [pair._replace(source=self.prompt(pair.source)) for pair in pairs]
+            packed = packed_preferences if training and self.has_rejected else packed_prompts
+            return packed(prompted, vocabs.target, self.length, packs=self.packs)
 
-    def prompted(self, pairs: Sequence[Any]) -> list[Any]:
-        """Returns pairs whose sources are what the model reads of them."""
-        return [pair._replace(source=self.prompt(pair.source)) for pair in pairs]
+        return pack
 
     def row_settings(self, vocabs: Vocabs) -> dict[str, Any]:
         return {"reads_begin": vocabs.target.reads_begin}
@@ -144,17 +135,6 @@ class PreferenceTask(PromptTask):
             f"{counts.rows:,} rows of {self.length}, {self.fills(counts)['fill']:.1%} full; "
             f"{counts.left_out:,} longer than a row"
         )
-
-    def chunk_packer(self, vocabs: Vocabs) -> PackChunk:
-        pack_preferred = super().chunk_packer(vocabs)
-
-        def pack(pairs: Sequence[Any], tag: str | None, training: bool) -> tuple[Packed, Counts]:
-            if not training:
-                return pack_preferred(pairs, tag, training)
-            prompted = self.prompted(pairs)
-            return packed_preferences(prompted, vocabs.target, self.length, packs=self.packs)
-
-        return pack
 
 
 def packed_prompts(

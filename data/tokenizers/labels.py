@@ -34,9 +34,11 @@ class LabelVocab(Vocab):
         """Returns the id of each label."""
         for line in lines:
             if line not in self._ids:
+                legal = ", ".join(self.labels[:40])
+                legal += f" and {self.size - 40} more" if self.size > 40 else ""
                 raise UserError(
                     f"label {line[:40]!r}: the training examples have none like it."
-                    f"{did_you_mean(line, self.labels)}  Legal: {listing(self.labels)}."
+                    f"{did_you_mean(line, self.labels)}  Legal: {legal}."
                 )
         return [np.array([self._ids[line]], self.dtype) for line in lines]
 
@@ -45,13 +47,3 @@ class LabelVocab(Vocab):
 
     def pieces(self, ids: Iterable[int]) -> list[str]:
         return [self.labels[i] if i < self.size else "?" for i in map(int, ids)]
-
-
-def listing(labels: Sequence[str], shown: int = 40) -> str:
-    """Lists the first labels, and says how many more there are.
-
-    >>> listing(["cat", "dog", "owl"], 2)
-    'cat, dog and 1 more'
-    """
-    more = f" and {len(labels) - shown} more" if len(labels) > shown else ""
-    return ", ".join(labels[:shown]) + more

@@ -1,7 +1,7 @@
 """Measures the peak rates of devices that share one machine's cores and memory."""
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import jax
@@ -9,8 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding
 
-from layouts.cost.collectives import Collective
-from layouts.cost.jaxpr_cost import OpCost
+from layouts.cost.jaxpr_cost import WorkCounts
 from layouts.cost.step_time import Timing
 
 SIDE = 512  # of the products that are timed
@@ -81,19 +80,14 @@ def measure_host(devices: Sequence[jax.Device]) -> HostRates:
     )
 
 
-def estimate_host_timing(
-    host: HostRates,
-    mesh: Mapping[str, int],
-    ops: Iterable[OpCost],
-    collectives: Iterable[Collective],
-) -> Timing:
+def estimate_host_timing(host: HostRates, mesh: Mapping[str, int], work: WorkCounts) -> Timing:
     """Estimates a step on devices that share rates, so that their operations add up."""
     products_s, other_s, traffic = 0.0, 0.0, dict[str, float]()
-    for op in ops:
+    for op in work.ops:
         products_s += host.devices * op.times * op.flops / host.flops_per_s
         moved_s = op.bytes / host.bytes_per_s + op.elements / host.elements_per_s
         other_s += host.devices * op.times * moved_s
-    for collective in collectives:
+    for collective in work.collectives:
         axes = ",".join(name for name in mesh if name in collective.mesh_axes)
         received_s = host.devices * collective.received_bytes / host.received_per_s
         traffic[axes] = traffic.get(axes, 0.0) + collective.times * host.collective_s + received_s

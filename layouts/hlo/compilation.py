@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 from jax.sharding import AbstractMesh, Mesh
@@ -19,28 +19,20 @@ DUMPED = ".after_codegen.txt"
 """Ends the name of the dumped text in which libtpu has a program as `as_text` would return it."""
 
 
-class CompilerOption(NamedTuple):
-    """Sets an option of XLA on one platform."""
+def parse_option(text: str) -> tuple[str, str, str]:
+    """Reads "platform:name=value", an option of XLA on one platform.
 
-    platform: str
-    name: str
-    value: str
-
-    @classmethod
-    def parse(cls, text: str) -> "CompilerOption":
-        """Reads "platform:name=value".
-
-        >>> CompilerOption.parse("tpu:xla_enable_async_all_gather=true")
-        CompilerOption(platform='tpu', name='xla_enable_async_all_gather', value='true')
-        """
-        match = re.fullmatch(r"(\w+):(xla_\w+)=(\S+)", text)
-        if match is None or match[1] not in PLATFORMS:
-            raise UserError(
-                f"Run.compiler_options = {text!r}: legal is platform:name=value, where the "
-                f"platform is {', '.join(PLATFORMS)} and the name one of XLA's, as in "
-                "'tpu:xla_enable_async_all_gather=true'."
-            )
-        return cls(*match.groups())
+    >>> parse_option("tpu:xla_enable_async_all_gather=true")
+    ('tpu', 'xla_enable_async_all_gather', 'true')
+    """
+    match = re.fullmatch(r"(\w+):(xla_\w+)=(\S+)", text)
+    if match is None or match[1] not in PLATFORMS:
+        raise UserError(
+            f"Run.compiler_options = {text!r}: legal is platform:name=value, where the "
+            f"platform is {', '.join(PLATFORMS)} and the name one of XLA's, as in "
+            "'tpu:xla_enable_async_all_gather=true'."
+        )
+    return match[1], match[2], match[3]
 
 
 def compile_program(
@@ -53,12 +45,11 @@ def compile_program(
 
     The compiler writes its texts of the program into the folder `dump`.
     """
-    parsed = map(CompilerOption.parse, compiler_options)
     platform = platform_of(mesh)
     options = {
-        option.name: WORDS.get(option.value, option.value)
-        for option in parsed
-        if option.platform.upper() == platform
+        name: WORDS.get(value, value)
+        for of_platform, name, value in map(parse_option, compiler_options)
+        if of_platform.upper() == platform
     }
     if dump is not None:
         options |= {"xla_dump_to": str(dump), "xla_dump_hlo_as_text": True}

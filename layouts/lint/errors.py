@@ -4,6 +4,7 @@ After Shazeer et al. 2018 (Mesh-TensorFlow), section 8.5.
 """
 
 import dataclasses
+import functools
 import math
 import re
 from collections.abc import Iterable, Mapping
@@ -11,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 
 from configs.errors import did_you_mean
 from configs.spec import SPECS
-from layouts.axes import ABSENT, SYNONYMS, Alphabet, Axis
+from layouts.axes import ABSENT, SYNONYMS, Alphabet
 from layouts.layout import AxisAssignment, Layout, Rule, axis_assignments, pairs, parse_rules, parts
 from layouts.lint.recorder import Record, Tensor
 from layouts.padding import with_axes
@@ -68,7 +69,7 @@ class LintContext:
     def axes(self) -> Alphabet:
         return self.record.axes
 
-    @property
+    @functools.cached_property
     def scoped_layout(self) -> Layout:
         """Returns the layout that reads the letters of the record."""
         return with_axes(self.layout, *self.record.declared_axes)
@@ -107,13 +108,10 @@ class LintContext:
 
     def assignments(self, tensor: Tensor) -> list[tuple[SourcedRule, AxisAssignment]]:
         """Returns what each rule gets in this tensor, in the order in which rules choose."""
-        layout, declared = self.layout, self.record.declared_axes
-        param_rules = parse_rules(layout.param_rules) if tensor.stored else ()
+        param_rules = parse_rules(self.layout.param_rules) if tensor.stored else ()
         return [
             (SourcedRule("param_rules" if a.rule in param_rules else "rules", a.rule), a)
-            for a in axis_assignments(
-                layout.rules, layout.param_rules, tensor.axes, tensor.stored, declared
-            )
+            for a in axis_assignments(self.scoped_layout, tensor.axes, tensor.stored)
         ]
 
     def with_rule(self, added: SourcedRule) -> "LintContext":
@@ -168,11 +166,6 @@ def check_spelling(context: LintContext) -> tuple[list[Problem], LintContext]:
     return problems, context
 
 
-def declared_axes() -> dict[str, Axis]:
-    """Returns the axes of all specs, by name: this model may have no part that declares them."""
-    return {axis.name: axis for spec in SPECS.values() for axis in getattr(spec, "axes", ())}
-
-
 def _spelling_problem(context: LintContext, part: str, before: list[str]) -> Problem | None:
     try:
         pairs(part)
@@ -187,7 +180,9 @@ def _spelling_problem(context: LintContext, part: str, before: list[str]) -> Pro
             f"no tensor has Mesh-TensorFlow's axis {rule.axis}, {ABSENT[rule.axis]}.",
             fix="Without this rule the result is the same.",
         )
-    axis = context.axes.by_name.get(rule.axis) or declared_axes().get(rule.axis)
+    # This model may have no part that declares the axis.
+    declared = {axis.name: axis for spec in SPECS.values() for axis in getattr(spec, "axes", ())}
+    axis = context.axes.by_name.get(rule.axis) or declared.get(rule.axis)
     if axis is None:
         letters = {letter for tensor in context.record.tensors for letter in tensor.axes}
         letters |= {"H"} if "J" in letters else set()  # a rule for heads speaks of kv_heads

@@ -5,7 +5,6 @@ that splits each axis over its mesh axis, the type of a tensor shows its axes.
 """
 
 import dataclasses
-import functools
 import linecache
 import math
 import re
@@ -212,8 +211,18 @@ def trace_of_axes(trace: Callable[[Layout], Any], axes: tuple[Axis, ...]) -> tup
 
     An axis that JAX cannot split in this model, whatever the mesh, is whole.
     """
-    split = functools.partial(trace_split, trace)
     names = [axis.name for axis in alphabet(axes).by_letter.values()]
+
+    def split(names: Sequence[str]) -> tuple[Any, Any]:
+        """Traces with these axes split, each over a mesh axis of its name."""
+        layout = Layout(
+            mesh="",
+            rules=";".join(f"{name}:{name}" for name in names),
+            param_rules=";".join(f"{name}:{name}{STORED}" for name in names),
+        )
+        sizes = {name + mark: 1 for name in names for mark in ("", STORED)}
+        with jax.sharding.use_abstract_mesh(abstract_mesh(sizes or {"one": 1})):
+            return jax.make_jaxpr(lambda: trace(layout), return_shape=True)()
 
     def can_split(names: Sequence[str]) -> bool:
         return error_of(split, names) is None
@@ -234,18 +243,6 @@ def trace_of_axes(trace: Callable[[Layout], Any], axes: tuple[Axis, ...]) -> tup
         for name in names:
             kept += [name] if can_split([*kept, name]) else []
         return split(kept)
-
-
-def trace_split(trace: Callable[[Layout], Any], names: Sequence[str]) -> tuple[Any, Any]:
-    """Traces with these axes split, each over a mesh axis of its name."""
-    layout = Layout(
-        mesh="",
-        rules=";".join(f"{name}:{name}" for name in names),
-        param_rules=";".join(f"{name}:{name}{STORED}" for name in names),
-    )
-    sizes = {name + mark: 1 for name in names for mark in ("", STORED)}
-    with jax.sharding.use_abstract_mesh(abstract_mesh(sizes or {"one": 1})):
-        return jax.make_jaxpr(lambda: trace(layout), return_shape=True)()
 
 
 def error_of(trace: Callable[..., object], *arguments: object) -> Exception | None:

@@ -5,10 +5,11 @@ memory.  The kernels are JAX's and tokamax's.
 """
 
 import functools
+import itertools
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import jax
 
@@ -16,8 +17,13 @@ from layouts.einsum import has_tpu_kernels, mesh_device
 from layouts.layout import Layout
 from layouts.shards import mesh_axes, num_shards
 from models.attention.mosaic import missing_mosaic, mosaic_attention
+from models.attention.plain import Operands
 from models.attention.splash import splash_attention
 from models.attention.triton import missing_triton, triton_attention
+from models.sizes import Sizes
+
+if TYPE_CHECKING:
+    from models.attention.multi_head import SoftmaxAttention
 
 Array = jax.Array
 Implementation = Literal["auto", "plain", "flash"]
@@ -39,72 +45,48 @@ class Kernel(NamedTuple):
 class Call(NamedTuple):
     """Holds what decides whether a kernel can compute an attention."""
 
-    implementation: Implementation
-    """What the settings say."""
+    attention: "SoftmaxAttention"
+    sizes: Sizes
     layout: Layout
     lengths: tuple[int, int]
     """Of the queries and of the keys."""
-    d_kv: int
-    compute: str
-    """The type of products."""
-    is_cross: bool = False
+    is_cross: bool
     """Whether keys are those of a source."""
-    window: int | None = None
-    """Tokens that a token sees, itself and those right before it; None is all before it."""
-    has_dropout: bool = False
-    """Whether probabilities are dropped."""
-    has_bias: bool = False
+    training: bool
+    has_bias: bool
     """Whether a bias is added to the logits."""
-    has_cap: bool = False
-    """Whether logits are bounded."""
-    has_sinks: bool = False
-    """Whether heads have a logit beside those of keys."""
-    has_narrow_values: bool = False
-    """Whether values are narrower than keys."""
 
     @property
-    def length_shards(self) -> int:
-        """Returns how many devices share the queries of a row and head."""
-        return num_shards(self.layout.place("BJQLK")[3])
-
-    @property
-    def splits_keys_alone(self) -> bool:
-        """Tells whether the width of heads is split, or keys where no queries are."""
-        place = self.layout.place
-        *queries, q_width = (mesh_axes(entry) for entry in place("BJQLK"))
-        *_, memory, width = (mesh_axes(entry) for entry in place("BJMK"))
-        return bool(q_width or width or {*memory} - {axis for axes in queries for axis in axes})
-
-    @property
-    def splits_queries(self) -> bool:
-        return self.length_shards > 1
-
-    @property
-    def has_parts_of_blocks(self) -> bool:
-        return any(length % (BLOCK * self.length_shards) for length in self.lengths)
-
-    @property
-    def has_short_window(self) -> bool:
-        return self.window is not None and self.window < self.lengths[1]
-
-    @property
-    def has_unfit_width(self) -> bool:
-        return not MIN_WIDTH <= self.d_kv <= MAX_WIDTH
-
-    @property
-    def is_float32(self) -> bool:
-        return self.compute == "float32"
-
-    @property
-    def has_x64(self) -> bool:
-        return bool(jax.config.read("jax_enable_x64"))
+    def cases(self) -> dict[str, Any]:
+        """Tells by name which of the cases in flash.toml it is."""
+        attention = self.attention
+        *queries, q_width = (mesh_axes(entry) for entry in self.layout.place("BJQLK"))
+        *_, memory, width = (mesh_axes(entry) for entry in self.layout.place("BJMK"))
+        shards = num_shards(queries[3])  # devices that share the queries of a row and head
+        window = None if self.is_cross else attention.window
+        return {
+            "is_cross": self.is_cross,
+            "has_bias": self.has_bias,
+            "has_dropout": self.training and attention.has_dropout,
+            "has_cap": attention.logit_cap is not None,
+            "has_sinks": attention.sinks,
+            "has_narrow_values": attention.has_narrow_values,
+            "splits_queries": shards > 1,
+            # The width of heads is split, or keys where no queries are.
+            "splits_keys_alone": q_width or width or {*memory} - {*itertools.chain(*queries)},
+            "has_parts_of_blocks": any(length % (BLOCK * shards) for length in self.lengths),
+            "has_short_window": window is not None and window < self.lengths[1],
+            "has_unfit_width": not MIN_WIDTH <= self.sizes.d_kv <= MAX_WIDTH,
+            "is_float32": self.sizes.precision.compute == "float32",
+            "has_x64": jax.config.read("jax_enable_x64"),
+        }
 
 
 class Limit(NamedTuple):
     """Describes a case in which plain attention computes."""
 
     when: str
-    """The property of a call that is true then."""
+    """The case of a call that is true then."""
     case: str
     reason: str
     kernels: Sequence[KernelName]
@@ -130,11 +112,11 @@ class Choice(NamedTuple):
 
 def choose(call: Call) -> Choice:
     """Chooses the kernel for the devices of the mesh that is set."""
-    if call.implementation == "plain":
+    if call.attention.implementation == "plain":
         return Choice(None, "implementation = 'plain'")
     reason = ""
-    for kernel in kernels_of_mesh(interpreted=call.implementation == "flash"):
-        limits = (x for x in LIMITS if kernel.name in x.kernels and getattr(call, x.when))
+    for kernel in kernels_of_mesh(interpreted=call.attention.implementation == "flash"):
+        limits = (x for x in LIMITS if kernel.name in x.kernels and call.cases[x.when])
         if not (problem := missing(kernel.name)) and (limit := next(limits, None)):
             problem = f"{limit.case}: {limit.reason}"
         if problem is None:
@@ -167,39 +149,29 @@ def kernels_of_mesh(*, interpreted: bool) -> tuple[Kernel, ...]:
 def flash_attention(
     layout: Layout,
     kernel: Kernel,
-    q_BJQLK: Array,
-    k_BJMK: Array,
-    v_BJMK: Array,
+    operands: Operands,
     segments_BL: Array,
     segments_BM: Array,
     *,
     causal: bool,
     window: int | None = None,
     logit_cap: float | None = None,
-    sink_JQ: Array | None = None,
 ) -> Array:
     """Averages the values by the softmax of query-key products, by blocks, within segments."""
-    assert sink_JQ is None or kernel.name == "splash"
+    assert operands.sink_JQ is None or kernel.name == "splash"
+    settings: dict[str, Any] = {"causal": causal, "window": window, "logit_cap": logit_cap}
     if kernel.name == "triton":
         assert window is None and logit_cap is None
         attend = functools.partial(triton_attention, causal=causal, interpret=kernel.interpret)
     elif kernel.name == "mosaic":
-        attend = functools.partial(
-            mosaic_attention, causal=causal, window=window, logit_cap=logit_cap
-        )
+        attend = functools.partial(mosaic_attention, **settings)
     else:
-        attend = functools.partial(
-            splash_attention,
-            causal=causal,
-            window=window,
-            logit_cap=logit_cap,
-            entry=layout.place("BJQLK")[3],
-            interpret=kernel.interpret,
-        )
+        settings |= {"entry": layout.place("BJQLK")[3], "interpret": kernel.interpret}
+        attend = functools.partial(splash_attention, **settings)
     # Lowercase letters are whole on each device; those in parentheses, which a tensor lacks, choose
     # their mesh axes nevertheless.  Keys have the letter of queries, and are split in the same way.
-    operands = [q_BJQLK, k_BJMK, v_BJMK, segments_BL, segments_BM]
+    arrays = [*operands[:3], segments_BL, segments_BM]
     inputs = "BJQLk,BJ(Q)Lk,BJ(Q)Lk,B(J)(Q)L,B(J)(Q)L"
-    if sink_JQ is not None:
-        operands, inputs = [*operands, sink_JQ], f"{inputs},(B)JQ(L)"
-    return layout.shard_map(attend, f"{inputs}->BJQLk", check_vma=False)(*operands)
+    if operands.sink_JQ is not None:
+        arrays, inputs = [*arrays, operands.sink_JQ], f"{inputs},(B)JQ(L)"
+    return layout.shard_map(attend, f"{inputs}->BJQLk", check_vma=False)(*arrays)

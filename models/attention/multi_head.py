@@ -70,21 +70,9 @@ class SoftmaxAttention(Attention):
         is_cross: bool = False,
         training: bool,
     ) -> Choice:
-        call = Call(
-            self.implementation,
-            layout.without("d_kv") if self.has_narrow_values else layout,
-            lengths,
-            sizes.d_kv,
-            sizes.precision.compute,
-            is_cross,
-            window=None if is_cross else self.window,
-            has_dropout=training and self.has_dropout,
-            has_bias=parts.positions.adds_bias,
-            has_cap=self.logit_cap is not None,
-            has_sinks=self.sinks,
-            has_narrow_values=self.has_narrow_values,
-        )
-        return choose(call)
+        layout = layout.without("d_kv") if self.has_narrow_values else layout
+        has_bias = parts.positions.adds_bias
+        return choose(Call(self, sizes, layout, lengths, is_cross, training, has_bias))
 
     def attend(
         self, layout: Layout, operands: Operands, context: AttentionContext, key: Array | None
@@ -96,13 +84,12 @@ class SoftmaxAttention(Attention):
             return flash_attention(
                 layout,
                 context.kernel,
-                *operands[:3],
+                operands,
                 segments_BL,
                 segments_BL if segments_BM is None else segments_BM,
                 causal=context.causal,
                 window=self.window if context.causal else None,
                 logit_cap=self.logit_cap,
-                sink_JQ=operands.sink_JQ,
             )
         assert context.mask_BLM is not None
         mask_B11LM = layout.broadcast_like(context.mask_BLM, "BLM", "BJQLM")

@@ -90,11 +90,9 @@ def splash_attention(
     if shards > 1:
         kernel = jax.tree.map(part_of_shard, kernel)
     sink_H = None if sink_JQ is None else sink_JQ.reshape(-1)
-
-    def attend(q_HLK: Array, k_JMK: Array, v_JMK: Array, segments: kernels.SegmentIds) -> Array:
-        return kernel(q_HLK, k_JMK, v_JMK, segments, sink_H)
-
-    y_BHLK = jax.vmap(attend)(q_BHLK, k_BJMK, v_BJMK, kernels.SegmentIds(segments_BL, segments_BM))
+    segments = kernels.SegmentIds(segments_BL, segments_BM)
+    attend = jax.vmap(kernel, in_axes=(0, 0, 0, 0, None))
+    y_BHLK = attend(q_BHLK, k_BJMK, v_BJMK, segments, sink_H)
     if is_dealt:
         y_BHLK = deal(y_BHLK, entry, 2)
     return y_BHLK.reshape(*q_BJQLK.shape[:-1], -1)

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from layouts.layout import Layout
-from models.decoding.generate import DecodeInputs, DecodeOutput, is_end
+from models.decoding.generate import DecodeInputs, DecodeOutput, is_end, ranked
 from models.decoding.sampling import allowed
 
 Array = jax.Array
@@ -110,11 +110,5 @@ def merge_best(layout: Layout, kept: DecodeOutput, more: DecodeOutput) -> Decode
     def joined(old: Array, new: Array, axes: str) -> Array:
         return jnp.concatenate([layout.reshard(old, axes), layout.reshard(new, axes)], axis=1)
 
-    score_BU = joined(kept.score_BW, more.score_BW, "BU")
-    score_BW, at_BW = layout.top_k(score_BU, kept.score_BW.shape[1], "BU")
-    log_probability_BU = joined(kept.log_probability_BW, more.log_probability_BW, "BU")
-    return DecodeOutput(
-        layout.take_along_axis(joined(kept.tokens_BWT, more.tokens_BWT, "BUT"), at_BW, "BUT"),
-        score_BW,
-        layout.take_along_axis(log_probability_BU, at_BW, "BU"),
-    )
+    texts = DecodeOutput(*map(joined, kept, more, ("BUT", "BU", "BU")))
+    return ranked(layout, texts, texts.score_BW, kept.score_BW.shape[1], "BU")

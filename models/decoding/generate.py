@@ -155,7 +155,7 @@ def generate_together(
         tokens_BWL, positions_BWL, targets_BWL = suffix_tokens(layout, inputs, lengths_BW, last_BW)
         logits_BWLV = hypotheses.feed_suffix(cache, mask_BWM, lengths_BW, tokens_BWL, positions_BWL)
         log_p_BWL = log_probabilities(layout, logits_BWLV, targets_BWL)
-    return ranked(layout, texts, jnp.mean(log_p_BWL, axis=2))
+    return ranked(layout, texts, jnp.mean(log_p_BWL, axis=2), search.width)
 
 
 def initial_cache(*arguments: Any) -> Cache:
@@ -267,11 +267,13 @@ def is_end(tokens: Array, stop_ids: tuple[int, ...]) -> Array:
     return functools.reduce(operator.or_, (tokens == stop_id for stop_id in stop_ids))
 
 
-def ranked(layout: Layout, texts: DecodeOutput, score_BW: Array) -> DecodeOutput:
-    """Sorts texts by a score, the highest first."""
-    score_BW, order_BW = layout.top_k(score_BW, score_BW.shape[1], "BW")
+def ranked(
+    layout: Layout, texts: DecodeOutput, score: Array, count: int, axes: str = "BW"
+) -> DecodeOutput:
+    """Sorts texts by a score with these axes, the highest first, and keeps as many."""
+    score_BW, order_BW = layout.top_k(score, count, axes)
     return DecodeOutput(
-        layout.take_along_axis(texts.tokens_BWT, order_BW, "BWT"),
+        layout.take_along_axis(texts.tokens_BWT, order_BW, f"{axes}T"),
         score_BW,
-        layout.take_along_axis(texts.log_probability_BW, order_BW, "BW"),
+        layout.take_along_axis(texts.log_probability_BW, order_BW, axes),
     )

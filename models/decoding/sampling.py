@@ -139,7 +139,7 @@ class Sampling:
 
     def output(self, layout: Layout, state: Samples) -> DecodeOutput:
         """Sorts the texts, the likeliest first."""
-        return ranked(layout, self.cached(state), state.score_BW)
+        return ranked(layout, self.cached(state), state.score_BW, self.width)
 
     def cached(self, state: Samples) -> DecodeOutput:
         return DecodeOutput(state.tokens_BWT, state.score_BW, state.score_BW)
@@ -229,24 +229,15 @@ def allowed(
     """Masks the logits of banned tokens, and of END in texts that may not end at this step."""
     if inputs.banned_ids:
         logits = jnp.where(is_end(tokens, inputs.banned_ids), -jnp.inf, logits)
-    minimum_B = inputs.min_new_tokens_B
-    early_B = None if minimum_B is None else step + 1 < minimum_B
-    return without_end(layout, logits, tokens, early_B, inputs.stop_ids, axes)
-
-
-def without_end(
-    layout: Layout,
-    logits: Array,
-    tokens: Array,
-    early_B: Array | None,
-    stop_ids: tuple[int, ...],
-    axes: str,
-) -> Array:
-    """Masks the logit of END in texts that may not end yet."""
-    if early_B is None:
+    if inputs.min_new_tokens_B is None:
         return logits
-    early = layout.broadcast_like(early_B, "B", axes)
-    return jnp.where(is_end(tokens, stop_ids) & early, -jnp.inf, logits)
+    is_early = layout.broadcast_like(step + 1 < inputs.min_new_tokens_B, "B", axes)
+    return without_end(logits, tokens, is_early, inputs.stop_ids)
+
+
+def without_end(logits: Array, tokens: Array, is_early: Array, stop_ids: tuple[int, ...]) -> Array:
+    """Masks the logit of END in texts that may not end yet."""
+    return jnp.where(is_end(tokens, stop_ids) & is_early, -jnp.inf, logits)
 
 
 def gumbel(layout: Layout, seeds_B: Array, step: Array, axes: str, shape: tuple[int, ...]) -> Array:

@@ -260,8 +260,8 @@ class SlotDecoder:
         settings, steps_B = slots.settings, slots.steps_B
         log_z_BW = layout.reshard(jax.nn.logsumexp(logits_BWV, axis=-1), "BW")
         tokens_BWV = layout.iota("BWV", logits_BWV.shape, "V")
-        early_B = steps_B + 1 < settings.min_new_tokens_B
-        logits_BWV = without_end(layout, logits_BWV, tokens_BWV, early_B, self.stop_ids, "BWV")
+        early_B11 = layout.broadcast_like(steps_B + 1 < settings.min_new_tokens_B, "B", "BWV")
+        logits_BWV = without_end(logits_BWV, tokens_BWV, early_B11, self.stop_ids)
         samples_B = slots.running_B & (settings.temperature_B >= LOWEST_TEMPERATURE)
         of_all_B = samples_B & (settings.top_k_B == 0)
         of_best_B = samples_B & (settings.top_k_B > 0)

@@ -97,16 +97,12 @@ class BlockLayer(nnx.Module):
         return {**cache, **self.source_attention.init_cache(rows, length, memory_BMD)}
 
     def add(self, x_BLD: Array, y_BLD: Array, norm: NormLayer | None, key: Array | None) -> Array:
-        """Adds to the residual, and normalizes what is added or the sum."""
-        if self.norms_sum:
-            return normed(norm, x_BLD + self.drop(y_BLD, key))
-        return x_BLD + self.drop(normed(norm, y_BLD), key)
-
-    def drop(self, y_BLD: Array, key: Array | None) -> Array:
-        """Scales what is added to the residual, and drops some of it."""
+        """Adds to the residual, scaled and with dropout; normalizes what is added or the sum."""
+        y_BLD = y_BLD if self.norms_sum else normed(norm, y_BLD)
         if self.residual_scale != 1:
             y_BLD *= self.residual_scale
-        return dropout(self.layout, key, self.dropout, y_BLD, "BLD")
+        x_BLD += dropout(self.layout, key, self.dropout, y_BLD, "BLD")
+        return normed(norm, x_BLD) if self.norms_sum else x_BLD
 
 
 def normed(norm: NormLayer | None, x_BLD: Array) -> Array:

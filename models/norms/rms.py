@@ -26,33 +26,49 @@ class RmsNorm(Norm):
     offset: bool = False
     """Multiplies by 1 + scale, as in Gemma, so that weight decay pulls the factor to 1."""
 
-    def build(self, layout: Layout, weights: Weights) -> "RmsNormLayer":
-        return RmsNormLayer(self, layout, weights)
+    def build(self, layout: Layout, weights: Weights) -> "NormNetwork":
+        return self.build_for_heads(layout, weights, "D")
 
-    def build_for_heads(self, layout: Layout, weights: Weights, axis: str = "K") -> "RmsNormLayer":
-        return RmsNormLayer(self, layout, weights, axis)
+    def build_for_heads(self, layout: Layout, weights: Weights, axis: str = "K") -> "NormNetwork":
+        return NormNetwork(layout, weights, self.epsilon, axis, offset=self.offset)
 
 
-class RmsNormLayer(nnx.Module):
+class NormNetwork(nnx.Module):
     """Normalizes hidden states, or heads: each, with one scale for all, or all of them together.
 
     Zhang and Sennrich 2019 (RMSNorm), equation 4; of heads Henry et al. 2020; Team OLMo 2024 (OLMo
     2), section 3.3.
     """
 
-    def __init__(self, spec: RmsNorm, layout: Layout, weights: Weights, axes: str = "D"):
-        self.spec = spec
-        self.layout = layout
-        self.axes = axes
-        self.name = f"scale_{axes}"
-        scale = weights.zeros(axes) if spec.offset else weights.ones(axes)  # it multiplies by 1
-        setattr(self, self.name, scale)
+    def __init__(
+        self,
+        layout: Layout,
+        weights: Weights,
+        epsilon: float,
+        axes: str = "D",
+        *,
+        offset: bool = False,
+        centered: bool = False,
+        biased: bool = False,
+    ):
+        self.layout, self.epsilon, self.axes = layout, epsilon, axes
+        self.offset, self.centered, self.biased = offset, centered, biased
+        scale = weights.zeros(axes) if offset else weights.ones(axes)  # it multiplies by 1
+        setattr(self, f"scale_{axes}", scale)
+        if biased:
+            setattr(self, f"bias_{axes}", weights.zeros(axes))
 
     def __call__(self, x: Array, axes: str = "BLD") -> Array:
-        spec, scale = self.spec, getattr(self, self.name)[...]
-        several = self.axes if len(self.axes) > 1 else None
         y = normed(
-            self.layout, x, scale, axes, spec.epsilon, offset=spec.offset, scale_axes=several
+            self.layout,
+            x,
+            getattr(self, f"scale_{self.axes}")[...],
+            axes,
+            self.epsilon,
+            offset=self.offset,
+            scale_axes=self.axes if len(self.axes) > 1 else None,
+            centered=self.centered,
+            shift=getattr(self, f"bias_{self.axes}")[...] if self.biased else None,
         )
         # A TPU's compiler would compute the gradient of this norm tile by tile in a product.
         return jax.lax.optimization_barrier(y) if axes == "BLD" else y

@@ -203,7 +203,7 @@ def test_rows_of_another_vocab_are_forgotten(tmp_path: Path) -> None:
     for hashes in ({"vocab_hash": "a"}, {"vocab_hash": "b"}):
         log.add_vocabs(hashes)
         assert {*log.splits} == {*BuildLog(tmp_path, "key").splits} == set()
-        log.add_split("train", {})
+        log.add(split="train", entry={})
         log = BuildLog(tmp_path, "key")
         log.add_vocabs(hashes)
         assert {*log.splits} == {"train"}

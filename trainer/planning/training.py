@@ -297,5 +297,5 @@ def plan_from_trace(
         return plan_step(step, hardware, estimate_step(step))
     step = trace_step(run, layout, make_mesh(layout))
     counts = estimate_step(step)
-    timing = estimate_host_timing(hardware, sizes, counts.work.ops, counts.work.collectives)
+    timing = estimate_host_timing(hardware, sizes, counts.work)
     return plan_step(step, None, counts, timing)

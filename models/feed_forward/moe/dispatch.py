@@ -245,7 +245,7 @@ def in_blocks(
             rows = (
                 None if places == most_places else exchange.most_rows((*group_axes, *weight_axes))
             )
-            y_Gsd = run_exchanged(here, routed, draw, exchange, to_c, rows)
+            y_Gsd = run_exchanged(here, routed, draw, exchange, rows)
         return jax.lax.psum(y_Gsd, weight_axes)
 
     tokens = [f"G(F){axes}" for axes in ("sd", "si", "si", "si")]
@@ -332,19 +332,14 @@ def destinations(shard_c: Array, split_axes: tuple[str, ...], exchanged: tuple[s
 
 
 def run_exchanged(
-    experts: Experts,
-    routed: RoutedTokens,
-    draw: Draw,
-    exchange: Exchange,
-    destination_c: Array,
-    most_rows: Array | None,
+    experts: Experts, routed: RoutedTokens, draw: Draw, exchange: Exchange, most_rows: Array | None
 ) -> Array:
     """Sends a device's tokens to the devices of their experts, and brings the results back.
 
     If a device may receive more than it has places for, this takes several rounds.
     """
     x_Gsd, expert_Gsi, gate_Gsi, id_Gsi = routed
-    here_c = jnp.argsort(destination_c, stable=True)
+    here_c = jnp.argsort(exchange.destination_c, stable=True)
     slot_1si = jnp.argsort(here_c).reshape(1, -1, expert_Gsi.shape[-1])
 
     x_1sd = x_Gsd.reshape(1, -1, x_Gsd.shape[-1])

@@ -37,6 +37,8 @@ class Exchange(NamedTuple):
     axes: tuple[str, ...]
     places: int
     """Rows that a device receives at a time."""
+    destination_c: Array
+    """Of each row of this device, in any order; beyond the last device, it is sent nowhere."""
     sent: Ranges
     received: Ranges
 
@@ -44,13 +46,14 @@ class Exchange(NamedTuple):
     def of(
         cls, axes: tuple[str, ...], devices: int, destination_c: Array, places: int
     ) -> "Exchange":
-        """Prepares to send rows to these devices; an index beyond the last one sends nowhere."""
+        """Prepares to send rows to these devices."""
         size_n = jnp.bincount(destination_c, length=devices).astype(jnp.int32)
         start_n = jnp.cumsum(size_n) - size_n
         received_start_n, received_n = swap(axes, jnp.stack([start_n, size_n], axis=1)).T
         received_place_n = jnp.cumsum(received_n) - received_n
         sent = Ranges(start_n, size_n, swap(axes, received_place_n))
-        return cls(axes, places, sent, Ranges(received_start_n, received_n, received_place_n))
+        received = Ranges(received_start_n, received_n, received_place_n)
+        return cls(axes, places, destination_c, sent, received)
 
     def most_rows(self, axes: tuple[str, ...]) -> Array:
         """Returns the most rows that a device receives.
@@ -62,7 +65,7 @@ class Exchange(NamedTuple):
 
     def part(self, first: Array) -> "Exchange":
         """Returns the exchange of the rows that have the places from `first` on."""
-        sent, received = (ranges.within(first, self.places) for ranges in self[2:])
+        sent, received = (ranges.within(first, self.places) for ranges in self[3:])
         return self._replace(sent=sent, received=received)
 
     def send(self, x_cd: Array, empty: int) -> Array:

@@ -102,7 +102,6 @@ def kernel_product(
             pl.BlockSpec((None, *tile), weights_at),
         ],
         pl.BlockSpec((None, tokens, tile_f), lambda column, block, part, _: (block, 0, column)),
-        (tokens, tile_f),
         (blocks, tokens, f),
         (expert_l, x_lcd, weights_edf),
         flops=2 * blocks * tokens * d * f,
@@ -157,7 +156,6 @@ def kernel_weight_gradient(
             (None, tile_d, tile_f),
             lambda row, column, block, expert_ref: (expert_ref[block] % experts, row, column),
         ),
-        (tile_d, tile_f),
         (experts, d, f),
         (zeroing_blocks(expert_l, has_block_e), x_lcd, dy_lcf),
         flops=2 * blocks * tokens * d * f,
@@ -193,7 +191,6 @@ def pallas_call(
     grid: tuple[int, ...],
     in_specs: list[Any],
     out_spec: Any,
-    sums: tuple[int, int],
     shape: tuple[int, ...],
     operands: tuple[Array, Array, Array],
     *,
@@ -221,7 +218,7 @@ def pallas_call(
             grid=grid,
             in_specs=in_specs,
             out_specs=out_spec,
-            scratch_shapes=[pltpu.VMEM(sums, jnp.float32)],
+            scratch_shapes=[pltpu.VMEM(out_spec.block_shape[1:], jnp.float32)],
         ),
         compiler_params=pltpu.CompilerParams(
             dimension_semantics=("parallel", "arbitrary", "arbitrary")

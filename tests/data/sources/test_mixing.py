@@ -9,8 +9,8 @@ import pytest
 from configs.errors import UserError
 from data.batch_sizes import BatchSizes
 from data.cache import prepare
-from data.sources.json_lines import JsonlText
-from data.sources.mixing import MixedSource, TextMixture, part_names
+from data.sources.json_lines import Jsonl, JsonlText
+from data.sources.mixing import MixedSource, TextMixture
 from data.sources.pair_kinds import Mixture, Tsv
 from data.sources.text import TextFiles
 from data.task import Task
@@ -29,8 +29,13 @@ MIXTURES = pytest.mark.parametrize("mixture", [texts, pairs])
 
 
 def test_labels_that_are_alike_are_numbered():
-    assert part_names([None, None], ["Tsv", "Jsonl"]) == ["Tsv", "Jsonl"]
-    assert part_names([None, "web", None], ["Tsv", "Tsv", "Tsv"]) == ["Tsv_1", "web", "Tsv_3"]
+    tsv, web = Tsv(train="x.tsv"), Tsv(train="web.tsv", name="web")
+    jsonl = Jsonl(train="x.jsonl", source_field="de", target_field="en")
+    for parts, names in (
+        ((tsv, jsonl), ["Tsv", "Jsonl"]),
+        ((tsv, web, tsv), ["Tsv_1", "web", "Tsv_3"]),
+    ):
+        assert [name for name, _ in Mixture(parts=parts).named_parts()] == names
 
 
 @MIXTURES

@@ -124,7 +124,7 @@ def test_an_answer_keeps_its_newlines_and_tabs(tmp_path):
     task = PromptTask(name="t", source=source, vocab=SentencePiece(size=280), length=70)
     prepared = prepare(task, tmp_path / "data")
     rows = prepared.splits["train"]
-    answer = rows.targets_BL[np.array([0])][rows.loss_mask_BL[np.array([0])] > 0]
+    answer = rows.targets_BL[np.array([0])][rows.arrays["loss_mask"][np.array([0])] > 0]
     assert prepared.vocabs.target.decode(answer) == "1.\tone\n2.\ttwo"
 
 

@@ -5,7 +5,7 @@ import pytest
 
 from layouts.cost.calibration import HostRates, estimate_host_timing, measure_host
 from layouts.cost.collectives import Collective
-from layouts.cost.jaxpr_cost import OpCost
+from layouts.cost.jaxpr_cost import OpCost, WorkCounts
 
 HOST = HostRates(
     devices=4,
@@ -19,7 +19,8 @@ MESH = {"data": 2, "model": 2}
 
 
 def test_devices_that_share_a_machine_take_turns() -> None:
-    timing = estimate_host_timing(HOST, MESH, [OpCost(100, 20, 0, 3), OpCost(0, 0, 5, 1)], [])
+    ops = OpCost(100, 20, 0, 3), OpCost(0, 0, 5, 1)
+    timing = estimate_host_timing(HOST, MESH, WorkCounts(300, (), ops))
     assert timing.products_s == pytest.approx(3 * 4 * 100 / 400)
     assert timing.other_s == pytest.approx(3 * 4 * 20 / 80 + 4 * 5 / 20)
     assert timing.step_s == pytest.approx(timing.products_s + timing.other_s)
@@ -27,7 +28,7 @@ def test_devices_that_share_a_machine_take_turns() -> None:
 
 def test_an_exchange_takes_a_start_and_what_all_receive() -> None:
     collective = Collective("all-gather", ("model",), 2, 10, 3, "")
-    timing = estimate_host_timing(HOST, MESH, [], [collective])
+    timing = estimate_host_timing(HOST, MESH, WorkCounts(0, (collective,)))
     assert dict(timing.traffic_s) == {"model": pytest.approx(3 * 0.5 + 4 * 3 * 5 / 40)}
 
 

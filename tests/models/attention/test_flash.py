@@ -352,8 +352,8 @@ def test_the_kernel_for_gpus_lowers_without_one() -> None:
     layout = SPLITS["batch and heads"]
 
     def objective(q_BJQLK: jax.Array, k_BJMK: jax.Array, segments_BL: jax.Array) -> jax.Array:
-        arrays = (q_BJQLK, k_BJMK, k_BJMK, segments_BL, segments_BL)
-        y_BJQLK = flash_attention(layout, Kernel("triton"), *arrays, causal=True)
+        operands, segments = Operands(q_BJQLK, k_BJMK, k_BJMK), (segments_BL, segments_BL)
+        y_BJQLK = flash_attention(layout, Kernel("triton"), operands, *segments, causal=True)
         return jnp.sum(y_BJQLK.astype(jnp.float32))
 
     mesh = mesh_of("NVIDIA H100 80GB HBM3", "gpu", data=2, model=2)
@@ -415,8 +415,9 @@ def test_rows_over_several_devices_compile_for_tpus(
     length, shape = 32_768, (4, 2)
 
     def objective(*arrays: jax.Array) -> jax.Array:
+        operands, segments = Operands(*arrays[:3]), arrays[3:]
         y_BJQLK = flash_attention(
-            layout, Kernel("splash"), *arrays, causal=True, window=window, logit_cap=cap
+            layout, Kernel("splash"), operands, *segments, causal=True, window=window, logit_cap=cap
         )
         return jnp.sum(y_BJQLK.astype(jnp.float32) ** 2)
 

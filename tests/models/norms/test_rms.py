@@ -7,7 +7,7 @@ from flax import nnx
 
 from layouts.mesh import make_mesh
 from models.initializers import Weights
-from models.norms.rms import RmsNorm, RmsNormLayer, normed
+from models.norms.rms import RmsNorm, normed
 from tests.toys import TOY, WHOLE
 
 SPEC = RmsNorm(epsilon=0.5)
@@ -26,7 +26,7 @@ def test_the_norm_divides_by_the_root_mean_square() -> None:
     expected_BLD = X_BLD / np.sqrt(np.mean(X_BLD**2, axis=-1, keepdims=True) + 0.5) * SCALE_D
     for spec, start in ((SPEC, 1), (OFFSET, 0)):
         with jax.set_mesh(make_mesh(WHOLE)):
-            norm = RmsNormLayer(spec, WHOLE, weights())
+            norm = spec.build(WHOLE, weights())
             np.testing.assert_array_equal(norm.scale_D[...], np.full(10, start))
             norm.scale_D[...] = jnp.asarray(SCALE_D - 1 + start)
             np.testing.assert_allclose(norm(jnp.asarray(X_BLD)), expected_BLD, rtol=1e-5)
@@ -36,7 +36,7 @@ def test_each_head_is_normed_alone() -> None:
     x_BJMK = np.random.default_rng(1).normal(2, 3, (2, 3, 5, 4)).astype(np.float32)
     root_BJM1 = np.sqrt(np.mean(x_BJMK**2, axis=-1, keepdims=True) + 0.5)
     with jax.set_mesh(make_mesh(WHOLE)):
-        norm = RmsNormLayer(SPEC, WHOLE, weights(), "K")
+        norm = SPEC.build_for_heads(WHOLE, weights(), "K")
         norm.scale_K[...] = jnp.asarray(SCALE_D[:4])
         y_BJMK = norm(jnp.asarray(x_BJMK), "BJMK")
     np.testing.assert_allclose(y_BJMK, x_BJMK / root_BJM1 * SCALE_D[:4], rtol=1e-5)
@@ -48,7 +48,7 @@ def test_all_heads_are_normed_together() -> None:
     root_B11L1 = np.sqrt(np.mean(x_BJQLK**2, axis=(1, 2, 4), keepdims=True) + 0.5)
     scale_JQK = np.linspace(0.5, 2, 24, dtype=np.float32).reshape(3, 2, 4)
     with jax.set_mesh(make_mesh(WHOLE)):
-        norm = RmsNormLayer(SPEC, WHOLE, weights(), "JQK")
+        norm = SPEC.build_for_heads(WHOLE, weights(), "JQK")
         norm.scale_JQK[...] = jnp.asarray(scale_JQK)
         y_BJQLK = norm(jnp.asarray(x_BJQLK), "BJQLK")
     expected_BJQLK = x_BJQLK / root_B11L1 * scale_JQK[:, :, None]
@@ -73,7 +73,7 @@ def test_the_gradient_of_a_norm_is_stored_before_the_norm_reads_it() -> None:
     """Otherwise a TPU's compiler computes it in every tile of the product that makes it."""
 
     def summed(x_BLD: jax.Array) -> jax.Array:
-        return jnp.sum(jnp.sin(RmsNormLayer(SPEC, WHOLE, weights())(x_BLD)))
+        return jnp.sum(jnp.sin(SPEC.build(WHOLE, weights())(x_BLD)))
 
     with jax.set_mesh(make_mesh(WHOLE)):
         equations = jax.make_jaxpr(jax.grad(summed))(jnp.asarray(X_BLD)).eqns

@@ -1,0 +1,15 @@
+import pytest
+
+from configs.errors import UserError
+from data.tokenizers.labels import FORMAT, LabelVocab
+
+
+@pytest.mark.parametrize(("count", "legal"), [(3, "l00, l01, l02."), (42, "l38, l39 and 2 more.")])
+def test_a_label_that_is_not_known_is_an_error_with_the_first_of_those_that_are(
+    count: int, legal: str
+) -> None:
+    vocab = LabelVocab((FORMAT + "\n".join(f"l{i:02}" for i in range(count))).encode())
+    assert [ids.tolist() for ids in vocab.encode(["l02", "l00"])] == [[2], [0]]
+    with pytest.raises(UserError, match="label 'owl': the training examples have none") as error:
+        vocab.encode(["l00", "owl"])
+    assert str(error.value).endswith(legal)
