@@ -367,7 +367,8 @@ def hugging_face(random: Random, inputs: Inputs, folder: Path) -> Case:
         "activation_function": "swish", "is_encoder_decoder": True, "scale_embedding": True,
     }  # fmt: skip
     m2m_100 = marian | {"model_type": "m2m_100", "activation_function": "relu", "pad_token_id": 1}
-    config = random.choice((t5, decoder, decoder, marian, m2m_100))
+    bart = marian | {"model_type": "bart", "activation_function": "gelu", "pad_token_id": 1}
+    config = random.choice((t5, decoder, decoder, marian, m2m_100, bart))
     text = json.dumps(config)
     changed = (text, mutate(random, text), changed_json(random, text), changed_json(random, text))
     write(source / "config.json", random.choice(changed))

@@ -90,8 +90,8 @@ def import_hf(flags: ImportHfFlags) -> None:
     infos = {name: tensor.info for name, tensor in tensors.items()}
     types = sorted({x.dtype for n, x in infos.items() if not re.fullmatch(family.tensors.wide, n)})
     spec = convert.spec_of(settings, common_type(types), folder / SETTINGS)
-    there = {"tied": SOFTMAX not in tensors, "logit_bias": family.tensors.logit_bias in tensors}
-    spec = convert.with_tensors(spec, settings["model_type"], **there)
+    tied, has_bias = spec.tied and SOFTMAX not in tensors, family.tensors.logit_bias in tensors
+    spec = convert.with_tensors(spec, settings["model_type"], tied=tied, logit_bias=has_bias)
     weights = list(convert.weights_of(spec, family))
     check_tensors(weights, infos, folder, settings["model_type"])
     places = places_of(weights)

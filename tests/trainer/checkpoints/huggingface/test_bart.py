@@ -21,6 +21,7 @@ from models.decoding.generate import Search
 from models.decoding.sampling import Sampling
 from models.positions.learned import Learned
 from models.positions.sinusoidal import Sinusoidal
+from models.transformer import Transformer
 from tests.scripts.conftest import call
 from tests.toys import ROOT, WHOLE
 from tests.trainer.checkpoints.huggingface.test_convert import (
@@ -249,6 +250,26 @@ def test_decode_takes_both_languages(folders: dict[str, Path], tmp_path: Path) -
     hypotheses = dict(text for batch in decoder.decode(requests) for text in batch)
     expected = [trained.vocabs.target.decode(hypotheses[i][0].tokens) for i in range(2)]
     assert [text.strip() for text in texts.read_text().splitlines()] == expected
+
+
+def test_a_file_may_lack_the_prefix_and_the_bias_of_logits(
+    folders: dict[str, Path], tmp_path: Path
+) -> None:
+    """As that of facebook/bart-base does, whose class is BartModel."""
+    folder = shutil.copytree(folders["bart"] / "model", tmp_path / "model")
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["final_logits_bias"]
+    bare = {name.removeprefix("model."): tensor for name, tensor in tensors.items()}
+    save_file(bare, folder / "model.safetensors", {"format": "pt"})
+    change(architectures=["BartModel"], forced_bos_token_id=0, min_length=3)(folder)
+    import_hf(folder, tmp_path / "run", WIDE)
+    spec = trained_of(tmp_path / "run", WHOLE).run.model
+    assert isinstance(spec, Transformer) and not spec.logit_bias
+    export_hf(tmp_path / "run", tmp_path / "out")
+    exported = load_file(tmp_path / "out" / "model.safetensors")
+    assert exported.keys() == tensors.keys()
+    for name, tensor in tensors.items():
+        np.testing.assert_array_equal(exported[name], tensor)
 
 
 def test_another_padding_is_refused(folders: dict[str, Path], tmp_path: Path) -> None:

@@ -558,7 +558,7 @@ def miss_a_shard(folder: Path) -> None:
         ),
         ("llama", change(hidden_size="12"), ["hidden_size = '12': legal: an integer"]),
         ("llama", change(rope_interleaved=True), ["rope_interleaved = True: legal: False"]),
-        ("llama", change(hidden_act="gelu"), ["hidden_act = 'gelu'", "'gelu_pytorch_tanh'"]),
+        ("llama", change(hidden_act="mish"), ["hidden_act = 'mish'", "'gelu_pytorch_tanh'"]),
         (
             "llama",
             change(mlp_bias=True, quantization_config={}, use_cash=True),

@@ -536,8 +536,8 @@ def other_index(folder: Path) -> None:
         (other_ids, ["begins texts with id 1 and ends them with 2", "config.json says 0"]),
         (change(model_type="bert"), ["config.json", "model_type = 'bert'", "'t5'"]),
         (
-            change(feed_forward_proj="gelu", layer_norm_epsilon=-1, d_kv=None),
-            ["3 problems", "'gelu'", "gated-gelu", "layer_norm_epsilon = -1", "d_kv"],
+            change(feed_forward_proj="mish", layer_norm_epsilon=-1, d_kv=None),
+            ["3 problems", "'mish'", "gated-gelu", "layer_norm_epsilon = -1", "d_kv"],
         ),
         (change(eos_token_id=2), ["ends them with 1", "2 (eos_token_id)"]),
         (change(eos_token_id="2"), ["eos_token_id = '2'", "an integer of at least 0"]),

@@ -428,7 +428,7 @@ def test_a_marian_without_the_files_of_an_import_is_not_exported(
         (change(normalize_before=True), "normalize_before = True: legal: False"),
         (change(encoder_ffn_dim=30), "encoder_ffn_dim = 30: legal: 28, as decoder_ffn_dim"),
         (change(tie_word_embeddings=False), "tie_word_embeddings = False: legal: True"),
-        (change(activation_function="gelu"), "activation_function = 'gelu': legal: 'silu'"),
+        (change(activation_function="mish"), "activation_function = 'mish': legal: 'silu'"),
         (change(scale_embedding=1), "scale_embedding = 1: legal: true or false"),
         (change(decoder_start_token_id=3), f"begins texts with id {PAD}"),
         (change(share_encoder_decoder_embeddings=False), "share_encoder_decoder_embeddings"),
