@@ -2,6 +2,7 @@
 
 import ast
 import dataclasses
+import functools
 import inspect
 import itertools
 import textwrap
@@ -81,15 +82,23 @@ def given_flags(flags: Any) -> dict[str, Any]:
 
 def field_docstrings(cls: type) -> dict[str, str]:
     """Returns the docstrings that follow fields of a class or of its bases, each in one line."""
-    texts = {}
+    texts: dict[str, str] = {}
     for base in reversed(cls.__mro__[:-1]):
-        (tree,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
-        assert isinstance(tree, ast.ClassDef)
-        for statements in itertools.pairwise(tree.body):
-            match statements:
-                case (
-                    ast.AnnAssign(target=ast.Name(id=name)),
-                    ast.Expr(value=ast.Constant(value=str(text))),
-                ):
-                    texts[name] = " ".join(text.split())
+        texts |= own_docstrings(base)
+    return texts
+
+
+@functools.cache
+def own_docstrings(cls: type) -> dict[str, str]:
+    """Returns those in the body of a class."""
+    texts = {}
+    (tree,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
+    assert isinstance(tree, ast.ClassDef)
+    for statements in itertools.pairwise(tree.body):
+        match statements:
+            case (
+                ast.AnnAssign(target=ast.Name(id=name)),
+                ast.Expr(value=ast.Constant(value=str(text))),
+            ):
+                texts[name] = " ".join(text.split())
     return texts

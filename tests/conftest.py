@@ -19,11 +19,17 @@ from trainer.processes.ending import STOPS, is_ignored
 if TYPE_CHECKING:
     from tests.clouds import Cloud
 
+# Imports, collected tests and traces make many objects that stay: looking through all of them ever
+# again takes time.
+gc.set_threshold(200_000, 50, 100)
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-# The older of the compiler's two ways to write fused loops compiles in a third of the time.  A
-# compiler that does not know a flag ends the process.
+# The older of the compiler's two ways to write fused loops compiles in a third of the time, and one
+# piece of a program in less than 32 on as many threads.  A compiler that does not know a flag ends
+# the process.
 if jax.__version_info__ < (0, 11) and importlib.util.find_spec("libtpu") is None:
-    os.environ["XLA_FLAGS"] = "--xla_cpu_use_fusion_emitters=false"
+    os.environ["XLA_FLAGS"] = (
+        "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
+    )
 # tests/test_accelerator.py runs on others too: MESHLOOM_TEST_PLATFORMS=cuda,cpu
 jax.config.update("jax_platforms", os.environ.get("MESHLOOM_TEST_PLATFORMS", "cpu"))
 jax.config.update("jax_num_cpu_devices", 8)
@@ -109,6 +115,4 @@ LONGEST = ("test_readme.py", "test_layout_sweep.py", "test_translation.py")
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.path.name not in LONGEST)
-    # Traces make many objects that stay: looking through all of them ever again takes time.
     gc.freeze()
-    gc.set_threshold(200_000, 50, 100)

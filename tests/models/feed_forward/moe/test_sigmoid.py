@@ -162,12 +162,17 @@ def test_biases_even_out_a_skewed_load() -> None:
     logits_Gse = jnp.asarray(rng.normal(size=(1, 64, 6)) + np.linspace(2, 0, 6))
     segments_Gs, bias_e, worst = jnp.ones((1, 64), jnp.int32), jnp.zeros(6), []
     router = dataclasses.replace(ROUTER, bias_rate=0.02)
+
+    @jax.jit
+    def step(bias_e: jax.Array) -> tuple[jax.Array, jax.Array]:
+        gates_Gse = router.gates(logits_Gse)
+        routing = router.route(WHOLE, gates_Gse, segments_Gs, None, None, bias_e)
+        load_e = jnp.bincount(routing.expert_Gsi.ravel(), length=6).astype(float)
+        return router.updated_bias(bias_e, load_e), load_e
+
     with jax.set_mesh(make_mesh(WHOLE)):
         for _ in range(60):
-            gates_Gse = router.gates(logits_Gse)
-            routing = router.route(WHOLE, gates_Gse, segments_Gs, None, None, bias_e)
-            load_e = jnp.bincount(routing.expert_Gsi.ravel(), length=6).astype(float)
-            bias_e = router.updated_bias(bias_e, load_e)
+            bias_e, load_e = step(bias_e)
             worst.append(float(load_e.max() / load_e.mean()))
     assert worst[0] > 1.5 and np.mean(worst[-10:]) < 1.2
 
