@@ -247,7 +247,7 @@ def sizes_of(case: Case, axis: str) -> set[int]:
         "N": {spec.layers // len(spec.blocks)},
     }  # fmt: skip
     if isinstance(spec.positions, Learned):
-        sizes["L"].add(spec.length)
+        sizes["L"].add(spec.length + spec.positions.first)
     positions = [block.positions for block in (*spec.blocks, *spec.encoder_blocks)]
     sizes["R"] = {each.buckets for each in positions if isinstance(each, Relative)}
     if spec.source_vocab is not None:

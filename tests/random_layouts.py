@@ -208,6 +208,11 @@ def a_model(choose: Choose, length: int, *, has_encoder: bool) -> Transformer:
         blocks["moe"] = Block(feed_forward=moe)
         if pattern == ("moe",) and encoder_pattern is None:
             blocks["moe"], feed_forward = Block(), moe
+    positions = POSITIONS.get(position_kind, relative)
+    # As BART has them, where no choice is left: another one would move those that follow.
+    is_bart = has_encoder and position_kind == "learned" and not scan
+    if is_bart:
+        positions = Learned(by_stack=True, scaled=False, first=2)
     return Transformer(
         vocab=vocab,
         layers=layers,
@@ -224,7 +229,8 @@ def a_model(choose: Choose, length: int, *, has_encoder: bool) -> Transformer:
             window=None if has_encoder else window,
             chunks=chunks,
         ),
-        positions=POSITIONS.get(position_kind, relative),
+        positions=positions,
+        embed_norm=is_bart,
         feed_forward=feed_forward,
         # Decoding takes 16 places for the prompt and 16 for the text.
         length=length_limit if position_kind == "learned" else 256,
