@@ -9,7 +9,7 @@ import itertools
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 
@@ -21,9 +21,6 @@ from models.attention.plain import Operands
 from models.attention.splash import splash_attention
 from models.attention.triton import missing_triton, triton_attention
 from models.sizes import Sizes
-
-if TYPE_CHECKING:
-    from models.attention.multi_head import SoftmaxAttention
 
 Array = jax.Array
 Implementation = Literal["auto", "plain", "flash"]
@@ -45,7 +42,8 @@ class Kernel(NamedTuple):
 class Call(NamedTuple):
     """Holds what decides whether a kernel can compute an attention."""
 
-    attention: "SoftmaxAttention"
+    attention: Any
+    """Its settings, a `SoftmaxAttention`."""
     sizes: Sizes
     layout: Layout
     lengths: tuple[int, int]

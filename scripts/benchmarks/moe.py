@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Annotated, cast
 
 from scripts.benchmarks import rounds
-from scripts.benchmarks.rounds import BaselineFlags, Count
+from scripts.benchmarks.rounds import ComparisonFlags, Count
 from scripts.flag import Flag
 
 ROWS, LENGTH, D_MODEL, D_FF, EXPERTS = 16, 256, 256, 1024, 16
@@ -108,7 +108,7 @@ def torch(kind: str) -> tuple[Pass, dict[str, object]]:
     return once, {"torch": torch.__version__, "threads": torch.get_num_threads()}
 
 
-class Flags(BaselineFlags):
+class Flags(ComparisonFlags):
     """Compares layers of experts with dense ones, and with those of another checkout."""
 
     rounds: Count = 9

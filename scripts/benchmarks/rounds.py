@@ -50,11 +50,16 @@ class BaselineFlags(JsonFlags):
     """Rounds to measure."""
     systems: tuple[str, ...]
     """Systems to compare, separated by commas."""
-    one_at_a_time: bool = False
-    """Ends each system before the next one starts: where they do not fit into memory together."""
     baseline: Annotated[Path | None, Flag(metavar="CHECKOUT")] = None
     """Measures Meshloom also from another checkout of the project, and prints how many times as
     fast this one is."""
+
+
+class ComparisonFlags(BaselineFlags):
+    """Selects what `compare` does."""
+
+    one_at_a_time: bool = False
+    """Ends each system before the next one starts: where they do not fit into memory together."""
 
 
 def seconds(call: Callable[[], object]) -> float:
@@ -187,7 +192,7 @@ def ended(workers: Mapping[str, Worker], rounds: Sequence[Answers]) -> dict[str,
 
 
 def compare(
-    benchmark: str, flags: BaselineFlags, question: str | int, *arguments: str
+    benchmark: str, flags: ComparisonFlags, question: str | int, *arguments: str
 ) -> tuple[dict[str, Any], list[Answers]]:
     """Asks all systems in alternating rounds; returns what each is, and the rounds."""
     systems = starters(benchmark, flags, *arguments)

@@ -17,7 +17,7 @@ import numpy as np
 
 from scripts.benchmarks import rounds
 from scripts.benchmarks.language_model import SHAPES, Shape, torch_model, transformer
-from scripts.benchmarks.rounds import BaselineFlags, Count
+from scripts.benchmarks.rounds import ComparisonFlags, Count
 from scripts.flag import Flag
 
 RATE, BETAS, DECAY = 1e-3, (0.9, 0.98), 0.01
@@ -135,7 +135,7 @@ def torch(shape: Shape, compiled: bool) -> tuple[Run, dict[str, object]]:
     return run, {**about, "matrix_flops_per_s": 2 * size**3 / product_s}
 
 
-class Flags(BaselineFlags):
+class Flags(ComparisonFlags):
     """Compares training speed with PyTorch, or with another checkout."""
 
     rounds: Count = 7

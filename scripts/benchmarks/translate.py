@@ -18,7 +18,7 @@ import numpy as np
 
 from scripts.benchmarks import rounds
 from scripts.benchmarks import tiny_transformer as tiny
-from scripts.benchmarks.rounds import BaselineFlags, Count
+from scripts.benchmarks.rounds import ComparisonFlags, Count
 from scripts.benchmarks.train import TORCH_ADAMW, Trainer
 from scripts.flag import Flag
 
@@ -119,7 +119,7 @@ def sorted_batches(pairs: Pairs) -> Iterator[Pairs]:
     yield batch
 
 
-class Flags(BaselineFlags):
+class Flags(ComparisonFlags):
     """Compares training speed with Hugging Face's Marian, or with another checkout."""
 
     rounds: Count = 7

@@ -159,7 +159,7 @@ def test_embeddings_have_their_scale(embed_scale: float | None, factor: float) -
     with jax.set_mesh(mesh):
         network = model.network(jax.tree.map(jnp.asarray, randomised(model)))
         table_VD = network.embed_VD[...]
-        x_BLD = network.embed(table_VD, batch["inputs_BL"], batch["positions_BL"])
+        x_BLD = network.embed(batch["inputs_BL"], batch["positions_BL"])
     np.testing.assert_allclose(x_BLD, factor * np.asarray(table_VD)[ROWS["inputs_BL"]])
 
 

@@ -10,6 +10,7 @@ from layouts.cost.dataflow import flops_by_kernel
 from layouts.layout import Layout
 from layouts.mesh import abstract_mesh
 from models.attention.flash import Kernel, flash_attention
+from models.attention.plain import Operands
 from models.attention.triton import jax_kernels
 from tests.toys import optax_promotion
 
@@ -65,7 +66,7 @@ def test_devices_that_share_a_row_share_its_blocks(window: int | None) -> None:
     def attend(q_BJLK: jax.Array, k_BJMK: jax.Array, v_BJMK: jax.Array) -> jax.Array:
         q_BJQLK = layout.reshard(q_BJLK[:, :, None], "BJQLK")
         segments_BL = layout.reshard(jnp.zeros((B, length), jnp.int32), "BL")
-        arrays = (q_BJQLK, k_BJMK, v_BJMK, segments_BL, segments_BL)
+        arrays = (Operands(q_BJQLK, k_BJMK, v_BJMK), segments_BL, segments_BL)
         return flash_attention(layout, Kernel("splash"), *arrays, causal=True, window=window)
 
     with jax.sharding.use_abstract_mesh(abstract_mesh({"x": 2})):
