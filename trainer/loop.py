@@ -197,6 +197,8 @@ def fetch_finite(
         metrics = jax.device_get(metrics)
     loads = metrics.pop("loads", {})
     numbers = {name: float(x) for name, x in metrics.items()}
+    if not numbers["tokens"]:
+        logger.warning("Step %d: its rows have no token to learn from (Run.exclude).", step)
     check_finite(numbers, step, row_ids, checkpoints.wait_for_latest, run.skip_spikes)
     rates = timer.rates(numbers["tokens"])
     checkpoints.check()

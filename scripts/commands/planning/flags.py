@@ -61,8 +61,8 @@ class PlanFlags(FlagGroup):
     """Plans the run under each of the given layout files."""
     price_per_chip_hour: Annotated[float | None, Flag(metavar="P", min=0, max=1e6)] = None
     """Adds what a whole run costs, in --currency."""
-    currency: Annotated[str, Flag(metavar="NAME")] = "USD"
-    """Currency of --price_per_chip_hour."""
+    currency: Annotated[str | None, Flag(metavar="NAME")] = None
+    """Currency of --price_per_chip_hour. Default: USD."""
     tokens: Annotated[float | None, Flag(metavar="N", above=0, max=1e18)] = None
     """Tokens of the whole run, as in 1e12, in place of Run.steps or Run.epochs."""
     topology: shared.Topology = None

@@ -62,6 +62,10 @@ def check_flags(flags: PlanFlags) -> None:
             "--price_per_chip_hour is for the training of a run on --topology.  Remove it, or "
             "--decode, or add --topology."
         )
+    if flags.price_per_chip_hour is None and flags.currency is not None:
+        raise UserError(
+            "--currency is that of --price_per_chip_hour.  Add it, or remove --currency."
+        )
     is_priced = flags.topology is not None and not flags.decode
     if not is_priced and (given := given_flags(flags.run_cost)):
         raise UserError(
@@ -106,5 +110,5 @@ def training_figures(plan: StepPlan, flags: PlanFlags) -> dict[str, Any]:
     assumed = Assumptions(**dataclasses.asdict(flags.run_cost))
     figures = as_json(plan, assumed, flags.price_per_chip_hour)
     if flags.price_per_chip_hour is not None and figures["run_cost"] is not None:
-        figures["run_cost"]["currency"] = flags.currency
+        figures["run_cost"]["currency"] = flags.currency or "USD"
     return figures

@@ -339,6 +339,8 @@ def test_documents_are_excluded_from_a_step_on(run: Meshloom, copy: Place) -> No
     [change] = [c for start in history(run, copy) for c in start["changes"] if "ex" in c["name"]]
     assert change == {"name": "Run.exclude", "old": "()", "new": repr(tuple(chosen))}
     more = f"--gin_param=Run.exclude=('{copy.text}',)", "--gin_param=Run.steps=6"
-    assert run("train", copy.model_dir, *more, "--override").code == 0
+    answer = run("train", copy.model_dir, *more, "--override")
+    assert answer.code == 0
+    assert "Step 6: its rows have no token to learn from (Run.exclude)." in answer.error
     last = list(read_lines(copy.folder / "run/metrics.jsonl"))[-1]
     assert (last["step"], last["tokens"], last["loss"], last["grad_norm"]) == (6, 0, 0, 0)
