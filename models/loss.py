@@ -197,13 +197,18 @@ def _with_gradients(
     return sums, (dx_BLD, layout.einsum("DV->VD", dsoftmax_DV, stored=True))
 
 
-softmax_loss.defvjp(
-    _with_gradients,
-    lambda layout, criterion, chunks, gradients, sums: (
-        LogitOperands(*(scaled(g, sums.objective.astype(g.dtype)) for g in gradients)),
-        *(None, None, None),
-    ),
-)
+def _scale_gradients(
+    layout: Layout,
+    criterion: Criterion,
+    chunks: int,
+    gradients: tuple[Array, Array],
+    cotangent: LossSums,
+) -> tuple[LogitOperands, None, None, None]:
+    products = LogitOperands(*(scaled(g, cotangent.objective.astype(g.dtype)) for g in gradients))
+    return products, None, None, None
+
+
+softmax_loss.defvjp(_with_gradients, _scale_gradients)
 
 
 Gradients = tuple[Array, Array]  # dx_BLD, of the last hidden states, and dsoftmax_DV
