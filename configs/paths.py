@@ -25,7 +25,11 @@ class Storage(NamedTuple):
 STORAGES = {
     "gs": Storage("gcs", "gcsfs", "make it: gcloud storage buckets create gs://{bucket}"),
     "s3": Storage("s3", "s3fs", "make it: aws s3 mb s3://{bucket}"),
-    "hf": Storage("hf", "huggingface_hub", "set HF_TOKEN for a repository that is private"),
+    "hf": Storage(
+        "hf",
+        "huggingface_hub",
+        "set HF_TOKEN for a repository that is private, or whose terms you accepted on its page",
+    ),
 }
 """By the scheme of their paths."""
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/+")

@@ -23,7 +23,6 @@ import numpy as np
 from configs.errors import UserError
 from data import documents, manifest, workers
 from data.documents import noted
-from data.packing.pair_rows import LONG
 from data.packing.rows import Counts
 from data.sources.compression import counted_bytes
 from data.storage.arrays import GrowingArray, verify_written
@@ -305,7 +304,7 @@ class SplitBuilder:
             if split != "validation" or +dropped or counts.left_out:
                 raise UserError(_no_lines(task, split, repr(split), counts, dropped))
             return {}  # so few examples that a hash holds out none
-        logger.info("%s: %s%s", split, task.summary(counts), _losses(counts, dropped))
+        logger.info("%s: %s%s", split, task.summary(counts), _losses(task, counts, dropped))
         entry = {**dataclasses.asdict(counts), **task.fills(counts), "content_hash": content_hash,
                  "chunks": max(len(of_chunks) for _, of_chunks in parts)}  # fmt: skip
         return entry | task.part_entries(dropped, entries)
@@ -323,16 +322,19 @@ def _grouped(examples: Iterable[Example]) -> Iterator[list[Example]]:
         yield group
 
 
-def _losses(counts: Counts, dropped: Counter[str]) -> str:
-    """Describes how many pairs are not in the rows, by reason; a rule without effect has 0."""
-    reasons = {**dropped, **({LONG: counts.left_out} if counts.left_out else {})}
-    dropped_pairs = [f"{number:,} ({reason})" for reason, number in reasons.items()]
-    return f"; not taken: {', '.join(dropped_pairs)}" if dropped_pairs else ""
+def _losses(task: Task, counts: Counts, dropped: Counter[str]) -> str:
+    """Describes how many examples are not in the rows, by reason; a rule without effect has 0."""
+    reasons = {
+        **dropped,
+        **(dict.fromkeys(task.left_out, counts.left_out) if counts.left_out else {}),
+    }
+    not_taken = [f"{number:,} ({reason})" for reason, number in reasons.items()]
+    return f"; not taken: {', '.join(not_taken)}" if not_taken else ""
 
 
 def _no_lines(task: Task, split: str, name: str, counts: Counts, dropped: Counter[str]) -> str:
     """Describes a split, or a part of one, named by `name`, that has no example in a row."""
-    lost = _losses(counts, +dropped)  # without the rules that drop no pair
+    lost = _losses(task, counts, +dropped)  # without the rules that drop no pair
     if lost:
         kind = type(task).__name__
         lengths = " and ".join(f"{kind}.{name}" for name in task.row_lengths)

@@ -169,9 +169,7 @@ class Task:
 
     def make_vocabs(self, given: Vocabs | None) -> Vocabs:
         """Trains or loads the vocabs where none are given."""
-        words = [] if self.word_list is None else [UNK_WORD]
-        words += ["\n"] if self.source.has_newlines else []
-        vocab = given.target if given else self._make_vocab(self.vocab, "vocab", words)
+        vocab = given.target if given else self._make_vocab(self.vocab, "vocab", self.vocab_words)
         if self.has_newlines and "\n" not in vocab.decode(vocab.encode(["a\nb"])[0]):
             logger.warning(
                 "Warning: %s: its examples have newlines, which its vocab does not keep.  Take one "
@@ -179,6 +177,12 @@ class Task:
                 self.name,
             )
         return Vocabs(vocab, None)
+
+    @property
+    def vocab_words(self) -> Sequence[str]:
+        """Returns what is one sub-word each in a vocab that the task trains."""
+        words = [] if self.word_list is None else [UNK_WORD]
+        return [*words, *(["\n"] if self.source.has_newlines else [])]
 
     def vocab_text(self, name: str) -> Iterator[str]:
         """Yields what a vocab is trained on: "vocab", "source vocab" or "target vocab"."""

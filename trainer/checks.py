@@ -173,7 +173,7 @@ def check_run(run: Run) -> None:
     check_arrays(run)
     check_sides(run)
     check_preferences(run)
-    check_lengths(run, run.model, "the model", "Set Transformer.length to at least that")
+    check_model_lengths(run)
     has_teacher = run.teacher is not None and ModelDir(path_of(run.teacher.model_dir)).has_run()
     if has_teacher and run.base is not None and isinstance(run.model, TransformerSpec):
         teacher = teacher_spec(*run.base, run.model)
@@ -189,6 +189,11 @@ def check_run(run: Run) -> None:
                 f"({name}), and they do not divide into such groups.  Legal: what divides "
                 f"{rows * length}, such as {nearest}, or None: a row."
             )
+
+
+def check_model_lengths(run: Run) -> None:
+    """Refuses rows that are longer than the model's table of positions."""
+    check_lengths(run, run.model, "the model", "Set Transformer.length to at least that")
 
 
 def check_lengths(run: Run, model: ModelSpec, title: str, remedy: str) -> None:

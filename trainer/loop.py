@@ -157,6 +157,8 @@ def begin_stage(
     run, replay, sizes = job.run, None, job.run.batch_sizes
     with_size = dataclasses.replace(run, batch_sequences=sizes.at(step), batch_stages=())
     job = dataclasses.replace(job, run=with_size)
+    if run.batch_stages:
+        logger.info("Batches of %d rows after step %d.", with_size.batch_sequences, step)
     with timer.spending("compile"):
         compiled = compile_train_step(job, state)
     watch.notify(Observer.on_compiled, compiled)

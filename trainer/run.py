@@ -35,6 +35,7 @@ ROWS_MULTIPLE = 128
 """Of the rows of an embedding: they split over many devices."""
 MAX_STEPS = 2**31 - 1
 """Their counters have 32 bits."""
+Step = Annotated[int, Field(ge=1, le=MAX_STEPS)]
 OPTIMIZERS = (Adafactor, AdamW, Muon)  # gin files name these without an import
 
 
@@ -48,14 +49,14 @@ class Run:
     """Data, vocabulary and row lengths."""
     optimizer: OptimizerSpec = Adafactor()
     """Update rule and its learning rate schedule."""
-    steps: Annotated[int, Field(ge=1, le=MAX_STEPS)] | None = None
+    steps: Step | None = None
     """Updates in the whole run. None: those of Run.epochs."""
     epochs: Positive | None = None
     """How many times the run reads the rows of training, in place of Run.steps; rows of the next
     epoch fill up the last batch.  A mixture has no epochs, as its parts end at different steps."""
     batch_sequences: Count
     """Rows in the global batch of one update, over all devices and microbatches."""
-    batch_stages: tuple[tuple[Count, Count], ...] = ()
+    batch_stages: tuple[tuple[Step, Count], ...] = ()
     """Pairs of a number of steps and the rows of all batches after them, in the order of steps. No
     row is lost or read twice; the schedule of the learning rate counts steps. --override adds
     stages to a run that has not reached them."""

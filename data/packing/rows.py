@@ -46,7 +46,7 @@ class Counts:
     source_words: NonNegativeInt = 0
     source_bytes: NonNegativeInt = 0
     source_tokens: NonNegativeInt = 0
-    left_out: NonNegativeInt = 0  # pairs that are longer than a row; no other number counts them
+    left_out: NonNegativeInt = 0  # examples that no row can have; no other number counts them
 
     def __add__(self, other: "Counts") -> "Counts":
         a, b = dataclasses.asdict(self), dataclasses.asdict(other)

@@ -162,7 +162,8 @@ class FileSource(Source):
             named = itertools.chain(*(self.expanded(split).items() for split in SPLITS))
             return {name: text_files.stamps(paths) for name, paths in named}
         except (UserError, OSError) as error:
-            remote.raise_failure(error)
+            if not remote.is_offline(error):
+                remote.raise_failure(error)
             return None
 
 

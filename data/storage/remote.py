@@ -4,6 +4,7 @@ An object appears whole and is replaced whole; it cannot grow, be renamed, locke
 other modules of this folder know what is done in place of these.
 """
 
+import contextlib
 import functools
 import json
 import logging
@@ -28,6 +29,8 @@ _PAGE = re.compile(r"(?is)<(!doctype )?html(.*?<title>(?P<title>.*?)</title>)?")
 _UNREACHABLE = ("UNAVAILABLE", "RESOURCE_EXHAUSTED", "DEADLINE_EXCEEDED", "UNAUTHENTICATED",
                 "PERMISSION_DENIED")  # fmt: skip
 """What TensorStore's errors begin with where its retries did not help."""
+_BEGINNINGS = ("Forbidden: ", "Invalid endpoint: ", "Consistency check failed: ")
+"""What errors of Python's own types begin with: of s3fs, and of a download that ended early."""
 
 
 def failure(error: BaseException) -> str | None:
@@ -37,7 +40,7 @@ def failure(error: BaseException) -> str | None:
     causes = [error, *([error.__cause__] if isinstance(error, OSError) and not is_missing else [])]
     libraries = {type(cause).__module__.partition(".")[0] for cause in causes}
     is_of_tensorstore = any(str(error).startswith(word) for word in _UNREACHABLE)
-    is_of_request = str(error).startswith(("Forbidden: ", "Invalid endpoint: "))
+    is_of_request = str(error).startswith(_BEGINNINGS)
     page = _PAGE.search(error.doc if isinstance(error, json.JSONDecodeError) else str(error))
     is_page = isinstance(error, json.JSONDecodeError) and page is not None
     if not (libraries & _LIBRARIES or is_of_tensorstore or is_of_request or is_page):
@@ -56,6 +59,11 @@ def raise_failure(error: BaseException) -> None:
     """
     if failure(error) is not None:
         raise error
+
+
+def is_offline(error: BaseException) -> bool:
+    """Returns whether the user has told the Hub's library not to ask it (HF_HUB_OFFLINE)."""
+    return type(error).__name__ == "OfflineModeIsEnabled"
 
 
 def file_system(path: str | Path) -> Any:
@@ -117,6 +125,8 @@ def check_bucket(path: Path) -> None:
             file_system(path).call_s3("list_objects_v2", Bucket=bucket, MaxKeys=1)
         elif is_on_hub(path):
             file_system(path).resolve_path(str(path))
+            with contextlib.suppress(FileNotFoundError):  # other errors look like one until here
+                file_system(path).info(str(path))
         else:
             file_system(path).call("GET", "b/{}/o", bucket, maxResults=1)
     except FileNotFoundError:

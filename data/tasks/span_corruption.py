@@ -44,6 +44,8 @@ class SpanCorruption(EncoderTask):
     word_list: None = None
     """A model that reads sentinels reads every word."""
 
+    left_out = ("has a sentinel",)
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.fits(2):
@@ -53,9 +55,13 @@ class SpanCorruption(EncoderTask):
             )
 
     def make_vocabs(self, given: Vocabs | None) -> Vocabs:
-        vocab = given.target if given else self._make_vocab(self.vocab, "vocab", SENTINELS)
+        vocab = super().make_vocabs(given).target
         self.sentinels_of(vocab)
         return Vocabs(vocab, vocab)
+
+    @property
+    def vocab_words(self) -> Sequence[str]:
+        return [*super().vocab_words, *SENTINELS]
 
     def sentinels_of(self, vocab: Vocab) -> np.ndarray:
         """Returns the tokens of the sentinels; in front of each there may be that of a space."""
@@ -63,8 +69,8 @@ class SpanCorruption(EncoderTask):
         pieces = zip(vocab.pieces(ids), SENTINELS, strict=True)
         if not all(piece.endswith(sentinel) for piece, sentinel in pieces):
             raise UserError(
-                f"{self.name}: its vocab lacks {SENTINELS[0]} to {SENTINELS[-1]}.  Take that of a "
-                "T5, or let the task train one."
+                f"{self.name}: its vocab lacks {SENTINELS[0]} to {SENTINELS[-1]}.  Let the task "
+                "train one, or take the tokenizer.json of a T5: its spiece.model has none."
             )
         return np.array(ids)
 
@@ -90,9 +96,11 @@ class SpanCorruption(EncoderTask):
         sentinels = self.sentinels_of(vocab)
         longest = next(n for n in itertools.count(2) if not self.fits(n + 1))
         encoded = vocab.encode([without_carriage_return(line) for line in lines])
+        # A sentinel of the text would be one of the task's.
+        kept = [n for n, tokens in enumerate(encoded) if not np.isin(tokens, sentinels).any()]
         pieces: list[tuple[Any, ...]] = [
             (number, *self.corrupted(tokens[start : start + longest], sentinels, draw))
-            for number, tokens in enumerate(encoded)
+            for number, tokens in ((number, encoded[number]) for number in kept)
             for start in range(0, len(tokens), longest)
             for draw in range(draws)
         ]
@@ -104,13 +112,19 @@ class SpanCorruption(EncoderTask):
         packed = packer.finish()
         packed.pieces[:, 0] = np.array(numbers, np.int64)[packed.pieces[:, 0]]
         counts = dataclasses.replace(
-            Counts.of([vocab.decode(target) for target in targets]),
-            lines=len(lines),
+            Counts.of([self.text_of(target, sentinels, vocab) for target in targets]),
+            lines=len(kept),
+            left_out=len(lines) - len(kept),
             tokens=sum(map(len, targets)) + len(targets),
             rows=packed.rows,
             source_tokens=sum(map(len, sources)) + len(sources),
         )
         return packed, counts
+
+    def text_of(self, target: np.ndarray, sentinels: np.ndarray, vocab: Vocab) -> str:
+        """Returns the text of the spans of a target, whose words and bytes count."""
+        spans = np.split(target, np.flatnonzero(np.isin(target, sentinels)))
+        return " ".join(vocab.decode(span[1:]).strip() for span in spans[1:])
 
     def spans(self, tokens: int) -> tuple[int, int]:
         """Returns the number of replaced tokens, and of spans, in a piece of this length."""

@@ -25,6 +25,7 @@ GENERATION = "generation_config.json"
 _BESIDE = (CONFIG, GENERATION, "special_tokens_map.json", TEMPLATE)
 _FORMAT = "meshloom tokenizer.json 1"
 _BYTE = re.compile("<0x[0-9A-Fa-f]{2}>")
+_SENTINEL = re.compile(r"<extra_id_\d+>")
 _NO_CHARACTER = "\N{REPLACEMENT CHARACTER}"
 _PARAMETERS = {"begin": "bos_token", "end": "eos_token", "pad": "pad_token"}
 """Names by parameter what Hugging Face's settings call a special token."""
@@ -80,6 +81,10 @@ class TokenizerJsonVocab(Vocab):
         except Exception as error:  # the library raises no narrower one
             problem = f"is not a tokenizer.json: {brief(str(error))}."
             raise UserError(f"vocab {name}: {problem}") from None
+        added = self._tokenizer.get_added_tokens_decoder().items()
+        self._hidden = {
+            i for i, one in added if one.special and not _SENTINEL.fullmatch(one.content)
+        }
         # Both would change texts: a row's length alone cuts and pads here.
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
@@ -122,13 +127,12 @@ class TokenizerJsonVocab(Vocab):
         return [np.asarray(encoding.ids, self.dtype) for encoding in encodings]
 
     def _text(self, ids: list[int]) -> str:
-        text = self._tokenizer.decode(ids, skip_special_tokens=True)
+        # The library would hide the sentinels of a T5 as well, between which the text is.
+        shown = [i for i in ids if i not in self._hidden]
+        text = self._tokenizer.decode(shown, skip_special_tokens=False)
         if _NO_CHARACTER not in text or '"ByteFallback"' not in self.files[TOKENIZER]:
             return text
-        added = self._tokenizer.get_added_tokens_decoder()
-        tokens = [
-            self._tokenizer.id_to_token(i) for i in ids if i not in added or not added[i].special
-        ]
+        tokens = [self._tokenizer.id_to_token(i) for i in shown]
         return self._tokenizer.decoder.decode([*_mark_lone_bytes(filter(None, tokens))])
 
     def pieces(self, ids: Iterable[int]) -> list[str]:

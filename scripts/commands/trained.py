@@ -42,6 +42,7 @@ def trained_models(
     config = common.settings(flags.model_dir, flags.gin_file, flags.gin_param)
     common.check_same_settings(config)
     run, layout = config.make(Run), config.make(Layout)
+    checks.check_model_lengths(run)
     mesh, origins = make_mesh(layout), common.setting_origins(config)
     sizes = dict(mesh.shape)
     rows = whole_batch(run, layout, sizes, run.batch_sequences)

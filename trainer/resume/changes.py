@@ -40,11 +40,15 @@ def check_changes(
     refused = [
         change
         for change in changes
-        if change.name not in FREE
-        and not change.name.startswith(FREE_PREFIXES)
-        and change.name.rpartition(".")[2] not in getattr(_spec_of(change), "free_on_resume", ())
-        and not issubclass(_spec_of(change), TrackerSpec)
-        and not _needs_override(change, step)
+        if (
+            change.name not in FREE
+            and not change.name.startswith(FREE_PREFIXES)
+            and change.name.rpartition(".")[2]
+            not in getattr(_spec_of(change), "free_on_resume", ())
+            and not issubclass(_spec_of(change), TrackerSpec)
+            and not _needs_override(change, step)
+        )
+        or (change.name == "Run.batch_sequences" and _begun(saved.batch_stages, step))
     ]
     if not refused and opt_state_shapes(saved) != opt_state_shapes(run):
         refused = [change for change in changes if _may_change_arrays(change)]
@@ -52,18 +56,21 @@ def check_changes(
     waiting = [] if override else waiting
     if not refused and not waiting:
         return changes
-    problems = [
-        f"{change}: stages that begin before step {step} may not change."
-        if _is_of_stages(change)
-        else f"{change}: no longer the same model, opt_state or data."
-        for change in refused
-    ]
+    problems = [f"{change}: {_reason(change, step)}" for change in refused]
     problems += [f"{change}: legal with --override." for change in waiting]
     remedy = "Add --override to continue with the new values."
     if refused:
         names = ", ".join(change.name for change in refused)
         remedy = f"Leave {names} unchanged, also in config.gin, or choose another --model_dir."
     raise UserError(f"{listed(title, problems)}\n  {remedy}")
+
+
+def _reason(change: Change, step: int) -> str:
+    if _is_of_stages(change):
+        return f"stages that begin before step {step} may not change."
+    if change.name == "Run.batch_sequences":
+        return "a stage of Run.batch_stages has begun.  Add another to them."
+    return "no longer the same model, opt_state or data."
 
 
 def opt_state_shapes(run: Run) -> dict[str, tuple[int, ...]]:

@@ -13,6 +13,7 @@ from data.tasks.translation import Translation
 from data.tokenizers.marian import PIECES, Marian
 from data.tokenizers.sentence_piece import SentencePiece, processor_of
 from data.tokenizers.tokenizer_json import (
+    CONFIG,
     GENERATION,
     TOKENIZER,
     TokenizerJson,
@@ -39,7 +40,8 @@ def tokenizer_of(folder: Path, ids: Settings | None = None) -> Tokenizer:
     """Returns the settings of the tokenizer of a folder.
 
     That of an encoder-decoder has the ids that its settings name: a SentencePiece model with
-    others leaves them to tokenizer.json, where any token can begin.
+    others leaves them to tokenizer.json, where any token can begin.  A T5's has sentinels, too,
+    which its SentencePiece model lacks.
     """
     models = [folder / name for name in SENTENCE_PIECES if (folder / name).is_file()]
     pieces = [file for file in models if processor_of(read_model(file)) is not None]
@@ -47,7 +49,7 @@ def tokenizer_of(folder: Path, ids: Settings | None = None) -> Tokenizer:
     model: Tokenizer | None = None
     if source_tokenizer_of(folder) is not None:
         model = Marian(path=str(folder))
-    elif pieces and (ids is not None or not has_json):
+    elif pieces and not (has_json and (ids is None or (folder / CONFIG).is_file())):
         model = SentencePiece(model_file=str(pieces[0]))
     elif models and not has_json:
         other = f", and {models[0].name} is not a SentencePiece model"
@@ -105,9 +107,8 @@ def run_of(spec: Transformer, tokenizer: Tokenizer, model_dir: Path) -> Run:
         fields |= {"vocab": Marian(path=path), "source_vocab": Marian(path=source, side="source")}
     if spec.has_encoder:
         phrases = Phrases(language="en", target_language="de")
-        task: Task = Translation(
-            **fields, length=PAIR_LENGTH, source_length=PAIR_LENGTH, source=phrases
-        )
+        length = min(PAIR_LENGTH, spec.max_length or PAIR_LENGTH)
+        task: Task = Translation(**fields, length=length, source_length=length, source=phrases)
     else:
         length = max(2, min(MAX_LENGTH, spec.length))
         task = Task(**fields, length=length, source=Docstrings())

@@ -39,13 +39,13 @@ def prepare_task(flags: PrepareFlags) -> None:
     numbers = {name: task.numbers(rows.counts) for name, rows in prepared.splits.items()}
     print_table(["split", *numbers["train"]], [(s, *n.values()) for s, n in numbers.items()])
     print_parts(prepared.splits)
-    if config.value("Run.epochs") is not None and "Run.model" in config.bound:
-        print_note(common.epochs_text(config.make(Run), len(prepared.splits["train"])))
-    steps, batch = config.value("Run.steps"), config.value("Run.batch_sequences")
-    seed = config.value("Run.seed") or 0
-    sizes = BatchSizes(batch or 0, tuple(config.value("Run.batch_stages") or ()))
-    length = (seed, steps, sizes) if isinstance(steps, int) and isinstance(batch, int) else None
-    print_note(*mixture_lines(prepared.splits["train"], length))
+    rows, length = prepared.splits["train"], None
+    if "Run.model" in config.bound:
+        run = config.make(Run)
+        if run.epochs is not None:
+            print_note(common.epochs_text(run, len(rows)))
+        length = run.seed, run.with_steps(len(rows)).total_steps, run.batch_sizes
+    print_note(*mixture_lines(rows, length))
     print_note(f"content hash {prepared.manifest['content_hash']}")
 
 

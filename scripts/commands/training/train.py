@@ -59,12 +59,12 @@ def train_locked(flags: TrainFlags) -> None:
     for tracker in run.trackers:
         tracker.check()
     profile = profile_observers(flags, run, step or 0)
-    warnings = [checks.check_layout(each, layout, sizes, origins) for each in run.by_batch]
-    print_note(
-        *warnings[-1],  # those of the largest batch
-        *checks.check_bubble(run, layout, sizes),
-        *checks.check_precision(run),
-    )
+    warnings = list[str]()  # those of the largest batch are printed
+    for each in run.by_batch:
+        is_first = each.batch_sequences == run.batch_sequences
+        batch = {} if is_first else {"batch": "Run.batch_stages"}
+        warnings = checks.check_layout(each, layout, sizes, origins | batch)
+    print_note(*warnings, *checks.check_bubble(run, layout, sizes), *checks.check_precision(run))
     if step is None:
         start.note_no_export(run)
     for part, choice in checks.attention_choices(run, layout, mesh).items():

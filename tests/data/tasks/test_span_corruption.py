@@ -102,6 +102,35 @@ def test_rows_hold_all_pieces_of_all_lines(
     assert {"inputs_BM", "targets_BL"} <= {*evaluated.batch(np.arange(2))}
 
 
+def test_a_text_with_a_sentinel_is_left_out(task: SpanCorruption, vocabs: Vocabs) -> None:
+    lines = [LINES[3], f"the mean {SENTINELS[7]} number", LINES[5]]
+    packed, counts = task.chunk_packer(vocabs)(lines, None, True)
+    assert {*packed.pieces[:, 0].tolist()} == {0, 2}
+    assert (counts.lines, counts.left_out) == (2, 1)
+    packed, counts = task.chunk_packer(vocabs)(lines[1:2], None, True)
+    assert (len(packed.pieces), counts.lines, counts.left_out) == (0, 0, 1)
+
+
+def test_words_and_bytes_are_those_of_the_spans(task: SpanCorruption, vocabs: Vocabs) -> None:
+    """Whatever a vocabulary makes of sentinels."""
+    lines = ["the mean of number is the mean of number is the mean"] * 3
+    _, counts = task.chunk_packer(vocabs)(lines, None, True)
+    marks, rows = task.sentinels_of(vocabs.target), task.rows_of_text(lines, vocabs)
+    targets = [tokens for tokens in rows.arrays["targets"][0].tolist() if tokens]
+    spans, words = "", vocabs.target
+    for token in targets[: targets.index(words.end_id)]:
+        spans += " " if token in marks else words.pieces([token])[0].replace("▁", " ")
+    assert counts.words == 3 * len(spans.split())
+    assert counts.bytes == 3 * (len(" ".join(spans.split())) + 1)
+
+
+def test_a_vocab_that_the_task_trains_keeps_newlines(task: SpanCorruption, tmp_path: Path) -> None:
+    (file := tmp_path / "text.txt").write_text("\n".join(LINES).replace("number 3", "\n\nof"))
+    source = TextFiles(train=str(file), example="paragraph")
+    vocab = dataclasses.replace(task, source=source).make_vocabs(None).target
+    assert vocab.decode(vocab.encode(["mean of\nmean"])[0]) == "mean of\nmean"
+
+
 def test_what_makes_no_sense_is_refused(
     task: SpanCorruption, vocabs: Vocabs, tmp_path: Path
 ) -> None:

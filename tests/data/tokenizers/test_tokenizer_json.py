@@ -119,6 +119,16 @@ def test_special_tokens_in_a_text_are_ids_and_no_text(folder):
     assert vocab.decode(ids) == "a"
 
 
+def test_sentinels_of_a_t5_are_text(folder):
+    """Though its files call them special: between them is what a model fills in."""
+    tokenizer = byte_level()
+    tokenizer.add_special_tokens(["<extra_id_1>", "<extra_id_0>"])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    vocab = given(folder)
+    [ids] = vocab.encode(["<s>a<extra_id_0>bc<|user|><extra_id_1>"])
+    assert vocab.decode(ids) == "a<extra_id_0>bc<extra_id_1>"
+
+
 def test_settings_choose_other_special_tokens(folder):
     vocab = given(folder, begin="</s>", end="<|user|>", pad="<s>")
     assert (vocab.begin_id, vocab.end_id, vocab.pad_id) == (257, 258, 256)

@@ -102,6 +102,11 @@ def test_a_stage_that_has_not_begun_may_come_change_and_go() -> None:
 
 
 def test_stages_of_the_batch_change_as_those_of_a_mixture_do() -> None:
+    with_stage = dataclasses.replace(RUN, batch_stages=((9, 16),))
+    other = with_stage, dataclasses.replace(with_stage, batch_sequences=2)
+    assert check_changes("There", *other, override=True, step=9)
+    with pytest.raises(UserError, match=r"a stage of Run\.batch_stages has begun"):
+        check_changes("There", *other, override=True, step=10)
     runs = RUN, dataclasses.replace(RUN, batch_stages=((9, 16),))
     [change] = check_changes("There", *runs, override=True, step=9)
     assert change == ("Run.batch_stages", (), ((9, 16),))

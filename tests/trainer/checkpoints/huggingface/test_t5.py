@@ -21,6 +21,7 @@ import tokenizers
 from jax.sharding import NamedSharding
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
+from sentencepiece.sentencepiece_model_pb2 import ModelProto
 
 from configs.errors import UserError
 from data.tokenizers.sentence_piece import SentencePiece
@@ -32,10 +33,12 @@ from models.decoding.sampling import Sampling
 from models.feed_forward.mlp import Mlp
 from models.positions.relative import Relative
 from models.transformer import Transformer, TransformerModel
+from scripts.commands.conversion.vocabularies import tokenizer_of
 from tests.scripts.conftest import call
 from tests.toys import ROOT, WHOLE
 from tests.trainer.checkpoints.huggingface.test_convert import export_hf, import_hf
 from trainer.checkpoints.huggingface.convert import exported_settings
+from trainer.checkpoints.huggingface.tokenizer import sentence_piece_tokenizer
 from trainer.checkpoints.manager import Checkpoints
 from trainer.checkpoints.restore import ModelRestorer, TrainedModel
 from trainer.metrics.jsonl import read_lines
@@ -307,6 +310,23 @@ def test_an_mt5_is_a_t5_of_version_1_1(tmp_path: Path) -> None:
     (tmp_path / "t5" / "config.json").write_text(json.dumps(settings))
     imported = made_of(tmp_path / "t5", case, tmp_path / "run")
     np.testing.assert_allclose(imported.logits(), case["logits"], rtol=0, atol=CLOSE)
+
+
+def test_a_tokenizer_json_has_sentinels_that_a_spiece_model_lacks(tmp_path: Path) -> None:
+    """So it is the vocabulary, where a folder has both."""
+    model = spiece()
+    (tmp_path / "spiece.model").write_bytes(model)
+    ids = {"decoder_start_token_id": 0, "eos_token_id": 1}
+    assert isinstance(tokenizer_of(tmp_path, ids), SentencePiece)
+    tokenizer = sentence_piece_tokenizer(ModelProto.FromString(model))
+    tokenizer.add_special_tokens([f"<extra_id_{i}>" for i in range(100)])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    names = {"eos_token": "</s>", "pad_token": "<pad>"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(names))
+    vocab = make(tokenizer_of(tmp_path, ids), iter(()))
+    assert (vocab.begin_id, vocab.end_id) == (0, 1)
+    [tokens] = vocab.encode(["a <extra_id_7>"])
+    assert vocab.pieces(tokens)[-1] == "<extra_id_7>"
 
 
 def test_texts_begin_and_end_at_the_ids_of_the_settings(tmp_path: Path) -> None:
