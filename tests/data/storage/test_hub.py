@@ -50,10 +50,17 @@ class Hub(http.server.BaseHTTPRequestHandler):
         page = root.replace("texts", "page")
         if path in (root, f"{root}/revision/main", page, f"{page}/revision/main"):
             return self.answer({"id": "owner/texts", "sha": "0" * 40, "siblings": []})
+        if path == f"{root}/tree/main/refused":
+            return self.answer({"error": "not today"}, 400)
+        if path == f"{root}/tree/main/short":
+            return self.answer([{"type": "file", "oid": "1", "size": 9, "path": "short/a.txt"}])
         if (tree := re.fullmatch(rf"{root}/tree/main/?(.*)", path)) is not None:
             return self.answer(self.entries(tree[1]))
         if (name := path.removeprefix("/datasets/owner/texts/resolve/main/")) in FILES:
             return self.content(FILES[name])
+        if path.endswith("/short/a.txt"):
+            is_head = self.command == "HEAD"
+            return self.content(LINES[0].encode() * (1 + is_head))
         if path.startswith("/datasets/owner/page/"):
             return self.reply(200, b"<html><title>Sign in</title></html>", {})
         return self.answer({"error": "Repository not found"}, 404)
@@ -153,3 +160,27 @@ def test_what_is_not_there_or_not_written_is_said(tmp_path: Path) -> None:
     (tmp_path / "x").write_text("x")
     with pytest.raises(UserError, match="hf:// is read-only"):
         remote.upload(tmp_path / "x", path_of("hf://datasets/owner/texts/x"))
+
+
+@pytest.mark.usefixtures("hub")
+@pytest.mark.parametrize("folder", ["refused", "short"])
+def test_an_error_of_the_server_is_no_missing_file(folder: str) -> None:
+    """Of the listing, or of a download that ends early."""
+    with pytest.raises(Exception) as error:
+        list(TextFiles(train=f"hf://datasets/owner/texts/{folder}/a.txt").lines("train"))
+    said = remote.failure(error.value)
+    assert said is not None and ("not today" in said or "Consistency check failed" in said)
+
+
+@pytest.mark.usefixtures("hub")
+def test_offline_a_text_is_as_one_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows that were made from it are found by the settings alone."""
+    text = TextFiles(train="hf://datasets/owner/texts/text/*.txt")
+    assert text.fingerprint()
+
+    def refuse(*_: object, **__: object) -> None:
+        raise huggingface_hub.errors.OfflineModeIsEnabled
+
+    monkeypatch.setattr(lookup, "version", refuse)
+    monkeypatch.setattr(lookup, "matches", refuse)
+    assert text.fingerprint() is None

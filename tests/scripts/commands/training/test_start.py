@@ -57,6 +57,16 @@ def test_evaluation_reads_the_data_that_the_run_remembers(run: Meshloom, trained
     assert run("inspect", "data", trained.model_dir, "--step=1").code == 0
 
 
+def test_a_later_batch_that_does_not_divide_is_refused_at_the_start(
+    run: Meshloom, tmp_path: Path
+) -> None:
+    flags = (f"--model_dir={tmp_path / 'run'}", "--gin_file=configs/runs/quickstart.gin")
+    split = "--gin_file=layouts/data_parallel.gin", "--gin_param=Run.microbatches=1"
+    said = refused(run("train", *flags, *split, "--gin_param=Run.batch_stages=((3, 16), (5, 12))"))
+    assert "batch = 12 (Run.batch_stages) does not divide over data = 8" in said
+    assert not (tmp_path / "run" / "config.gin").exists()
+
+
 def test_what_changes_how_weights_develop_needs_an_override(run: Meshloom, copy: Place) -> None:
     before = {file: file.read_bytes() for file in copy.folder.rglob("*") if file.is_file()}
     rate, batch = "--gin_param=Constant.peak=0.001", "--gin_param=Run.batch_sequences=16"

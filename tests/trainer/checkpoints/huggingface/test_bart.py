@@ -272,6 +272,19 @@ def test_a_file_may_lack_the_prefix_and_the_bias_of_logits(
         np.testing.assert_array_equal(exported[name], tensor)
 
 
+def test_rows_beyond_the_table_of_positions_are_refused(
+    folders: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trained = trained_of(folders["bart"] / "run", WHOLE)
+    limit = SIZES["max_position_embeddings"]
+    assert trained.run.task.row_lengths == {"length": limit, "source_length": limit}
+    (lines := tmp_path / "lines.tsv").write_text("eins\tone\n")
+    where = f"--model_dir={folders['bart'] / 'run'}", "--gin_param=Layout.mesh = 'data:1'"
+    longer = "--gin_param=Translation.source_length=65"
+    assert call("score", *where, f"--input={lines}", longer) == 2
+    assert "source_length = 65: the model has learned positions for 64" in capsys.readouterr().err
+
+
 def test_another_padding_is_refused(folders: dict[str, Path], tmp_path: Path) -> None:
     folder = shutil.copytree(folders["m2m_100"] / "model", tmp_path / "model")
     change(pad_token_id=0)(folder)
