@@ -40,7 +40,8 @@ def prepare_task(flags: PrepareFlags) -> None:
     print_table(["split", *numbers["train"]], [(s, *n.values()) for s, n in numbers.items()])
     print_parts(prepared.splits)
     rows, length = prepared.splits["train"], None
-    if "Run.model" in config.bound:
+    has_length = any(config.value(name) is not None for name in ("Run.steps", "Run.epochs"))
+    if has_length and {"Run.model", "Run.batch_sequences"} <= {*config.bound}:
         run = config.make(Run)
         if run.epochs is not None:
             print_note(common.epochs_text(run, len(rows)))
