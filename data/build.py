@@ -324,10 +324,9 @@ def _grouped(examples: Iterable[Example]) -> Iterator[list[Example]]:
 
 def _losses(task: Task, counts: Counts, dropped: Counter[str]) -> str:
     """Describes how many examples are not in the rows, by reason; a rule without effect has 0."""
-    reasons = {
-        **dropped,
-        **(dict.fromkeys(task.left_out, counts.left_out) if counts.left_out else {}),
-    }
+    reasons = dict(dropped)
+    if counts.left_out:
+        reasons |= dict.fromkeys(task.left_out, counts.left_out)
     not_taken = [f"{number:,} ({reason})" for reason, number in reasons.items()]
     return f"; not taken: {', '.join(not_taken)}" if not_taken else ""
 

@@ -155,10 +155,9 @@ def begin_stage(
 ) -> tuple[CompiledStep, Replay | None, Iterator[tuple[np.ndarray, Batch]]]:
     """Compiles the step for the batches after a step; returns that, its replay and the batches."""
     run, replay, sizes = job.run, None, job.run.batch_sizes
-    with_size = dataclasses.replace(run, batch_sequences=sizes.at(step), batch_stages=())
-    job = dataclasses.replace(job, run=with_size)
+    job = dataclasses.replace(job, run=run.with_batch(sizes.at(step)))
     if run.batch_stages:
-        logger.info("Batches of %d rows after step %d.", with_size.batch_sequences, step)
+        logger.info("Batches of %d rows after step %d.", job.run.batch_sequences, step)
     with timer.spending("compile"):
         compiled = compile_train_step(job, state)
     watch.notify(Observer.on_compiled, compiled)

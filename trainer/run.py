@@ -210,10 +210,11 @@ class Run:
     def by_batch(self) -> list["Run"]:
         """Returns the run with the batch of each stage for all of its steps, smallest first."""
         sizes = {self.batch_sequences, *(rows for _, rows in self.batch_stages)}
-        return [
-            dataclasses.replace(self, batch_sequences=rows, batch_stages=())
-            for rows in sorted(sizes)
-        ]
+        return [self.with_batch(rows) for rows in sorted(sizes)]
+
+    def with_batch(self, rows: int) -> "Run":
+        """Returns the run with batches of this size in all of its steps."""
+        return dataclasses.replace(self, batch_sequences=rows, batch_stages=())
 
     def with_steps(self, rows: int | None) -> "Run":
         """Returns the run with its length in steps, given the rows of training where known."""

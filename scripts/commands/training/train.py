@@ -78,11 +78,11 @@ def train_locked(flags: TrainFlags) -> None:
     with checks.explained_errors(run, layout, sizes, origins, *trace_fns):
         check_memory(run.by_batch[-1], layout, mesh)
         # JAX keeps the traces for the calls that follow.
-        for trace_fn in trace_fns:
+        for each in run.by_batch:
+            with checks.explained_errors(each, layout, sizes, origins, trace_train_step):
+                trace_train_step(each, layout, mesh)
+        for trace_fn in trace_fns[1:]:
             trace_fn(run, layout, mesh)
-        for with_batch in run.by_batch:
-            with checks.explained_errors(with_batch, layout, sizes, origins, trace_train_step):
-                trace_train_step(with_batch, layout, mesh)
         prepared = start.prepared_data(flags, run, is_continued=step is not None)
         start.save_start(flags, config, run, layout, prepared, step or 0, changes)
         run = run.with_steps(len(prepared.splits["train"]))

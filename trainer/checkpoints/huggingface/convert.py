@@ -342,7 +342,7 @@ def weights_of(spec: Transformer, family: families.Family) -> Iterator[Converted
     yield weight("embed_VD", (tensors.embedding,), "V D")
     stacks = {"": DECODER, "source_": "encoder"} if spec.has_encoder else {"": DECODER}
     for prefix, stack in stacks.items():
-        if isinstance(spec.positions, Learned):  # as each stack has, where there are two
+        if isinstance(spec.positions, Learned):  # each stack has a table
             rows = {**sizes, "L": sizes["L"] + spec.positions.first}
             name = tensors.positions.format(stack=stack)
             yield weight(f"{prefix}positions_LD", (name,), "L D", sizes=rows)
