@@ -220,6 +220,9 @@ def has_reason(case: Case, problem: Problem) -> bool:
         return any(counts[cited[0].rstrip("?+")] > 1 for counts in each)
     if problem.code == "conflict":
         return "?" not in problem.rule and meet(case, *rules)
+    if problem.code == "unmatched-rule":
+        return not any(letter in axes for letter in letters(case, rules[0][0])
+                       for axes in weights(case.run))  # fmt: skip
     if problem.code == "indivisible":
         shards = math.prod(mesh_sizes(layout.mesh, None)[mesh_axis] for _, mesh_axis in rules)
         groups = {"layers": layout.pipeline_repeats}
@@ -283,13 +286,17 @@ def letters(case: Case, axis: str) -> str:
 
 
 @functools.lru_cache
-def tensors(run: Run) -> tuple[str, ...]:
-    """Returns the letters of weights, which their paths tell, and of activations."""
+def weights(run: Run) -> tuple[str, ...]:
+    """Returns the letters of weights, which their paths tell."""
     params = abstract_params(run.model.model(WHOLE), abstract_mesh({"data": 1}))
-    weights = [axes_of_path(path) for path in by_path(params)]
+    return tuple(axes_of_path(path) for path in by_path(params))
+
+
+def tensors(run: Run) -> tuple[str, ...]:
+    """Returns the letters of weights and of activations."""
     sources = SOURCE_ACTIVATIONS if run.model.has_encoder else ()
-    experts = EXPERT_ACTIVATIONS if any("E" in axes for axes in weights) else ()
-    return (*weights, *ACTIVATIONS, *sources, *experts)
+    experts = EXPERT_ACTIVATIONS if any("E" in axes for axes in weights(run)) else ()
+    return (*weights(run), *ACTIVATIONS, *sources, *experts)
 
 
 # Run: numbers and texts are those of one device.
