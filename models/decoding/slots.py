@@ -169,7 +169,7 @@ class SlotDecoder:
             return cache, PromptScores(log_p_BWL[:, 0], self.rank(layout, logits_BLV))
 
         cache = self.model.init_cache(prepared, None, rows, chunks * positions)
-        cache, scores = jax.lax.scan(feed, cache, positions * jnp.arange(chunks))
+        cache, scores = jax.lax.scan(feed, cache, positions * jnp.arange(chunks, dtype=jnp.int32))
         return cache, last_B, scores
 
     def rank(self, layout: Layout, logits_BLV: Array) -> Candidates | None:
