@@ -1,4 +1,4 @@
-"""Convolves images whose height and width may be split: devices exchange the rows between them.
+"""Slides windows over images whose height, width or depth may be split: convolutions and pooling.
 
 Lepikhin et al. 2020 (GShard), section 3.3.2 and appendix A.4: a device receives from its neighbours
 the rows that its windows reach (the halo), as many as the device that needs the most, cuts out its
@@ -6,77 +6,126 @@ own, and masks what lies outside of the image.
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from configs.errors import UserError
 from layouts.axes import Axis
 from layouts.shards import Entry, ppermute
 
 Array = jax.Array
-Padding = Literal["SAME", "VALID"]
-KERNEL_AXES = {"Y": "O", "X": "P"}
-"""The axis of a kernel that slides along each axis of an image."""
+Padding = Literal["SAME", "VALID"] | tuple[int, int]
 Place = Mapping[str, Entry]
 
 
 class Equation(NamedTuple):
     """Holds the letters of "BYXD,OPDF->BYXF": images, kernel and result.
 
-    As in an einsum, what is not in the result is summed over: here the kernel's axes and D.
+    As in an einsum, what is not in the result is summed over: here the kernel's axes and D.  An
+    axis of all three has a convolution for each index: "BYXD,OPD->BYXD" has one for each channel.
     """
 
     image: str
     kernel: str
     result: str
+    spatial: str
+    """The axes that the kernel slides along, in the kernel's order, as JAX does."""
+    sliding: str
+    """The axis of the kernel that slides along each of them."""
 
     @classmethod
-    def parse(cls, text: str) -> "Equation":
-        operands, result = text.split("->")
-        image, kernel = operands.split(",")
-        equation = cls(image, kernel, result)
-        assert len(equation.channels) == len(equation.features) == len(equation.images) == 1, text
+    def parse(cls, text: str, by_letter: Mapping[str, Axis]) -> "Equation":
+        """Reads an equation; raises ValueError if it is not a convolution."""
+        operands, _, result = text.partition("->")
+        image, _, kernel = operands.partition(",")
+        slides = {x: by_letter[x].slides for x in kernel if x in by_letter and by_letter[x].slides}
+        slides = {x: axis for x, axis in slides.items() if axis in image and x not in result}
+        equation = cls(image, kernel, result, "".join(slides.values()), "".join(slides))
+        summed_over = {*image, *kernel} - {*result}
+        if (
+            len(equation.images) != 1
+            or max(len(equation.channels), len(equation.features)) > 1
+            or summed_over != {*equation.channels, *equation.sliding}
+            or not {*result} <= {*image, *kernel}
+        ):
+            raise ValueError(
+                f"convolve {text!r}: legal are equations such as 'BYXD,OPDF->BYXF', with one axis "
+                "of images, and at most one of channels and one of features."
+            )
         return equation
 
     def __str__(self) -> str:
         return f"{self.image},{self.kernel}->{self.result}"
 
     @property
-    def spatial(self) -> str:
-        """Returns the axes that the kernel slides along, in the kernel's order, as JAX does."""
-        slides = {KERNEL_AXES[axis]: axis for axis in KERNEL_AXES if axis in self.image}
-        return "".join(slides[letter] for letter in self.kernel if letter in slides)
-
-    @property
     def images(self) -> str:
         return "".join(x for x in self.image if x not in self.kernel and x not in self.spatial)
 
     @property
+    def groups(self) -> str:
+        return "".join(x for x in self.image if x in self.kernel and x in self.result)
+
+    @property
     def channels(self) -> str:
         """Returns the axis that is summed over."""
-        return "".join(x for x in self.kernel if x in self.image)
+        return "".join(x for x in self.image if x in self.kernel and x not in self.result)
 
     @property
     def features(self) -> str:
-        return "".join(x for x in self.kernel if x in self.result)
+        return "".join(x for x in self.kernel if x in self.result and x not in self.image)
 
-    def kernel_sizes(self, kernel: Sequence[int]) -> list[int]:
-        """Returns the sizes of a kernel of this shape along the axes that it slides along."""
-        return [kernel[self.kernel.index(KERNEL_AXES[axis])] for axis in self.spatial]
+    def windows(
+        self,
+        kernel: Sequence[int],
+        strides: Sequence[int] | None,
+        dilation: Sequence[int] | None,
+        base_dilation: Sequence[int] | None,
+        padding: Literal["SAME", "VALID"] | Sequence[Padding],
+    ) -> list["Window"]:
+        """Returns the windows of a kernel of this shape, in the order of its axes."""
+        sizes = [kernel[self.kernel.index(axis)] for axis in self.sliding]
+        ones = (1,) * len(sizes)
+        paddings = [padding] * len(sizes) if isinstance(padding, str) else padding
+        settings = (strides or ones, dilation or ones, base_dilation or ones, paddings)
+        return [Window(*each) for each in zip(sizes, *settings, strict=True)]
 
-    def dimension_numbers(self) -> jax.lax.ConvDimensionNumbers:
-        """Returns the positions of the axes in the order that JAX has, the spatial ones last."""
-        slides = "".join(KERNEL_AXES[axis] for axis in self.spatial)
+    def convolve(self, x: Array, kernel: Array, windows: Sequence["LocalWindow"]) -> Array:
+        """Convolves whole images by a kernel, group by group."""
+        if self.groups:
+            axes = [letters.index(self.groups[0]) for letters in self[:3]]
+            rest = (letters.replace(self.groups[0], "") for letters in self[:3])
+            inner = self._replace(**dict(zip(self._fields, rest, strict=False)))
+            of_group = jax.vmap(inner.convolve, in_axes=(*axes[:2], None), out_axes=axes[2])
+            return of_group(x, kernel, windows)
+        image, weights, result = self[:3]
+        if not self.channels:
+            x, kernel, image, weights = x[..., None], kernel[..., None], f"{image}c", f"{weights}c"
+        if not self.features:
+            kernel, weights, result = kernel[..., None], f"{weights}f", f"{result}f"
+        channel, feature = self.channels or "c", self.features or "f"
         ordered = (
-            self.images + self.channels + self.spatial,
-            self.features + self.channels + slides,
-            self.images + self.features + self.spatial,
+            self.images + channel + self.spatial,
+            feature + channel + self.sliding,
+            self.images + feature + self.spatial,
         )
-        positions = (tuple(map(axes.index, x)) for axes, x in zip(self, ordered, strict=True))
-        return jax.lax.ConvDimensionNumbers(*positions)
+        positions = (
+            tuple(map(letters.index, order))
+            for letters, order in zip((image, weights, result), ordered, strict=True)
+        )
+        y = jax.lax.conv_general_dilated(
+            x,
+            kernel,
+            window_strides=[each.window.stride for each in windows],
+            padding=[each.padding for each in windows],
+            lhs_dilation=[each.base_dilation for each in windows],
+            rhs_dilation=[each.window.dilation for each in windows],
+            dimension_numbers=jax.lax.ConvDimensionNumbers(*positions),
+        )
+        return y if self.features else y[..., 0]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,6 +135,9 @@ class Window:
     kernel: int
     stride: int = 1
     dilation: int = 1
+    """Rows from one row of the kernel to the next."""
+    base_dilation: int = 1
+    """Rows from one row of the image to the next, with zeros between them."""
     padding: Padding = "SAME"
 
     @property
@@ -93,16 +145,33 @@ class Window:
         """Returns the rows from the first to the last that one place of the kernel reads."""
         return (self.kernel - 1) * self.dilation + 1
 
+    def dilated(self, size: int) -> int:
+        """Returns the rows of an image of this size with the zeros between its rows."""
+        return (size - 1) * self.base_dilation + 1
+
+    def pads(self, size: int) -> tuple[int, int]:
+        """Returns the rows of zeros before and after an image of this size."""
+        if isinstance(self.padding, tuple):
+            return self.padding
+        if self.padding == "VALID":
+            return 0, 0
+        places = -(-size * self.base_dilation // self.stride)
+        rows = max((places - 1) * self.stride + self.span - self.dilated(size), 0)
+        # As in `jax.lax.conv_general_dilated` and `jax.lax.conv_transpose`.
+        before = rows // 2 if self.base_dilation == 1 else min(-(-rows // 2), self.span - 1)
+        return before, rows - before
+
     def places(self, size: int) -> int:
         """Returns how many places a kernel has in an image of this size: the size of the result."""
-        inside = size if self.padding == "SAME" else size - self.span + 1
-        return -(-inside // self.stride)
+        return (self.dilated(size) + sum(self.pads(size)) - self.span) // self.stride + 1
 
-    def before(self, size: int) -> int:
-        """Returns the rows of zeros in front of an image of this size."""
-        if self.padding == "VALID":
-            return 0
-        return max((self.places(size) - 1) * self.stride + self.span - size, 0) // 2
+
+class LocalWindow(NamedTuple):
+    """Holds what one device does along an axis of its rows."""
+
+    window: Window
+    padding: tuple[int, int]
+    base_dilation: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,127 +192,183 @@ class Shards:
 
     @property
     def window_rows(self) -> int:
-        """Returns the rows that the windows of one device span."""
+        """Returns the rows of the dilated image that the windows of one device span."""
         return (self.result_rows - 1) * self.window.stride + self.window.span
 
     def first(self, device: int) -> int:
-        """Returns the row of the whole image with which the windows of a device begin."""
-        return device * self.result_rows * self.window.stride - self.window.before(self.size)
+        """Returns the row of the dilated image with which the windows of a device begin."""
+        return device * self.result_rows * self.window.stride - self.window.pads(self.size)[0]
 
     @property
     def halo(self) -> tuple[int, int]:
         """Returns the rows before and after its shard that some device reads."""
         busy = range(-(-self.window.places(self.size) // self.result_rows))
-        rows = self.image_rows
-        before = (i * rows - max(self.first(i), 0) for i in busy)
-        after = (min(self.first(i) + self.window_rows, self.size) - (i + 1) * rows for i in busy)
+        rows, dilation = self.image_rows, self.window.base_dilation
+        firsts = [-(-self.first(i) // dilation) for i in busy]
+        ends = [(self.first(i) + self.window_rows - 1) // dilation + 1 for i in busy]
+        before = (i * rows - max(first, 0) for i, first in enumerate(firsts))
+        after = (min(end, self.size) - (i + 1) * rows for i, end in enumerate(ends))
         return max(0, *before), max(0, *after)
 
     def offset(self, device: int) -> int:
-        """Returns where the windows of a device begin, counted from its first row with the halo."""
-        return self.first(device) - device * self.image_rows + self.halo[0]
+        """Returns where the windows of a device begin in its dilated rows with the halo."""
+        first_row = device * self.image_rows - self.halo[0]
+        return self.first(device) - first_row * self.window.base_dilation
 
 
 @dataclasses.dataclass(frozen=True)
-class Convolution:
-    """Describes a convolution: its equation, the windows of its kernel, and the axes of letters."""
+class Work:
+    """Describes windows that slide over the first of its operands."""
 
-    equation: Equation
-    windows: Sequence[Window]
+    name: str
+    """What errors call it, "convolve BYXD,OPDF->BYXF"."""
+    operands: tuple[str, ...]
+    """The letters of the operands, images first."""
+    result: str
+    summed_over: str
+    """The letter of channels that are summed over, if any."""
+    windows: Mapping[str, Window]
+    """By the letter of the images' axis along which each slides."""
+    fill: float
+    """What lies outside of the images."""
+    compute: Callable[..., Array]
+    """Computes one device's result from its operands and a `LocalWindow` for each window."""
     by_letter: Mapping[str, Axis]
 
-    def shape_of_result(self, image: Sequence[int], kernel: Sequence[int]) -> tuple[int, ...]:
-        """Returns the shape of the result, from shapes without padding; raises if it has none."""
-        equation, sizes = self.equation, dict(zip(self.equation.image, image, strict=True))
-        sizes[equation.features] = kernel[equation.kernel.index(equation.features)]
-        for axis, window in zip(equation.spatial, self.windows, strict=True):
+    def sizes_of_result(
+        self, sizes: Mapping[str, int], shapes: Sequence[tuple[int, ...]]
+    ) -> dict[str, int]:
+        """Returns the sizes of the result's axes; raises if a window has no place in the images.
+
+        sizes are those of the images; neither has padding that makes it divide.
+        """
+        for axis, window in self.windows.items():
             if window.places(sizes[axis]) < 1:
                 name = self.by_letter[axis].name
                 raise UserError(
-                    f"convolve {equation}: a kernel that spans "
-                    f"{window.span} has no place in {name} = {sizes[axis]}.  Legal: {name} of at "
-                    f'least {window.span}, a smaller kernel or dilation, or padding "SAME".'
+                    f"{self.name}: a kernel that spans {window.span} has no place in {name} = "
+                    f"{sizes[axis]}.  Legal: {name} of at least {window.span}, a smaller kernel or "
+                    'dilation, or padding "SAME".'
                 )
-            sizes[axis] = window.places(sizes[axis])
-        return tuple(sizes[axis] for axis in equation.result)
+        slid = {axis: window.places(sizes[axis]) for axis, window in self.windows.items()}
+        pairs = zip(self.operands, shapes, strict=True)
+        others = {axis: size for pair in pairs for axis, size in zip(*pair, strict=True)}
+        return {axis: {**others, **sizes, **slid}[axis] for axis in self.result}
 
-    def check_divides(self, shape: Sequence[int], counts: Mapping[str, int]) -> None:
+    def check_divides(self, sizes: Mapping[str, int], counts: Mapping[str, int]) -> None:
         """Raises where the result cannot be split as its axes are to be."""
-        for axis, size in zip(self.equation.result, shape, strict=True):
+        for axis, size in sizes.items():
             if size % counts[axis]:
                 name, below = self.by_letter[axis].name, size // counts[axis] * counts[axis]
                 legal = " or ".join(str(n) for n in (below, below + counts[axis]) if n)
                 pads = f', or a rule that pads, "{name}:...+"' if self.by_letter[axis].pads else ""
                 raise UserError(
-                    f"convolve {self.equation}: its result has {name} = {size}, which does not "
-                    f"divide over {counts[axis]} devices.  Legal: {name} {legal}{pads}."
+                    f"{self.name}: its result has {name} = {size}, which does not divide over "
+                    f"{counts[axis]} devices.  Legal: {name} {legal}{pads}."
                 )
 
     def run(
-        self, operands: Sequence[Array], sizes: Sequence[int], shape: Sequence[int], place: Place
-    ) -> Array:
-        """Convolves images by a kernel; `place` says by letter how the work is split.
+        self, operands: Sequence[Array], sizes: Mapping[str, int], results: Mapping[str, int],
+        place: Place,
+    ) -> Array:  # fmt: skip
+        """Computes on all devices; `place` says by letter how the work is split.
 
-        sizes are those of the images without their padding, and shape is that of the result with
+        sizes are those of the images without their padding, and results those of the result with
         it.  Partial sums over split channels are added up.
         """
-        equation, windows = self.equation, self.windows
         *operand_places, result_place = (
-            jax.P(*(place.get(axis) for axis in axes)) for axes in equation
+            jax.P(*(place.get(axis) for axis in axes)) for axes in (*self.operands, self.result)
         )
 
-        def of_shard(x: Array, kernel: Array) -> Array:
-            padding = []
-            for axis, window in zip(equation.spatial, windows, strict=True):
-                at, to = equation.image.index(axis), equation.result.index(axis)
-                count = jax.lax.axis_size(place[axis]) if place[axis] else 1
-                shards = Shards(window, sizes[at], count, x.shape[at], shape[to] // count)
-                x, pad = with_halo(x, at, place[axis], shards)
-                padding.append(pad)
-            sums = jax.lax.conv_general_dilated(
-                x,
-                kernel,
-                window_strides=[window.stride for window in windows],
-                padding=padding,
-                rhs_dilation=[window.dilation for window in windows],
-                dimension_numbers=equation.dimension_numbers(),
-            )
-            summed_over = place[equation.channels]
-            return jax.lax.psum(sums, summed_over) if summed_over else sums
+        def of_shard(x: Array, *others: Array) -> Array:
+            local = []
+            for letter, window in self.windows.items():
+                axis, entry = self.operands[0].index(letter), place[letter]
+                count = jax.lax.axis_size(entry) if entry else 1
+                rows = x.shape[axis], results[letter] // count
+                shards = Shards(window, sizes[letter], count, *rows)
+                x, padding, base_dilation = with_halo(x, axis, entry, shards, self.fill)
+                local.append(LocalWindow(window, padding, base_dilation))
+            y, summed_over = self.compute(x, *others, local), place.get(self.summed_over)
+            return jax.lax.psum(y, summed_over) if summed_over else y
 
         run = jax.shard_map(of_shard, in_specs=tuple(operand_places), out_specs=result_place)
         return run(*map(jax.sharding.reshard, operands, operand_places))
 
 
-def with_halo(x: Array, axis: int, entry: Entry, shards: Shards) -> tuple[Array, tuple[int, int]]:
-    """Returns the rows that the windows of this device read, and what to pad them with.
+def convolving(
+    equation: Equation, windows: Sequence[Window], by_letter: Mapping[str, Axis]
+) -> Work:
+    """Returns a convolution by kernels, whose windows are in the order of their axes."""
+    slides = dict(zip(equation.spatial, windows, strict=True))
+    image, kernel, result = equation[:3]
+    return Work(
+        f"convolve {equation}", (image, kernel), result, equation.channels, slides, 0,
+        equation.convolve, by_letter,
+    )  # fmt: skip
+
+
+def pooling(
+    axes: str, windows: Mapping[str, Window], kind: Literal["max", "sum"],
+    by_letter: Mapping[str, Axis],
+) -> Work:  # fmt: skip
+    """Returns what reduces each window to its largest number or its sum."""
+    if not windows or not {*windows} <= {*axes}:
+        raise ValueError(f"pool {axes!r}: windows along {[*windows]}.  Legal: some of {[*axes]}.")
+    fill, combine = (-jnp.inf, jax.lax.max) if kind == "max" else (0, jax.lax.add)
+
+    def compute(x: Array, local: Sequence[LocalWindow]) -> Array:
+        sizes, strides = [1] * x.ndim, [1] * x.ndim
+        for letter, (window, (low, high), _) in zip(windows, local, strict=True):
+            axis = axes.index(letter)
+            sizes[axis], strides[axis] = window.kernel, window.stride
+            x = pad(x, axis, (low, high, 0), fill)
+        init = np.array(fill, x.dtype)
+        return jax.lax.reduce_window(x, init, combine, sizes, strides, "VALID")
+
+    return Work(f"pool {axes}", (axes,), axes, "", windows, fill, compute, by_letter)
+
+
+def with_halo(
+    x: Array, axis: int, entry: Entry, shards: Shards, fill: float
+) -> tuple[Array, tuple[int, int], int]:
+    """Returns the rows that the windows of this device read, and what to pad and dilate them with.
 
     Each device is given as many rows as the one that needs the most, and cuts out its own.
     """
-    if shards.image_rows * shards.count != shards.size:
-        x = masked(x, axis, entry, shards)
+    rows_before, rows_after = shards.halo
     if entry:
-        rows_before, rows_after = shards.halo
         before = rows_of_others(x, axis, entry, rows_before, is_before=True)
         after = rows_of_others(x, axis, entry, rows_after, is_before=False)
         x = jnp.concatenate([*before, x, *after], axis)
-    offsets = [shards.offset(device) for device in range(shards.count)]
-    low, high = -min(offsets), max(offsets) + shards.window_rows - x.shape[axis]
-    if len(set(offsets)) == 1:
-        return x, (low, high)
-    padding = [(0, 0, 0)] * x.ndim
-    padding[axis] = (max(low, 0), max(high, 0), 0)
-    x = jax.lax.pad(x, jnp.zeros((), x.dtype), padding)
-    step = offsets[1] - offsets[0]
-    start = jax.lax.axis_index(entry) * step + offsets[0] + max(low, 0)
-    return jax.lax.dynamic_slice_in_dim(x, start, shards.window_rows, axis), (0, 0)
-
-
-def masked(x: Array, axis: int, entry: Entry, shards: Shards) -> Array:
-    """Writes zeros behind the end of the image, where its padding is."""
     device = jax.lax.axis_index(entry) if entry else 0
-    rows = jax.lax.broadcasted_iota(jnp.int32, x.shape, axis) + device * shards.image_rows
-    return jnp.where(rows < shards.size, x, 0)
+    if shards.image_rows * shards.count != shards.size or (entry and fill):
+        row = jax.lax.broadcasted_iota(jnp.int32, x.shape, axis)
+        row += device * shards.image_rows - rows_before
+        x = jnp.where((row >= 0) & (row < shards.size), x, jnp.asarray(fill, x.dtype))
+    offsets = [shards.offset(device) for device in range(shards.count)]
+    window_rows, dilation, rows = shards.window_rows, shards.window.base_dilation, x.shape[axis]
+    # XLA's gradients are wrong for other paddings (CPUs, jax 0.10).
+    if len({*offsets}) == 1 and 0 <= -offsets[0] < shards.window.span:
+        end = offsets[0] + window_rows
+        return x, (-offsets[0], end - shards.window.dilated(rows)), dilation
+    # Windows may begin between different rows, or some device may read no row but zeros.
+    if len({offset % dilation for offset in offsets}) > 1 or window_rows < dilation:
+        x, rows, dilation = pad(x, axis, (0, 0, dilation - 1), 0), shards.window.dilated(rows), 1
+    starts = [-(-offset // dilation) for offset in offsets]
+    skipped = starts[0] * dilation - offsets[0]
+    taken = (window_rows - skipped - 1) // dilation + 1
+    low, high = max(-min(starts), 0), max(max(starts) + taken - rows, 0)
+    start = device * (starts[:2][-1] - starts[0]) + starts[0] + low
+    x = jax.lax.dynamic_slice_in_dim(pad(x, axis, (low, high, 0), fill), start, taken, axis)
+    return x, (skipped, window_rows - skipped - ((taken - 1) * dilation + 1)), dilation
+
+
+def pad(x: Array, axis: int, widths: tuple[int, int, int], fill: float) -> Array:
+    """Pads one axis before, after and between its rows."""
+    config = [(0, 0, 0)] * x.ndim
+    config[axis] = widths
+    return jax.lax.pad(x, jnp.asarray(fill, x.dtype), config)
 
 
 def rows_of_others(x: Array, axis: int, entry: Entry, rows: int, *, is_before: bool) -> list[Array]:

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, TypeVar
+from typing import Literal, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -188,32 +188,61 @@ class Layout:
         x: Array,
         kernel: Array,
         *,
-        strides: Sequence[int] = (1, 1),
-        dilation: Sequence[int] = (1, 1),
-        padding: convolution.Padding = "SAME",
+        strides: Sequence[int] | None = None,
+        dilation: Sequence[int] | None = None,
+        base_dilation: Sequence[int] | None = None,
+        padding: Literal["SAME", "VALID"] | Sequence[convolution.Padding] = "SAME",
     ) -> Array:
         """Convolves images by a kernel, "BYXD,OPDF->BYXF"; the result is placed as letters say.
 
-        Strides and dilation are in the order of the kernel's axes.  Devices that split height or
-        width exchange the rows between them.  What lies in the padding of x changes nothing; what
-        the result has there is arbitrary.
+        What is one by default is in the order of the kernel's axes.  A base dilation puts rows of
+        zeros between those of the image: with padding "SAME" and without strides it is
+        `jax.lax.conv_transpose`.  Devices that split height, width or depth exchange the rows
+        between them.  What lies in the padding of x changes nothing; what the result has there is
+        arbitrary.
         """
-        axes = convolution.Equation.parse(equation)
-        sizes = self.unpadded_shape(axes.image, x.shape)
-        slides = zip(axes.kernel_sizes(kernel.shape), strides, dilation, strict=True)
-        windows = [convolution.Window(*each, padding) for each in slides]
         by_letter = alphabet(self.declared_axes).by_letter
-        work = convolution.Convolution(axes, windows, by_letter)
-        shape = self.padded_shape(axes.result, work.shape_of_result(sizes, kernel.shape))
-        # Each mesh axis splits one axis of the work, as if all letters were those of one tensor.
-        letters = axes.result + axes.channels
-        place = dict(zip(letters, self.place(letters), strict=True))
-        counts = {letter: num_shards(entry) for letter, entry in place.items()}
-        work.check_divides(shape, counts)
-        x = self.reshard(x, axes.image)
+        axes = convolution.Equation.parse(equation, by_letter)
+        settings = (strides, dilation, base_dilation, padding)
+        windows = axes.windows(kernel.shape, *settings)
         # Of a quantized kernel, its type makes an array.
-        kernel = self.reshard(reduced_over(kernel.astype(x.dtype), ()), axes.kernel)
-        return self.reshard(work.run((x, kernel), sizes, shape, place), axes.result)
+        operands = (x, reduced_over(kernel.astype(x.dtype), ()))
+        return self._slide(convolution.convolving(axes, windows, by_letter), operands)
+
+    def pool(
+        self,
+        axes: str,
+        x: Array,
+        window: Mapping[str, int],
+        *,
+        strides: Mapping[str, int] | None = None,
+        padding: convolution.Padding = "SAME",
+        kind: Literal["max", "sum"] = "max",
+    ) -> Array:
+        """Returns the largest or the sum of each window, "BYXD" by `{"Y": 2, "X": 2}`.
+
+        Strides are the sizes of the windows where they are not given.
+        """
+        strides = {**window, **(strides or {})}
+        windows = {
+            axis: convolution.Window(size, strides[axis], padding=padding)
+            for axis, size in window.items()
+        }
+        by_letter = alphabet(self.declared_axes).by_letter
+        return self._slide(convolution.pooling(axes, windows, kind, by_letter), (x,))
+
+    def _slide(self, work: convolution.Work, operands: Sequence[Array]) -> Array:
+        """Slides windows over the first operand; each mesh axis splits one axis of the work."""
+        image = work.operands[0]
+        sizes = dict(zip(image, self.unpadded_shape(image, operands[0].shape), strict=True))
+        results = work.sizes_of_result(sizes, [x.shape for x in operands])
+        shape = self.padded_shape(work.result, tuple(results.values()))
+        letters = work.result + work.summed_over  # as if they were those of one tensor
+        place = dict(zip(letters, self.place(letters), strict=True))
+        padded = dict(zip(work.result, shape, strict=True))
+        work.check_divides(padded, {letter: num_shards(entry) for letter, entry in place.items()})
+        operands = [self.reshard(*each) for each in zip(operands, work.operands, strict=True)]
+        return self.reshard(work.run(operands, sizes, padded, place), work.result)
 
     def reshard(self, x: Array, axes: str, *, stored: bool = False) -> Array:
         """Places x as these letters say."""

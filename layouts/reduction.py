@@ -49,6 +49,14 @@ def reduced_over(weight: Array, tokens: Iterable[Entry]) -> Array:
     return jax.sharding.reshard(weight, spec.update(reduced=used))
 
 
+def reduced_alike(weights: Iterable[Array]) -> list[Array]:
+    """Returns weights that are reduced over the same mesh axes: those over which all were."""
+    weights = list(weights)
+    shared = frozenset.intersection(*(spec_of(weight).reduced for weight in weights))
+    places = (spec_of(weight).update(reduced=shared) for weight in weights)
+    return [jax.sharding.reshard(*each) for each in zip(weights, places, strict=True)]
+
+
 def like_sums(x: Array, place: jax.P) -> jax.P:
     """Returns a placement of x that is reduced and unreduced over the mesh axes where x is.
 

@@ -56,7 +56,9 @@ def gather_shard(x: Array, before: jax.P, after: jax.P, over: tuple[str, ...]) -
         if names := mesh_axes(old)[len(mesh_axes(new)) :]:
             x = jax.lax.all_gather(x, names, axis=axis, tiled=True)
     split = {name for entry in before.partitions for name in mesh_axes(entry)}
-    return jax.lax.pcast(x, tuple(name for name in over if name not in split), to="varying")
+    for name in over:  # of which a weight may be reduced over some
+        x = x if name in split else jax.lax.pcast(x, name, to="varying")
+    return x
 
 
 def ppermute(x: Array, entry: Entry, pairs: Sequence[tuple[int, int]]) -> Array:

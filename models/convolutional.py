@@ -29,11 +29,7 @@ Array = jax.Array
 class ConvNet(ModelSpec):
     """Makes a network that classifies images of any size."""
 
-    axes: ClassVar[tuple[Axis, ...]] = (
-        Axis("Z", "channels", "colours of a pixel"),
-        Axis("O", "kernel_height", "rows of a convolution's kernel"),
-        Axis("P", "kernel_width", "columns of a convolution's kernel"),
-    )
+    axes: ClassVar[tuple[Axis, ...]] = (Axis("Z", "channels", "colours of a pixel"),)
 
     vocab: Count
     """Classes: at least as many as the task has labels."""

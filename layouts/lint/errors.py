@@ -243,15 +243,20 @@ class Conflicts(NamedTuple):
 def find_conflicts(context: LintContext) -> Conflicts:
     """Finds axes that want the same mesh axis, and sizes that do not divide."""
     conflicts, order = Conflicts({}, {}, {}), context.rules
+    stage_axes = context.layout.stage_axes
     for tensor in context.tensors:
         winners: dict[str, tuple[SourcedRule, AxisAssignment]] = {}
         split: dict[int, tuple[SourcedRule, ...]] = {}
         for sourced, assigned in context.assignments(tensor):
-            if assigned.lost_to is None:
-                winners[assigned.rule.mesh_axis] = (sourced, assigned)
+            mesh_axis, is_won = assigned.rule.mesh_axis, assigned.lost_to is None
+            # Stages have whole layers, also where another axis splits the stored weights.
+            in_stages = tensor.axes[assigned.position] == "N" and mesh_axis in stage_axes
+            if is_won or in_stages:
                 split[assigned.position] = (*split.get(assigned.position, ()), sourced)
+            if is_won:
+                winners[mesh_axis] = (sourced, assigned)
                 continue
-            winner, won = winners[assigned.rule.mesh_axis]
+            winner, won = winners[mesh_axis]
             meets = context.axes.by_letter[tensor.axes[assigned.position]].meets
             if assigned.rule.firm and won.rule.firm and tensor.axes[won.position] not in meets:
                 first, second = sorted((winner, sourced), key=order.index)

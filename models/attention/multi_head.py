@@ -12,6 +12,7 @@ from configs.spec import Count, Fraction, Positive, abstract_spec, spec
 from layouts.einsum import platform
 from layouts.layout import Layout
 from layouts.low_rank import merged
+from layouts.reduction import reduced_alike
 from models.api import Cache
 from models.attention.context import AttentionContext
 from models.attention.flash import Call, Choice, Implementation, choose, flash_attention
@@ -243,7 +244,7 @@ class MultiHeadAttention(nnx.Module):
         w_DJQK, k_DJK, v_DJK = (merged(getattr(self, name)[...]) for name in names)
         parts = (w_DJQK, k_DJK[:, :, None], v_DJK[:, :, None])
         whole = [reshard(part, "DJqK", stored=True) for part in parts]
-        w_DJqK = jax.tree.map(lambda *arrays: jnp.concatenate(arrays, axis=2), *whole)
+        w_DJqK = jax.tree.map(lambda *x: jnp.concatenate(reduced_alike(x), axis=2), *whole)
         qkv_BLJqK = self.layout.einsum("BLD,DJqK->BLJqK", x_BLD, w_DJqK)
         q_BLJqK, k_BLJ1K, v_BLJ1K = jax.lax.split(qkv_BLJqK, (queries, 1, 1), axis=3)
         k_BMJK, v_BMJK = (reshard(part[:, :, :, 0], "BMJK") for part in (k_BLJ1K, v_BLJ1K))

@@ -1,7 +1,7 @@
 """Convolutions over split height and width equal the whole one, forward and backward."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -24,8 +24,10 @@ from layouts.padding import with_padding
 from models.convolutional import ConvNet
 
 Pair = tuple[int, int]
-Case = tuple[Layout, Pair, Pair, Pair, Pair, convolution.Padding]
+Padding = Literal["SAME", "VALID"] | tuple[Pair, Pair]
+Case = tuple[Layout, Pair, Pair, Pair, Pair, Pair, Padding]
 B, D, F = 2, 2, 4
+EXAMPLES = 12
 EQUATION = "BYXD,OPDF->BYXF"
 ROWS = Layout(mesh="x:8", rules="height:x+")
 LAYOUTS = (
@@ -42,12 +44,18 @@ small = st.tuples(st.integers(1, 3), st.integers(1, 3))
 
 @st.composite
 def cases(draw: st.DrawFn) -> Case:
-    """A layout; the size of images and kernel, strides, dilation and padding."""
-    kernel, strides, dilation = draw(small), draw(small), draw(small)
+    """A layout; the size of images and kernel, strides, both dilations and padding."""
+    kernel, strides, dilation, base = draw(small), draw(small), draw(small), draw(small)
     spans = [(size - 1) * spread + 1 for size, spread in zip(kernel, dilation, strict=True)]
-    image = draw(st.tuples(*(st.integers(span, 17) for span in spans)))
-    padding = draw(st.sampled_from(["SAME", "VALID"]))
-    return draw(st.sampled_from(LAYOUTS)), image, kernel, strides, dilation, padding
+    edge = [st.tuples(*[st.integers(-2, span - 1)] * 2) for span in spans]
+    padding = draw(st.one_of(st.sampled_from(["SAME", "VALID"]), st.tuples(*edge)))
+    edges = [(0, 0)] * 2 if isinstance(padding, str) else padding
+    least = [
+        max(-(-(span - 1 - sum(rows)) // between) + 1, 1)
+        for span, rows, between in zip(spans, edges, base, strict=True)
+    ]
+    image = draw(st.tuples(*(st.integers(size, max(size, 17)) for size in least)))
+    return draw(st.sampled_from(LAYOUTS)), image, kernel, strides, dilation, base, padding
 
 
 def with_gradients(function: Callable[..., jax.Array]) -> Callable[..., Any]:
@@ -60,19 +68,40 @@ def with_gradients(function: Callable[..., jax.Array]) -> Callable[..., Any]:
     return jax.jit(run)
 
 
+def padded(
+    x: jax.Array, kernel: Pair, strides: Pair, dilation: Pair, base_dilation: Pair, padding: Padding
+) -> jax.Array:
+    """An image with zeros around it and between its rows.
+
+    XLA's own padding reads beyond the image where a whole window is padding (CPUs, jax 0.10).
+    """
+    config = [(0, 0, 0)] * 4
+    for i, size in enumerate(x.shape[1:3]):
+        span, dilated = (kernel[i] - 1) * dilation[i] + 1, (size - 1) * base_dilation[i] + 1
+        places = -(-size * base_dilation[i] // strides[i])
+        total = max((places - 1) * strides[i] + span - dilated, 0)
+        low = total // 2 if base_dilation[i] == 1 else min(-(-total // 2), span - 1)
+        same = {"SAME": (low, total - low), "VALID": (0, 0)}
+        rows = same[padding] if isinstance(padding, str) else padding[i]
+        config[1 + i] = (*rows, base_dilation[i] - 1)
+    return jax.lax.pad(x, jnp.float32(0), config)
+
+
 def check_equal(
     layout: Layout,
     image: Pair,
     kernel: Pair,
     strides: Pair = (1, 1),
     dilation: Pair = (1, 1),
-    padding: convolution.Padding = "SAME",
+    base_dilation: Pair = (1, 1),
+    padding: Padding = "SAME",
 ) -> None:
     """Compares values and gradients with JAX's on one device; the padding of x is not zero."""
 
     def whole(x: jax.Array, w: jax.Array) -> jax.Array:
+        x = padded(x, kernel, strides, dilation, base_dilation, padding)
         return jax.lax.conv_general_dilated(
-            x, w, strides, padding, rhs_dilation=dilation,
+            x, w, strides, "VALID", rhs_dilation=dilation,
             dimension_numbers=("NHWC", "HWIO", "NHWC"),
         )  # fmt: skip
 
@@ -88,8 +117,9 @@ def check_equal(
         for axis in "YX":
             x_BYXD = before.mask_padding(x_BYXD, "BYXD", axis, 7)
         y_BYXF = before.convolve(
-            EQUATION, x_BYXD, w, strides=strides, dilation=dilation, padding=padding
-        )
+            EQUATION, x_BYXD, w, strides=strides, dilation=dilation, base_dilation=base_dilation,
+            padding=padding,
+        )  # fmt: skip
         assert jax.typeof(y_BYXF).sharding.spec == layout.place("BYXF")
         return after.reshard(y_BYXF, "byxf")
 
@@ -100,7 +130,7 @@ def check_equal(
         np.testing.assert_allclose(array, reference, rtol=1e-5, atol=1e-5)
 
 
-@settings(deadline=None, max_examples=8)
+@settings(deadline=None, max_examples=EXAMPLES)
 @given(cases())
 def test_a_split_convolution_equals_the_whole_one(case: Case) -> None:
     check_equal(*case)
@@ -135,6 +165,138 @@ def test_the_axes_may_have_any_order() -> None:
     with jax.set_mesh(make_mesh(ROWS)):
         y_BYXF, y_FYXB = map(np.asarray, convolved(x_BYXD, x_BYXD.swapaxes(1, 2)))
     np.testing.assert_allclose(y_FYXB.transpose(3, 1, 2, 0), y_BYXF, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("stride", "base"), [(1, 2), (1, 3), (2, 3), (2, 4)])
+def test_a_dilated_image_may_be_split(stride: int, base: int) -> None:
+    """The cases of GShard's figure 13: windows begin between the same rows, or not."""
+    for image in (16, 19):
+        strides, dilations = (stride, 1), (base, 1)
+        check_equal(ROWS, (image, 3), (4, 2), strides, base_dilation=dilations)
+        check_equal(ROWS, (image, 3), (4, 2), strides, (2, 1), dilations, ((3, -1), (0, 2)))
+
+
+@pytest.mark.parametrize(("taps", "between"), [(2, 2), (3, 2), (2, 3), (4, 2), (1, 2)])
+def test_a_transposed_convolution_is_one_of_a_dilated_image(taps: int, between: int) -> None:
+    rng = np.random.default_rng(0)
+    x_BYXD, w_OPDF = (
+        rng.normal(size=size).astype("f") for size in ((B, 16, 4, D), (taps, taps, D, F))
+    )
+    expected = jax.lax.conv_transpose(
+        x_BYXD, w_OPDF, (between, between), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+    )
+    with jax.set_mesh(make_mesh(ROWS)):
+        y_BYXF = jax.jit(
+            lambda x, w: ROWS.convolve(EQUATION, x, w, base_dilation=(between, between))
+        )(x_BYXD, w_OPDF)
+    np.testing.assert_allclose(y_BYXF, expected, rtol=1e-5, atol=1e-5)
+
+
+def check_split(
+    layout: Layout,
+    function: Callable[..., jax.Array],
+    expected: Callable[..., jax.Array],
+    *arrays: np.ndarray,
+) -> None:
+    """Compares values and gradients of a function under a layout with those of another."""
+    dy = np.random.default_rng(1).normal(size=jax.eval_shape(expected, *arrays).shape).astype("f")
+
+    def run(function: Callable[..., jax.Array]) -> Any:
+        y, pull = jax.vjp(function, *arrays)
+        return jax.tree.map(np.asarray, (y, pull(dy)))
+
+    with jax.set_mesh(make_mesh(layout)):
+        computed = run(jax.jit(function))
+    for array, reference in zip(
+        jax.tree.leaves(computed), jax.tree.leaves(run(jax.jit(expected))), strict=True
+    ):
+        np.testing.assert_allclose(array, reference, rtol=1e-5, atol=1e-5)
+
+
+def test_a_letter_of_all_operands_makes_groups() -> None:
+    """Each of 4 groups, split over devices, has a kernel of its own; so has each channel."""
+    layout = Layout(mesh="x:4,y:2", rules="heads:x;height:y")
+    rng = np.random.default_rng(0)
+    x_BYXHD, w_OPHDF = (rng.normal(size=s).astype("f") for s in ((B, 8, 5, 4, D), (3, 2, 4, D, F)))
+
+    def whole(x: jax.Array, w: jax.Array, groups: int) -> jax.Array:
+        return jax.lax.conv_general_dilated(
+            x, w, (1, 1), "SAME", feature_group_count=groups,
+            dimension_numbers=("NHWC", "HWIO", "NHWC"),
+        )  # fmt: skip
+
+    check_split(
+        layout,
+        lambda x, w: layout.convolve("BYXHD,OPHDF->BYXHF", x, w),
+        lambda x, w: whole(
+            x.reshape(B, 8, 5, 4 * D), w.transpose(0, 1, 3, 2, 4).reshape(3, 2, D, 4 * F), 4
+        ).reshape(B, 8, 5, 4, F),
+        x_BYXHD,
+        w_OPHDF,
+    )
+    check_split(
+        layout,
+        lambda x, w: layout.convolve("BYXH,OPH->BYXH", x, w),
+        lambda x, w: whole(x, w[:, :, None], 4),
+        x_BYXHD[..., 0],
+        w_OPHDF[..., 0, 0],
+    )
+
+
+def test_volumes_have_a_third_axis() -> None:
+    layout = Layout(mesh="x:2,y:2,z:2", rules="depth:x+;height:y;width:z+")
+    rng = np.random.default_rng(0)
+    x_BZYXD, w_ROPDF = (rng.normal(size=s).astype("f") for s in ((B, 5, 6, 7, D), (2, 3, 3, D, F)))
+    after = with_padding(layout, Z=5, X=7)
+    before = with_padding(layout, Z=5, X=7)
+
+    def split(x: jax.Array, w: jax.Array) -> jax.Array:
+        y_BZYXF = before.convolve("BZYXD,ROPDF->BZYXF", before.reshard(x, "BZYXD"), w)
+        return after.reshard(y_BZYXF, "bzyxf")
+
+    def whole(x: jax.Array, w: jax.Array) -> jax.Array:
+        return jax.lax.conv_general_dilated(
+            x, w, (1, 1, 1), "SAME", dimension_numbers=("NDHWC", "DHWIO", "NDHWC")
+        )
+
+    check_split(layout, split, whole, x_BZYXD, w_ROPDF)
+
+
+@pytest.mark.parametrize("kind", ["max", "sum"])
+@pytest.mark.parametrize("padding", ["SAME", "VALID", (1, 0)])
+@pytest.mark.parametrize(("size", "stride"), [(2, 2), (3, 2), (3, 1), (2, 3)])
+def test_pools_of_split_images_are_those_of_whole_ones(
+    kind: Literal["max", "sum"], padding: convolution.Padding, size: int, stride: int
+) -> None:
+    """All numbers are negative, so that a zero from outside of the image would be the largest."""
+    layout = Layout(mesh="x:4,y:2", rules="height:x+;width:y+")
+    x_BYXD = -1 - np.random.default_rng(0).random((B, 15, 7, D)).astype("f")
+    init, combine = (-np.inf, jax.lax.max) if kind == "max" else (0.0, jax.lax.add)
+    rows = padding if isinstance(padding, str) else [(0, 0), padding, padding, (0, 0)]
+
+    def whole(x: jax.Array) -> jax.Array:
+        window, strides = (1, size, size, 1), (1, stride, stride, 1)
+        return jax.lax.reduce_window(x, init, combine, window, strides, rows)
+
+    shape = jax.eval_shape(whole, x_BYXD).shape
+    before, after = with_padding(layout, Y=15, X=7), with_padding(layout, Y=shape[1], X=shape[2])
+
+    def split(x: jax.Array) -> jax.Array:
+        y_BYXD = before.pool(
+            "BYXD", before.reshard(x, "BYXD"), {"Y": size, "X": size},
+            strides={"Y": stride, "X": stride}, padding=padding, kind=kind,
+        )  # fmt: skip
+        return after.reshard(y_BYXD, "byxd")
+
+    check_split(layout, split, whole, x_BYXD)
+
+
+def test_what_is_no_convolution_is_an_error() -> None:
+    for equation in ("BYXD,OPDF->BYX", "BYXD,DF->BF", "BYXD,OPDF", "BLYXD,OPDF->BLYXF"):
+        with pytest.raises(ValueError, match=r"convolve '.*legal are equations such as"):
+            ROWS.convolve(equation, jnp.zeros((1, 8, 8, D)), jnp.zeros((3, 3, D, F)))
+    with pytest.raises(ValueError, match=r"pool 'BYXD': windows along \['Z'\]"):
+        ROWS.pool("BYXD", jnp.zeros((1, 8, 8, D)), {"Z": 2})
 
 
 def test_without_a_halo_the_law_fails(monkeypatch: pytest.MonkeyPatch) -> None:

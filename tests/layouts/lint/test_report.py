@@ -166,6 +166,12 @@ def test_layers_of_a_pattern_are_counted_as_the_settings_do() -> None:
     assert error.legal == {"layers": (8,), "pipe": (1,), "pipeline_repeats": (1,)}
 
 
+def test_stages_divide_the_layers_although_weights_are_split_otherwise() -> None:
+    rules = "batch:data;layers:pipe?"
+    errors = problems(rules, "data:2,pipe:4", param_rules="d_model:pipe")
+    assert ("layers:pipe?", "indivisible") in {(rules_of([e])[0], e.code) for e in errors}
+
+
 def test_stacks_of_as_many_repeats_of_other_patterns_are_told_apart() -> None:
     spec = dataclasses.replace(
         SPLITTABLE,
@@ -268,7 +274,19 @@ def test_some_axes_cannot_be_padded() -> None:
     rules = "batch:data;d_model:model+;heads:model?+;vocab:model+?"
     errors = [p for p in problems(rules, record=TOY) if p.code == "unpaddable-axis"]
     assert rules_of(errors) == ["d_model:model+", "heads:model?+", "vocab:model+?"]
-    legal = {"axis": ("batch", "d_ff", "heads", "kv_heads", "experts", "vocab", "height", "width")}
+    legal = {
+        "axis": (
+            "batch",
+            "d_ff",
+            "heads",
+            "kv_heads",
+            "experts",
+            "vocab",
+            "height",
+            "width",
+            "depth",
+        )
+    }
     assert all(error.legal == legal for error in errors)
 
 
