@@ -198,8 +198,12 @@ def in_blocks(
         e, split_axes = "e", exchange_axes(layout, math.prod(shape), weights)
         exchanged, stored_e = split_axes, "E" if split_axes else "e(G)"
     else:
-        e, split_axes = "E", mesh_axes(layout.place("EGF")[0])
-        exchanged, stored_e = tuple(axis for axis in split_axes if axis in group_axes), "E(G)"
+        split_axes = mesh_axes(layout.place("EGF")[0])
+        # Stored weights may be split along another axis, and their number not be divisible.
+        if weights["wi_EDF"].shape[0] % num_shards(split_axes):
+            split_axes = ()
+        e = "E" if split_axes else "e"
+        exchanged, stored_e = tuple(axis for axis in split_axes if axis in group_axes), f"{e}(G)"
     hidden_axes = mesh_axes(layout.place(f"{e}GF")[2])
     # Of these axes, each device computes a part of all its tokens' results.
     weight_axes = (*(axis for axis in split_axes if axis not in exchanged), *hidden_axes)
