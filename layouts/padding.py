@@ -166,8 +166,8 @@ def resized(x: Array, shape: tuple[int, ...], place: jax.P) -> Array:
     """Pads x with zeros, or cuts it, along the axes whose sizes differ; then places it so."""
     if x.shape == shape:
         return jax.sharding.reshard(x, place)
-    changes = [old != new for old, new in zip(x.shape, shape, strict=True)]
-    whole = jax.P(*(None if c else entry for c, entry in zip(changes, place, strict=True)))
+    sizes = zip(x.shape, shape, place.partitions, strict=True)
+    whole = place.update(partitions=[entry if old == new else None for old, new, entry in sizes])
     kept = tuple(min(old, new) for old, new in zip(x.shape, shape, strict=True))
     x = jax.lax.slice(jax.sharding.reshard(x, whole), (0,) * x.ndim, kept)
     padding = [(0, new - old, 0) for old, new in zip(kept, shape, strict=True)]

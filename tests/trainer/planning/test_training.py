@@ -98,24 +98,30 @@ def test_gradients_of_microbatches_cross_devices_once_a_step(name: str) -> None:
     assert several == pytest.approx(predicted, rel=0.05)
 
 
-def test_a_combined_projection_waits_although_devices_split_the_queries_alone() -> None:
-    """Weights of queries are whole over fewer devices than those of keys and values."""
-    layout = Layout(mesh="x:2,y:2", rules="batch:x;length:y;memory:y;queries:y")
-    model = dataclasses.replace(
-        DENSE, layers=1, kv_heads=2, heads=4, attention=MultiHead(combined_qkv=True)
+WAITING = {
+    "queries alone are split": (
+        Layout(mesh="x:2,y:2", rules="batch:x;length:y;memory:y;queries:y"),
+        {"heads": 4, "kv_heads": 2, "attention": MultiHead(combined_qkv=True)},
+    ),
+    "rows have a mesh axis of one device": (
+        Layout(mesh="x:1,y:2", rules="batch:x;batch:y"),
+        {"feed_forward": Moe(experts=4, dispatch="dropless")},
+    ),
+    "experts are padded": (
+        Layout(mesh="x:2,y:2", rules="batch:x;experts:y+"), {"feed_forward": Moe(experts=3)},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WAITING)
+def test_gradients_wait_however_weights_are_read(name: str) -> None:
+    """A warning would fail this test."""
+    layout, parts = WAITING[name]
+    run = dataclasses.replace(
+        toy_run(dataclasses.replace(DENSE, layers=1, **parts)), microbatches=2
     )
-    run = dataclasses.replace(toy_run(model), microbatches=2)
     with optax_promotion():
-        step = trace_step(run, layout, make_mesh(layout))  # a warning would fail this test
-    assert step.gradient_sums is not None and step.gradient_sums["step"]
-
-
-def test_dropless_experts_wait_although_rows_have_a_mesh_axis_of_one_device() -> None:
-    layout = Layout(mesh="x:1,y:2", rules="batch:x;batch:y")
-    model = dataclasses.replace(DENSE, layers=1, feed_forward=Moe(experts=4, dispatch="dropless"))
-    run = dataclasses.replace(toy_run(model), microbatches=2)
-    with optax_promotion():
-        step = trace_step(run, layout, make_mesh(layout))  # a warning would fail this test
+        step = trace_step(run, layout, make_mesh(layout))
     assert step.gradient_sums is not None and step.gradient_sums["step"]
 
 
