@@ -26,10 +26,11 @@ from pydantic import ConfigDict, Field, FiniteFloat, NonNegativeInt
 from pydantic.dataclasses import dataclass
 
 from configs.errors import RunError, one_line
+from configs.json_reader import sign, verified
 from data.storage import lookup, remote
 from data.storage.files import sync_below
 from trainer.metrics.jsonl import Line
-from trainer.resume.history import MANIFEST, sign, verified
+from trainer.resume.history import MANIFEST
 
 T = TypeVar("T")
 CHECKSUM_UP_TO_BYTES = 1 << 24
