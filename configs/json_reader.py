@@ -1,12 +1,16 @@
-"""Reads JSON of a known type, which a file or another program may have wrong."""
+"""Reads JSON, which a file or another program may have wrong, and signs what is written."""
 
 import functools
 import json
+import zlib
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from pydantic import TypeAdapter, ValidationError
 
 from configs.errors import UserError, brief
+
+CHECKSUM = "crc32"
 
 T = TypeVar("T")
 
@@ -40,3 +44,28 @@ def checked(value: Any, kind: type[T], name: object) -> T:
         shown = brief(repr(first["input"]))
         raise UserError(f"{name}: {brief(place)}{problem} (found {shown}).") from None
     return result
+
+
+def whole_lines(path: Path) -> list[dict[str, Any]]:
+    """Reads a file with an object a line, up to the first that is not whole; none is empty."""
+    lines: list[dict[str, Any]] = []
+    if path.exists():
+        for text in path.read_bytes().decode("utf-8", "replace").split("\n"):
+            try:
+                lines.append(json.loads(text))
+            except (ValueError, RecursionError):
+                break
+    return lines
+
+
+def sign(fields: dict[str, Any]) -> dict[str, Any]:
+    """Adds a checksum of the fields."""
+    return {**fields, CHECKSUM: zlib.crc32(json.dumps(fields).encode())}
+
+
+def verified(signed: dict[str, Any]) -> dict[str, Any]:
+    """Returns the fields that were signed; raises ValueError where they have changed."""
+    fields = {name: value for name, value in signed.items() if name != CHECKSUM}
+    if CHECKSUM in signed and sign(fields) != signed:
+        raise ValueError("its checksum differs")
+    return fields

@@ -65,7 +65,7 @@ class Maker:
                 self._note(binding)
                 values[field.name] = self._value(binding.value, scopes, chain, binding.origin)
                 continue
-            default = _default(field) if base is None else getattr(base, field.name)
+            default = field.default if base is None else getattr(base, field.name)
             if default is not dataclasses.MISSING:
                 name = "/".join((*scopes, f"{cls.__name__}.{field.name}"))
                 shown = write.with_references(default)
@@ -133,12 +133,6 @@ def _renamed(text: str, setting: str) -> str:
     return setting + text.removeprefix(bare) if text.startswith(bare) else text
 
 
-def _default(field: Any) -> Any:
-    if field.default_factory is not dataclasses.MISSING:
-        return field.default_factory()
-    return field.default
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Config:
     """Holds everything that the gin files and flags bound, later ones over earlier ones."""
@@ -158,6 +152,11 @@ class Config:
 
     def bindings(self) -> tuple[Binding, ...]:
         return tuple(self.bound.values())
+
+    @property
+    def origins(self) -> dict[str, str]:
+        """Returns which file set each value."""
+        return {binding.name: binding.origin for binding in self.bindings()}
 
     def table(self, *classes: type[Any]) -> tuple[Binding, ...]:
         """Lists every parameter of these specs and of all specs nested in them."""

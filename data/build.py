@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from configs.errors import UserError
+from configs.json_reader import whole_lines
 from data import documents, manifest, workers
 from data.documents import noted
 from data.packing.rows import Counts
@@ -61,9 +62,7 @@ class BuildLog:
     def __init__(self, folder: Path, key: str):
         """Reads the log of a folder; begins a new one where the key is another."""
         self._path = folder / BUILD_LOG
-        lines = list[dict[str, Any]]()
-        with contextlib.suppress(OSError, ValueError, RecursionError):
-            lines.extend(map(json.loads, self._path.read_text().splitlines()))
+        lines = whole_lines(self._path)
         if not lines or lines[0] != {"key": key}:
             for path in folder.iterdir():
                 shutil.rmtree(path) if path.is_dir() else path.unlink()

@@ -4,7 +4,6 @@ import dataclasses
 import hashlib
 import importlib.metadata
 import json
-import zlib
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Annotated, Any
 from pydantic import Field, NonNegativeInt
 
 from configs.errors import UserError
-from configs.json_reader import checked, read_json
+from configs.json_reader import CHECKSUM, checked, read_json, sign
 from configs.paths import path_of
 from data.packing.rows import Counts
 from data.storage import lookup, remote
@@ -25,7 +24,6 @@ from data.vocabs import TARGET_FILE, Vocabs
 
 FORMAT = 1
 NAME = "manifest.json"
-CHECKSUM = "crc32"
 _FILES = ("Task.word_list", "SentencePiece.model_file", "TokenizerJson.path")
 _OF_THE_ORDER = (  # the rows do not depend on these
     "Mixture.rates", "Mixture.temperature", "Mixture.stages",
@@ -204,9 +202,9 @@ def read(folder: Path) -> dict[str, Any]:
 def load(folder: Path) -> dict[str, Any]:
     """Reads a manifest; of another format, only its number."""
     try:
-        manifest = read_json((folder / NAME).read_bytes(), dict[str, Any], NAME)
-        checksum = manifest.pop(CHECKSUM, None)
-        if checksum != _checksum(manifest):
+        signed = read_json((folder / NAME).read_bytes(), dict[str, Any], NAME)
+        manifest = {name: value for name, value in signed.items() if name != CHECKSUM}
+        if signed != sign(manifest):
             raise ValueError(f"{NAME}: it is damaged")
         if manifest["format"] != FORMAT:
             return {"format": manifest["format"], "file_bytes": {}}
@@ -221,9 +219,4 @@ def load(folder: Path) -> dict[str, Any]:
 
 def write(folder: Path, manifest: dict[str, Any]) -> None:
     """Writes a manifest, or replaces the old one."""
-    content = {**manifest, CHECKSUM: _checksum(manifest)}
-    atomic_write(folder / NAME, json.dumps(content, indent=1) + "\n")
-
-
-def _checksum(manifest: dict[str, Any]) -> int:
-    return zlib.crc32(json.dumps(manifest).encode())
+    atomic_write(folder / NAME, json.dumps(sign(manifest), indent=1) + "\n")

@@ -13,9 +13,9 @@ from jax.sharding import AbstractDevice, AbstractMesh, AxisType, Mesh
 
 from configs.errors import UserError
 from layouts.device_order import check_order, coordinates, device_permutation, torus_of
-from layouts.layout import Layout, pairs
+from layouts.layout import Layout
 from layouts.shards import mesh_axes
-from layouts.slices import side_by_side, slice_counts, slices_of
+from layouts.slices import numbers_by_axis, side_by_side, slice_counts, slices_of
 
 
 def simulate_devices(count: int) -> None:
@@ -55,15 +55,7 @@ def mesh_sizes(text: str, devices: int | None) -> dict[str, int]:
     {'data': 2, 'model': 4}
     """
     head = f"Layout.mesh = {text!r}"
-    try:
-        entries = [(name, int(size)) for name, size in pairs(text)]
-    except ValueError as error:
-        raise UserError(
-            f"{head}: {error}  Legal: sizes by mesh axis, as in 'data:2,model:4'."
-        ) from None
-    sizes = dict(entries)
-    if len(sizes) < len(entries):
-        raise UserError(f"{head}: a mesh axis is named twice.  Name each once.")
+    sizes = numbers_by_axis(text, f"{head}: ", "Legal: sizes by mesh axis, as in 'data:2,model:4'.")
     if not sizes:
         raise UserError(f"{head} names no axis.  Legal: sizes, as in 'data:2,model:4'.")
     if any(size < 1 and size != -1 for size in sizes.values()):
@@ -71,8 +63,6 @@ def mesh_sizes(text: str, devices: int | None) -> dict[str, int]:
     if devices is None:
         return sizes
     open_axes = [name for name, size in sizes.items() if size == -1]
-    if len(open_axes) > 1:
-        raise UserError(f"{head}: only one size may be -1, found {len(open_axes)}.")
     rest = math.prod(size for size in sizes.values() if size != -1)
     if open_axes:
         if devices % rest:

@@ -34,6 +34,21 @@ def slices_of(devices: Sequence[Any]) -> list[list[Any]]:
     return grouped("process_index")
 
 
+def numbers_by_axis(text: str, head: str, example: str) -> dict[str, int]:
+    """Parses a number for each mesh axis, one of them perhaps -1; `head` begins what is refused."""
+    try:
+        entries = [(name, int(number)) for name, number in pairs(text)]
+    except ValueError as error:
+        raise UserError(f"{head}{error}  {example}") from None
+    numbers = dict(entries)
+    if len(numbers) < len(entries):
+        raise UserError(f"{head}a mesh axis is named twice.  Name each once.")
+    open_axes = sum(number == -1 for number in numbers.values())
+    if open_axes > 1:
+        raise UserError(f"{head}only one number may be -1, found {open_axes}.")
+    return numbers
+
+
 def slice_counts(text: str, mesh: Mapping[str, int], count: int | None = None) -> dict[str, int]:
     """Parses the number of slices along each mesh axis; -1 is what the others leave of `count`.
 
@@ -43,10 +58,7 @@ def slice_counts(text: str, mesh: Mapping[str, int], count: int | None = None) -
     {'data': 2, 'model': 1}
     """
     head = f"Layout.slices = {text!r}: "
-    try:
-        given = {name: int(size) for name, size in pairs(text)}
-    except ValueError as error:
-        raise UserError(f"{head}{error}  {EXAMPLE}") from None
+    given = numbers_by_axis(text, head, EXAMPLE)
     for name, size in given.items():
         if name not in mesh:
             near = did_you_mean(name, mesh)
@@ -54,8 +66,6 @@ def slice_counts(text: str, mesh: Mapping[str, int], count: int | None = None) -
         if size < 1 and size != -1:
             raise UserError(f"{head}{name}:{size} is not a number of slices.  {EXAMPLE}")
     open_axes = [name for name, size in given.items() if size == -1]
-    if len(open_axes) > 1:
-        raise UserError(f"{head}only one number may be -1, found {len(open_axes)}.")
     fixed = math.prod(size for size in given.values() if size != -1)
     if open_axes:
         given[open_axes[0]] = max(1, (count or fixed) // fixed)

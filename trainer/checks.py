@@ -54,7 +54,7 @@ def record_loss(run: Run) -> Record:
     def trace(layout: Layout) -> object:
         model = run.model.model(layout)
         params = model.init(jax.random.key(0))
-        rows = run.batch_sequences // run.microbatches
+        rows = run.microbatch_rows
         batch = {
             name: layout.reshard(jnp.zeros((rows, *shape), jnp.int32), letters_of(name))
             for name, shape in run.task.array_shapes.items()
@@ -178,7 +178,7 @@ def check_run(run: Run) -> None:
     if has_teacher and run.base is not None and isinstance(run.model, TransformerSpec):
         teacher = teacher_spec(*run.base, run.model)
         check_lengths(run, teacher, f"{run.base[0]} = {run.base[1]!r}", "Take another model there")
-    rows = run.batch_sequences // run.microbatches
+    rows = run.microbatch_rows
     for name, group in run.model.groups.items():
         length = run.task.array_lengths[name]
         if rows * length % group:  # experts serve groups of the tokens of a microbatch

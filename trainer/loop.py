@@ -24,7 +24,7 @@ from trainer.evaluate import evaluate
 from trainer.feed import BatchSharding, feed
 from trainer.interrupts import Interrupts, StopRequested, check_finite
 from trainer.metrics.step_timer import StepTimer
-from trainer.multihost import connect, on_any_process
+from trainer.multihost import connect, gather
 from trainer.observers import CompiledStep, Line, Observer, Observers, Outcome, StepResult
 from trainer.replay import Replay, rotated
 from trainer.run import Run
@@ -71,7 +71,7 @@ def train(job: TrainJob, observers: Sequence[Observer] = ()) -> Outcome:
             compiled, replay, batches = begin_stage(job, step, state, watch, timer)
         # A signal may have ended the evaluation of the checkpoint that the run resumes.
         is_due = bool(step) and run.at_interval(step, run.evaluate_every)
-        if is_due and on_any_process(checkpoints.best_of([step]) is None):
+        if is_due and any(gather(checkpoints.best_of([step]) is None)):
             with timer.spending("evaluation"):
                 _, stopped = validate(job, step, state, watch, interrupts)
         saves = SaveInterval(run.checkpoint_every, step, job.mesh.size)

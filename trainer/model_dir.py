@@ -15,7 +15,6 @@ wandb.id           the run's id at this service, where Run.trackers names it
 """
 
 import functools
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -72,11 +71,8 @@ class ModelDir:
     def recorded_run(self) -> Run:
         """Returns the settings in the record of the run; before it had any, those of config.gin."""
         record = self.record
-        with tempfile.TemporaryDirectory() as folder:
-            file = Path(folder) / self.config_file.name
-            text = (record and record.settings) or self.config_file.read_text()
-            file.write_text(text)
-            return load([str(file)]).make(Run)
+        recorded = load((), [record.settings]) if record and record.settings else self.settings()
+        return recorded.make(Run)
 
     def save(self, config: Config, run: Run, vocabs: Vocabs, step: int = 0, **record: Any) -> None:
         """Keeps vocabularies and settings; the last file is what makes a run of the folder."""

@@ -39,13 +39,6 @@ def connect(mesh: Mesh) -> None:
             jax.block_until_ready(jax.jit(jnp.sum, out_shardings=replicated)(ones))
 
 
-def on_any_process(value: bool) -> bool:
-    """Returns whether it is true in any process of the run: what all of them then do."""
-    if jax.process_count() == 1:
-        return value
-    return bool(np.any(multihost_utils.process_allgather(np.array(value))))
-
-
 def gather(value: T) -> list[T]:
     """Returns the value of each process of the run, which JSON can hold, by its index."""
     others = peers.current()

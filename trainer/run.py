@@ -207,6 +207,10 @@ class Run:
         return BatchSizes(self.batch_sequences, self.batch_stages)
 
     @property
+    def microbatch_rows(self) -> int:
+        return self.batch_sequences // self.microbatches
+
+    @property
     def by_batch(self) -> list["Run"]:
         """Returns the run with the batch of each stage for all of its steps, smallest first."""
         sizes = {self.batch_sequences, *(rows for _, rows in self.batch_stages)}

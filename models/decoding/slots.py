@@ -8,7 +8,7 @@ Batching at each token: Yu et al. 2022 (Orca), section 3.1.
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -188,16 +188,15 @@ class SlotDecoder:
         position_BM = (index_BM - slots.cache_index + lengths_B[:, None]) % self.cache_length
         zeros_B, ones_B = jnp.zeros_like(last_B), jnp.ones_like(last_B, bool)
         new = Slots(cache, slots.cache_index, lengths_B, last_B, zeros_B, ones_B, joining.settings)
-        put = functools.partial(put_rows, joining.slots_B, position_BM)
-        return each_array(put, slots, new)
+        return each_array(put_rows, (slots, new), (joining.slots_B, position_BM))
 
     def resize(self, slots: Slots, slots_B: Array) -> Slots:
         """Moves texts from slots of another size: slot b gets that of slots_B[b].
 
         If that is out of range, the slot is empty.  The cache must be long enough for each text.
         """
-        move = functools.partial(move_rows, slots_B, slots.cache_index, self.cache_length)
-        moved = each_array(move, slots)
+        move = functools.partial(move_rows, length=self.cache_length)
+        moved = each_array(move, (slots,), (slots_B, slots.cache_index))
         return moved._replace(cache_index=jnp.zeros_like(slots.cache_index))
 
     def steps(self, prepared: Any, slots: Slots, count: Array) -> tuple[Slots, NewTokens]:
@@ -303,57 +302,54 @@ class SlotDecoder:
         return token_BW[:, 0], (logit_BW - log_z_BW)[:, 0]
 
 
-def each_array(change: Callable[..., Array], *slots: Slots) -> Slots:
-    """Changes the arrays that have axes, given their letters."""
+def each_array(
+    change: Callable[..., Array], slots: Sequence[Slots], others: Sequence[Array]
+) -> Slots:
+    """Changes the arrays that have axes, given their letters; they stay placed as they are.
+
+    `others` are what the changes of all arrays depend on.
+    """
 
     def changed(path: tuple[Any, ...], *arrays: Array) -> Array:
-        axes = letters_of(jax.tree_util.keystr(path[-1:], simple=True))
-        return change(axes, *arrays) if axes else arrays[0]
+        if not (axes := letters_of(jax.tree_util.keystr(path[-1:], simple=True))):
+            return arrays[0]
+        change_of_axes, spec = functools.partial(change, axes), spec_of(arrays[0])
+        if any(spec):
+            change_of_axes = jax.sharding.auto_axes(change_of_axes, out_sharding=spec)
+        return change_of_axes(*arrays, *others)
 
     return jax.tree.map_with_path(changed, *slots)
 
 
-def put_rows(slots_B: Array, position_BM: Array, axes: str, old: Array, new: Array) -> Array:
+def put_rows(axes: str, old: Array, new: Array, slots_B: Array, position_BM: Array) -> Array:
     """Puts rows into slots.  Along M, index m gets what a row has at position_BM[row, m].
 
     Entries whose position is beyond the row are undefined.  Stacked layers have a leading axis.
     """
     batch = old.ndim - len(axes)
-
-    def put(old: Array, new: Array, slots: Array, position: Array) -> Array:
-        if "M" in axes:
-            memory = batch + axes.index("M")
-            shape = [1] * old.ndim
-            shape[batch], shape[memory] = position.shape
-            new = jnp.take_along_axis(new, position.reshape(shape), axis=memory, mode="clip")
-        at = (*(slice(None),) * batch, slots)
-        return old.at[at].set(new, mode="drop")
-
-    spec = spec_of(old)
-    placed = jax.sharding.auto_axes(put, out_sharding=spec) if any(spec) else put
-    return placed(old, new, slots_B, position_BM)
+    if "M" in axes:
+        memory = batch + axes.index("M")
+        shape = [1] * old.ndim
+        shape[batch], shape[memory] = position_BM.shape
+        new = jnp.take_along_axis(new, position_BM.reshape(shape), axis=memory, mode="clip")
+    at = (*(slice(None),) * batch, slots_B)
+    return old.at[at].set(new, mode="drop")
 
 
-def move_rows(slots_B: Array, cache_index: Array, length: int, axes: str, old: Array) -> Array:
+def move_rows(axes: str, old: Array, slots_B: Array, cache_index: Array, *, length: int) -> Array:
     """Returns the rows of these slots, and zeros for a slot out of range.
 
     The result has `length` entries along M: the newest token is the last, and entries before the
     first token are undefined.
     """
     batch = old.ndim - len(axes)
-
-    def move(old: Array, slots: Array, index: Array) -> Array:
-        new = jnp.take(old, slots, axis=batch, mode="fill", fill_value=0)
-        if "M" not in axes:
-            return new
-        memory = batch + axes.index("M")
-        before = old.shape[memory]
-        new = jnp.roll(new, -index, axis=memory)
-        new = jax.lax.slice_in_dim(new, max(before - length, 0), before, axis=memory)
-        return jnp.pad(
-            new, [(max(length - before, 0) * (axis == memory), 0) for axis in range(new.ndim)]
-        )
-
-    spec = spec_of(old)
-    placed = jax.sharding.auto_axes(move, out_sharding=spec) if any(spec) else move
-    return placed(old, slots_B, cache_index)
+    new = jnp.take(old, slots_B, axis=batch, mode="fill", fill_value=0)
+    if "M" not in axes:
+        return new
+    memory = batch + axes.index("M")
+    before = old.shape[memory]
+    new = jnp.roll(new, -cache_index, axis=memory)
+    new = jax.lax.slice_in_dim(new, max(before - length, 0), before, axis=memory)
+    return jnp.pad(
+        new, [(max(length - before, 0) * (axis == memory), 0) for axis in range(new.ndim)]
+    )

@@ -89,11 +89,6 @@ def warn_unused(config: Config, *used: type | str, kinds: tuple[type, ...] = (ob
             print_note(f"Warning: {binding.origin}: {binding.name} is set, but nothing uses it.")
 
 
-def setting_origins(config: Config) -> dict[str, str]:
-    """Returns which file set each value."""
-    return {binding.name: binding.origin for binding in config.bindings()}
-
-
 def task_of(config: Config) -> Task:
     """Returns the task that the settings name; a run's other settings may be missing."""
     task = config.value("Run.task")

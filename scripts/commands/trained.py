@@ -43,7 +43,7 @@ def trained_models(
     common.check_same_settings(config)
     run, layout = config.make(Run), config.make(Layout)
     checks.check_model_lengths(run)
-    mesh, origins = make_mesh(layout), common.setting_origins(config)
+    mesh, origins = make_mesh(layout), config.origins
     sizes = dict(mesh.shape)
     rows = whole_batch(run, layout, sizes, run.batch_sequences)
     fitting = dataclasses.replace(run, batch_sequences=rows, microbatches=1)

@@ -32,7 +32,7 @@ def test_sizes_by_mesh_axis(text: str, sizes: dict[str, int]) -> None:
         ("", "Layout.mesh = '' names no axis"),
         ("data:0", "sizes must be at least 1, or -1 for one of them"),
         ("data:-2", "sizes must be at least 1, or -1 for one of them"),
-        ("data:-1,model:-1", "only one size may be -1, found 2"),
+        ("data:-1,model:-1", "only one number may be -1, found 2"),
         ("data:-1,model:3", "the sizes multiply to 3, which does not divide the 8 devices"),
         ("data:4,model:4", "needs 16 devices, found 8.  Set one size to -1"),
         ("data:two", "Legal: sizes by mesh axis, as in 'data:2,model:4'"),

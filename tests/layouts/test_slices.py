@@ -85,6 +85,7 @@ def test_several_slices_of_tpus_need_a_word() -> None:
         ("data:two", "invalid literal for int() with base 10: 'two'  Legal: slices by mesh axis"),
         ("dat:2", "no such mesh axis: dat.  Did you mean data?  Legal: data, model."),
         ("data:0", "data:0 is not a number of slices."),
+        ("data:2,data:4", "a mesh axis is named twice."),
         ("data:-1,model:-1", "only one number may be -1, found 2."),
         ("data:4", "these are 4 slices, and the devices are in 6."),
         ("model:6", "6 slices do not divide model = 4."),

@@ -19,17 +19,18 @@ import numpy as np
 import orbax.checkpoint as ocp
 import tensorstore as ts
 from etils import epath
-from jax.experimental import multihost_utils
 from orbax.checkpoint._src import asyncio_utils
 from orbax.checkpoint._src.serialization import ocdbt_utils, tensorstore_utils
 from pydantic import ConfigDict, Field, FiniteFloat, NonNegativeInt
 from pydantic.dataclasses import dataclass
 
 from configs.errors import RunError, one_line
+from configs.json_reader import sign, verified
 from data.storage import lookup, remote
 from data.storage.files import sync_below
 from trainer.metrics.jsonl import Line
-from trainer.resume.history import MANIFEST, sign, verified
+from trainer.multihost import gather
+from trainer.resume.history import MANIFEST
 
 T = TypeVar("T")
 CHECKSUM_UP_TO_BYTES = 1 << 24
@@ -193,10 +194,9 @@ def on_all_processes(call: Callable[[], T]) -> T:
         result = call()
     except DamagedCheckpoint as reason:
         damage = reason
-    if jax.process_count() > 1:
-        failed = np.flatnonzero(multihost_utils.process_allgather(np.array(damage is not None)))
-        if failed.size and damage is None:
-            damage = DamagedCheckpoint(f"process {failed[0]} cannot read it")
+    is_damaged = gather(damage is not None)
+    if any(is_damaged) and damage is None:
+        damage = DamagedCheckpoint(f"process {is_damaged.index(True)} cannot read it")
     if damage is not None:
         raise damage
     return result

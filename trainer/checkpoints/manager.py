@@ -19,7 +19,6 @@ import numpy as np
 import orbax.checkpoint as ocp
 from etils import epath
 from flax import traverse_util
-from jax.experimental import multihost_utils
 from orbax.checkpoint.checkpoint_managers import (
     AnyPreservationPolicy,
     LatestN,
@@ -47,6 +46,7 @@ from trainer.checkpoints.integrity import (
     verify,
     wait_for_writes,
 )
+from trainer.multihost import gather
 from trainer.resume.history import CHECKPOINTS, ITEM, record_saved, starts
 
 Tree = Any
@@ -245,7 +245,7 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
             # without this object, which nothing reads.
             if jax.process_index() == 0:
                 (self.folder / ".keep").write_bytes(b"")
-            _sync("folder of checkpoints kept")
+            gather(None)  # all wait until it is there
         options = ocp.CheckpointManagerOptions(
             preservation_policy=AnyPreservationPolicy([LatestN(self.keep_last), _KeepBest(self)]),
             cleanup_tmp_directories=True,
@@ -288,14 +288,14 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
         return RunError(f"{what}; the last good checkpoint is {last}")
 
     def _set_aside(self, steps: Sequence[int]) -> None:
-        _sync("checkpoints listed")
+        gather(None)  # none is renamed before all processes have listed them
         for step in steps:
             self._scores.pop(step, None)
             if jax.process_index() == 0:
                 aside = self.folder / f"{step}.set-aside-{time.strftime('%Y%m%d-%H%M%S')}"
                 folders.rename(path_of(self.folder / str(step)), path_of(aside))
                 logger.warning("checkpoint %d is set aside as %s", step, aside)
-        _sync("checkpoints set aside")
+        gather(None)  # all wait until they are renamed
         self._damaged = []
         if steps:
             self._close()  # it remembers what it saw
@@ -413,11 +413,6 @@ class _KeepBest(PreservationPolicy):
 def signed(metric: float | None, *, higher_is_better: bool) -> float | None:
     """Returns the metric, negated where a lower one is better."""
     return metric if metric is None or higher_is_better else -metric
-
-
-def _sync(name: str) -> None:
-    if jax.process_count() > 1:
-        multihost_utils.sync_global_devices(name)
 
 
 def _by_path(tree: Tree) -> dict[str, Any]:

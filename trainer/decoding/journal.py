@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from configs.errors import UserError
+from configs.json_reader import whole_lines
 from configs.paths import is_remote
 from data.storage.files import atomic_open, atomic_write, write_errors
 from data.storage.folders import local_copy
@@ -39,12 +40,12 @@ class Journal(contextlib.AbstractContextManager["Journal"]):
         """Returns whether the output is there already, made by these settings."""
         if not self.output.exists():
             return False
-        self._compare(self.output, _read(self.settings_file)[:1])
+        self._compare(self.output, whole_lines(self.settings_file)[:1])
         return True
 
     def open(self) -> dict[int, Hypotheses]:
         """Returns the lines that are done; from here on `add` keeps more."""
-        if header := _read(self.journal_file)[:1]:
+        if header := whole_lines(self.journal_file)[:1]:
             self._compare(self.journal_file, header)
         with write_errors(self.journal_file, "give another --output"):
             if is_remote(self.output):
@@ -53,7 +54,7 @@ class Journal(contextlib.AbstractContextManager["Journal"]):
         if is_remote(self.output):
             lock = self.output.with_name(self.output.name + ".lock")
             self._open.enter_context(lock_object(lock, self.output, "decoding", "--output"))
-        entries = _read(self.journal_file)
+        entries = whole_lines(self.journal_file)
         # What a crash left half-written at the end is not taken over.
         kept = "".join(map(_line, entries or [{"settings": self.settings}]))
         if self.journal_file.read_bytes().startswith(kept.encode()):
@@ -98,15 +99,3 @@ class Journal(contextlib.AbstractContextManager["Journal"]):
 
 def _line(entry: Mapping[str, Any]) -> str:
     return json.dumps(entry, ensure_ascii=False) + "\n"
-
-
-def _read(path: Path) -> list[dict[str, Any]]:
-    """Reads the entries of a journal up to the first that is not whole."""
-    entries: list[dict[str, Any]] = []
-    if path.exists():
-        for text in path.read_bytes().decode("utf-8", "replace").split("\n"):
-            try:
-                entries.append(json.loads(text))
-            except (ValueError, RecursionError):
-                break
-    return entries

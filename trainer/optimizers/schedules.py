@@ -30,8 +30,18 @@ class ScheduleSpec:
         raise NotImplementedError
 
 
+@abstract_spec
+class Warmup(ScheduleSpec):
+    """Holds the settings of a schedule that warms up linearly to a peak."""
+
+    peak: Positive = 1e-3
+    """Largest learning rate."""
+    warmup_steps: Count = 100
+    """Steps of the linear warmup; the last of them has the peak."""
+
+
 @spec
-class InverseSqrt(ScheduleSpec):
+class InverseSqrt(Warmup):
     """Warms up linearly to the peak, then decays as peak x sqrt(warmup / update), at the end to 0.
 
     Shazeer and Stern 2018 (Adafactor), section 9, with Mesh-TensorFlow's last-tenth decay.  The
@@ -39,9 +49,7 @@ class InverseSqrt(ScheduleSpec):
     """
 
     peak: Positive = 0.01
-    """Largest learning rate."""
     warmup_steps: Count = 10_000
-    """Steps of the linear warmup; the last of them has the peak."""
     decay_fraction: Fraction = 0.1
     """The share of all steps, at the end, over which the rate falls to zero."""
 
@@ -56,13 +64,9 @@ class InverseSqrt(ScheduleSpec):
 
 
 @spec
-class Cosine(ScheduleSpec):
+class Cosine(Warmup):
     """Warms up linearly to the peak, then decays by half a cosine to a share of it."""
 
-    peak: Positive = 1e-3
-    """Largest learning rate."""
-    warmup_steps: Count = 100
-    """Steps of the linear warmup; the last of them has the peak."""
     final_fraction: Fraction = 0.1
     """Share of the peak that remains at the last step."""
 
@@ -75,13 +79,10 @@ class Cosine(ScheduleSpec):
 
 
 @spec
-class Constant(ScheduleSpec):
+class Constant(Warmup):
     """Warms up linearly, then keeps the rate constant."""
 
-    peak: Positive = 1e-3
-    """Largest learning rate."""
     warmup_steps: Count = 1
-    """Steps of the linear warmup; the last of them has the peak."""
 
     def rate_of_update(self, steps: int) -> Schedule:
         from optax import linear_schedule
@@ -90,17 +91,13 @@ class Constant(ScheduleSpec):
 
 
 @spec
-class WarmupStableDecay(ScheduleSpec):
+class WarmupStableDecay(Warmup):
     """Warms up linearly, keeps the peak, and decays linearly at the end.  Hu et al. 2024 (MiniCPM).
 
     Before the decay the rate does not depend on the number of steps, so a run can go on, while
     copies of it decay from their newest checkpoint.
     """
 
-    peak: Positive = 1e-3
-    """Largest learning rate."""
-    warmup_steps: Count = 100
-    """Steps of the linear warmup; the last of them has the peak."""
     decay_fraction: Fraction = 0.1
     """The share of all steps, at the end, over which the rate decays."""
     decay_from: Count | None = None

@@ -38,7 +38,7 @@ def time_step(run: Run, layout: Layout) -> float:
     A burst takes `BURST_S`; its seconds are the mean of its steps.
     """
     mesh, step_spec = make_mesh(layout), train_step_spec(run, layout)
-    sharding = BatchSharding(layout, mesh, run.batch_sequences, run.microbatches)
+    sharding = BatchSharding.of(run, layout, mesh)
     batch = sharding.to_global_arrays(random_batch(run))
     state = init_state(step_spec, mesh)
     with jax.set_mesh(mesh):
@@ -89,7 +89,7 @@ def rank_layouts(run: Run, hardware: Hardware, configured: Sequence[Layout] = ()
     Tries a third mesh axis with the best one.
     """
     record, devices = record_loss(run), hardware.devices
-    every = {*configured, *candidates(record, devices, rows_of_microbatch(run))}
+    every = {*configured, *candidates(record, devices, run.microbatch_rows)}
     layouts = legal_layouts(run, devices, every)
     if not layouts:
         raise UserError(
@@ -128,17 +128,12 @@ def plan_if_traceable(run: Run, layout: Layout, hardware: Hardware) -> StepPlan 
         return None
 
 
-def rows_of_microbatch(run: Run) -> int:
-    return run.batch_sequences // run.microbatches
-
-
 def legal_layouts(run: Run, devices: int, layouts: Iterable[Layout]) -> list[Layout]:
     """Keeps layouts that divide every microbatch, sorted by name."""
-    rows = rows_of_microbatch(run)
     dividing = (
         layout
         for layout in layouts
-        if rows % batch_shards(layout, mesh_sizes(layout.mesh, devices)) == 0
+        if run.microbatch_rows % batch_shards(layout, mesh_sizes(layout.mesh, devices)) == 0
     )
     return sorted(dividing, key=one_line)
 
@@ -218,9 +213,9 @@ def suggest_slice(plan: StepPlan) -> str:
     *_, largest = offered = offered_slices(topology.kind)
     if devices > largest.devices:
         return f"{needed}; the largest slice, {largest.name}, has {largest.devices:,}."
-    record, rows = record_loss(run), rows_of_microbatch(run)
+    record = record_loss(run)
     by_devices = {other.devices: other for other in reversed(offered) if other.devices >= devices}
     for number, other in sorted(by_devices.items()):
-        if next(candidates(record, number, rows), None) is not None:
+        if next(candidates(record, number, run.microbatch_rows), None) is not None:
             return f"{needed}: try --topology={other.name}."
     return f"{needed}; no slice of that size divides batch and model."

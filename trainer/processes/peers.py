@@ -98,11 +98,10 @@ class Peers:
         self._stop_signal: int | None = None
         self._stop_at: int | None = None
         self._gathered: list[Any] | None = None
-        # Of the hub: what the processes answered, by process.
-        self._checks_of: dict[int, int] = {}
-        self._step_of: dict[int, int] = {}
-        self._left: set[int] = set()
-        self._values_of: dict[int, Any] = {}
+        # Of the hub: what the processes answered, by kind and process.
+        self._answers: dict[str, dict[int, Any]] = {
+            "checks": {}, "step": {}, "value": {}, "left": {}
+        }  # fmt: skip
         self._reporting = False
         threading.Thread(target=self._listen, name="peers", daemon=True).start()
 
@@ -140,7 +139,7 @@ class Peers:
     def leave(self) -> None:
         """Waits until all processes are done.  Their ends are then no losses."""
         with self._changed:
-            self._to_hub(["left"])
+            self._to_hub(["left", None])
             self._changed.wait_for(lambda: self._all_left)
 
     def fail(self, code: int, line: str) -> None:
@@ -212,30 +211,29 @@ class Peers:
         with self._changed:
             if kind == "stop" and not self._frozen and self._stop_at is None:
                 self._to_all(["freeze", values[0]])
-            elif kind == "checks":
-                self._checks_of[sender] = values[0]
-                if len(self._checks_of) == self.count:
-                    self._to_all(["stop_at", max(self._checks_of.values()) + 1])
             elif kind == "stalled" and not self._reporting:
                 self._reporting = True
                 self._after(REPORT_S, self._end_stalled)
                 self._to_all(["report"])
-            elif kind == "step":
-                self._step_of[sender] = values[0]
-                if len(self._step_of) == self.count:
-                    self._end_stalled()
-            elif kind == "value":
-                self._values_of[sender] = values[0]
-                if len(self._values_of) == self.count:
-                    gathered = [self._values_of.pop(index) for index in range(self.count)]
-                    self._to_all(["gathered", gathered])
             elif kind == "failed":
                 self._failed.add(sender)
                 self._to_all(["failed", sender, *values])
-            elif kind == "left":
-                self._left.add(sender)
-                if len(self._left) == self.count:
-                    self._to_all(["all_left"])
+            elif kind in self._answers:
+                answers = self._answers[kind]
+                answers[sender] = values[0]
+                if len(answers) == self.count:
+                    self._all_answered(kind, answers)
+
+    def _all_answered(self, kind: str, answers: dict[int, Any]) -> None:
+        match kind:
+            case "checks":
+                self._to_all(["stop_at", max(answers.values()) + 1])
+            case "step":
+                self._end_stalled()
+            case "value":
+                self._to_all(["gathered", [answers.pop(index) for index in range(self.count)]])
+            case "left":
+                self._to_all(["all_left"])
 
     def _obey(self, sender: int, kind: str, *values: Any) -> None:
         """Handles, in every process, what process 0 says to all."""
@@ -267,7 +265,7 @@ class Peers:
             self._changed.notify_all()
 
     def _end_stalled(self) -> None:
-        self._to_all(["end", STALLED, behind(self._step_of, self.count)])
+        self._to_all(["end", STALLED, behind(self._answers["step"], self.count)])
 
 
 def behind(steps: Mapping[int, int], count: int) -> str:

@@ -5,7 +5,6 @@ import contextlib
 import dataclasses
 import json
 import logging
-import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,13 +12,13 @@ from typing import Any, NamedTuple
 from pydantic.dataclasses import dataclass
 
 from configs.errors import brief
+from configs.json_reader import CHECKSUM, sign, verified
 from data import order
 from data.storage.files import atomic_write
 from trainer.metrics.jsonl import METRICS, Line, read_lines
 
 FILE = "history.jsonl"
 CHECKPOINTS, ITEM, MANIFEST = "checkpoints", "state", "manifest.json"
-CHECKSUM = "crc32"
 
 logger = logging.getLogger(__name__)
 
@@ -67,19 +66,6 @@ class Start:
         if (CHECKSUM in line) != ("settings" in line):  # older versions wrote neither
             raise ValueError("it has no checksum")
         return cls(**{"order": 1, **verified(line)})
-
-
-def sign(fields: Line) -> Line:
-    """Adds a checksum of the fields."""
-    return {**fields, CHECKSUM: zlib.crc32(json.dumps(fields).encode())}
-
-
-def verified(line: Line) -> Line:
-    """Returns the fields that were signed; raises ValueError where they have changed."""
-    fields = {name: value for name, value in line.items() if name != CHECKSUM}
-    if CHECKSUM in line and sign(fields) != line:
-        raise ValueError("its checksum differs")
-    return fields
 
 
 def starts(model_dir: Path) -> list[Start]:

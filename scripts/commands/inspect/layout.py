@@ -21,7 +21,7 @@ from layouts.padding import with_axes
 from layouts.shards import mesh_axes
 from models.api import ModelSpec
 from models.transformer import Transformer
-from scripts.commands.common import setting_origins, settings_of, write_json
+from scripts.commands.common import settings_of, write_json
 from scripts.commands.inspect.flags import InspectLayoutFlags, InspectParamsFlags
 from scripts.terminal import print_table
 from scripts.texts import shortened
@@ -102,7 +102,7 @@ def layout(flags: InspectLayoutFlags) -> None:
     """
     config = settings_of(flags.settings)
     run, layout = config.make(Run), config.make(Layout)
-    sizes, origins = planned_sizes(layout), setting_origins(config)
+    sizes, origins = planned_sizes(layout), config.origins
     tensors = record_loss(run)
     problems = lint(layout, sizes, tensors, with_size_origins(origins))
     if all(problem.severity == "warning" for problem in problems):

@@ -19,7 +19,8 @@ def checkpoint(flags: InspectCheckpointFlags) -> None:
         steps = checkpoints.steps()
         if not steps:
             raise UserError(f"{flags.model_dir}: no checkpoint there.")
-        step = single_checkpoint(checkpoints, flags.checkpoint) or steps[-1]
+        step = single_checkpoint(checkpoints, flags.checkpoint)
+        step = steps[-1] if step is None else step
         arrays = checkpoints.describe(step)
     rows = [
         (path, "x".join(map(str, a.shape)), str(a.dtype), a.size * a.dtype.itemsize)

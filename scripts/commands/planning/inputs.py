@@ -17,7 +17,7 @@ from layouts.cost.collectives import format_mesh
 from layouts.cost.interconnect import Topology, check_offered
 from layouts.layout import Layout
 from layouts.mesh import make_mesh, mesh_sizes
-from scripts.commands.common import setting_origins, settings_of, with_known_steps
+from scripts.commands.common import settings_of, with_known_steps
 from scripts.commands.planning.flags import PlanFlags
 from scripts.terminal import print_note
 from trainer import checks
@@ -49,13 +49,12 @@ class PlanInputs(NamedTuple):
         torus = None
         if self.topology is not None and self.topology.count == 1:  # it has an order
             torus = self.topology.torus
-        origins = setting_origins(self.config)
-        print_note(*checks.check_layout(run, self.layout, self.sizes, origins, torus))
+        print_note(*checks.check_layout(run, self.layout, self.sizes, self.config.origins, torus))
 
     @contextlib.contextmanager
     def explained_errors(self, run: Run, trace_fn: TraceFn) -> Iterator[None]:
         """Turns an error of JAX or an abort that the layout causes into one message."""
-        origins = setting_origins(self.config)
+        origins = self.config.origins
         try:
             with checks.explained_errors(run, self.layout, self.sizes, origins, trace_fn):
                 yield
@@ -65,7 +64,7 @@ class PlanInputs(NamedTuple):
     @property
     def title(self) -> str:
         topology = "" if self.topology is None else f" on {self.topology.name}"
-        return f"{layout_name(setting_origins(self.config))} {format_mesh(self.sizes)}{topology}"
+        return f"{layout_name(self.config.origins)} {format_mesh(self.sizes)}{topology}"
 
 
 def read_inputs(flags: PlanFlags, *layout_files: str) -> PlanInputs:

@@ -20,7 +20,7 @@ from layouts.cost.collectives import format_mesh, size_text
 from layouts.cost.interconnect import Topology
 from layouts.layout import Layout
 from layouts.mesh import mesh_sizes
-from scripts.commands.common import open_output, setting_origins, settings_of, write_json
+from scripts.commands.common import open_output, settings_of, write_json
 from scripts.commands.doctor.machine import installed
 from scripts.commands.planning import page
 from scripts.commands.planning.flags import TuneFlags
@@ -153,7 +153,7 @@ def configured_layouts(config: Config, run: Run, topology: Topology | None) -> l
     torus = None if topology is None else topology.torus
     try:
         sizes = sizes_on(layout, topology)
-        check_layout(run, layout, sizes, setting_origins(config), torus)
+        check_layout(run, layout, sizes, config.origins, torus)
     except UserError as error:
         print_note(f"The layout of the gin files is left out: {error}")
         return []

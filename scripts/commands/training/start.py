@@ -131,7 +131,6 @@ def save_start(
 ) -> None:
     """Writes down what this part of the run is made of, for those that continue it."""
     directory = ModelDir(flags.model_dir)
-    data_dir = absolute(data_dir_of(flags.data_dir, flags.model_dir).expanduser())
     rows = len(prepared.splits["train"])
     print_changes(changes, run.with_steps(rows), step)
     is_layout_given = any(binding.name.startswith("Layout.") for binding in config.bindings())
@@ -139,7 +138,7 @@ def save_start(
         if is_layout_given:
             directory.save_layout(layout)
         directory.save(
-            config, run, prepared.vocabs, step, data_dir=str(data_dir),
+            config, run, prepared.vocabs, step, data_dir=str(absolute(prepared.folder.parent)),
             saved=max(step, last_saved(directory.model_dir)) or None,
             content_hash=prepared.manifest["content_hash"], rows_hash=prepared.rows_hash,
             train_rows=rows,

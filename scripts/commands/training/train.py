@@ -11,7 +11,7 @@ from layouts.cost.hardware import peak_flops
 from layouts.layout import Layout
 from layouts.mesh import make_mesh
 from models.decoding.sampling import Sampling
-from scripts.commands.common import check_same_settings, setting_origins, warn_unused, whole_batch
+from scripts.commands.common import check_same_settings, warn_unused, whole_batch
 from scripts.commands.trained import decode_trace_fn, note_layout
 from scripts.commands.training import start
 from scripts.commands.training.flags import TrainFlags
@@ -52,7 +52,7 @@ def train_locked(flags: TrainFlags) -> None:
     run, layout = config.make(Run), config.make(Layout)
     warn_unused(config, Run, Layout)
     changes = start.changes_since(flags, run, step)
-    mesh, origins = make_mesh(layout), setting_origins(config)
+    mesh, origins = make_mesh(layout), config.origins
     sizes = dict(mesh.shape)
     checks.check_run(run)
     checks.check_vocab_settings(run)
