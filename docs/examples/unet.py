@@ -91,7 +91,8 @@ class Level(nnx.Module):
         )
         weights = weights.with_sizes(D=width, F=width)
         self.wo_ROPFD = weights.normal("ROPFD", fan_in="ROPF")
-        self.scale_F, self.scale_D = weights.ones("F"), weights.ones("D")
+        self.scale_F, self.shift_F = weights.ones("F"), weights.zeros("F")
+        self.scale_D, self.shift_D = weights.ones("D"), weights.zeros("D")
 
     def __call__(self, layout: Layout, x_BZYXD: Array, skip_BZYXD: Array | None = None) -> Array:
         into, out = "BZYXD,ROPDF->BZYXF", "BZYXF,ROPFD->BZYXD"
@@ -99,10 +100,13 @@ class Level(nnx.Module):
         if skip_BZYXD is not None:  # a convolution of both, joined along their channels
             assert self.ws_ROPDF is not None
             h_BZYXF += layout.convolve(into, skip_BZYXD, self.ws_ROPDF[...])
+        h_BZYXF = self.activate(layout, h_BZYXF, "BZYXF", self.scale_F[...], self.shift_F[...])
+        y_BZYXD = layout.convolve(out, h_BZYXF, self.wo_ROPFD[...])
+        return self.activate(layout, y_BZYXD, VOLUME, self.scale_D[...], self.shift_D[...])
+
+    def activate(self, layout: Layout, x: Array, axes: str, scale: Array, shift: Array) -> Array:
         epsilon = self.spec.norm_epsilon
-        h_BZYXF = normed(layout, h_BZYXF, self.scale_F[...], "BZYXF", epsilon)
-        y_BZYXD = layout.convolve(out, jax.nn.relu(h_BZYXF), self.wo_ROPFD[...])
-        return jax.nn.relu(normed(layout, y_BZYXD, self.scale_D[...], VOLUME, epsilon))
+        return jax.nn.relu(normed(layout, x, scale, axes, epsilon, centered=True, shift=shift))
 
 
 class UNetwork(nnx.Module):
@@ -112,6 +116,7 @@ class UNetwork(nnx.Module):
         self.spec = spec
         widths = [spec.d_model << level for level in range(spec.levels)]
         self.stem_ROPD = weights.normal("ROPD", fan_in="ROP")
+        self.bias_D = weights.zeros("D")  # the norms would make all grey levels equal without it
         givens = [spec.d_model, *widths[:-1]]
         pairs = zip(givens, widths, strict=True)
         self.down = nnx.Dict({f"level{i}": Level(spec, weights, *p) for i, p in enumerate(pairs)})
@@ -128,6 +133,7 @@ class UNetwork(nnx.Module):
         to_compute = self.spec.precision.to_compute
         volumes_BZYX = to_compute(layout.reshard(volumes_BZYX, "BZYX")) / 255
         x_BZYXD = layout.convolve("BZYX,ROPD->BZYXD", volumes_BZYX, to_compute(self.stem_ROPD[...]))
+        x_BZYXD += layout.broadcast_like(to_compute(self.bias_D[...]), "D", VOLUME)
         skips = []
         for level in range(self.spec.levels):
             if level:
