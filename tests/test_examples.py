@@ -5,7 +5,6 @@
 
 import functools
 import os
-import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -22,7 +21,7 @@ from layouts.layout import Layout
 from layouts.mesh import make_mesh
 from models.loss import Criterion
 from models.transformer import Transformer
-from tests.toys import ROOT, WHOLE, on_mesh, optax_promotion, packed_rows
+from tests.toys import ROOT, WHOLE, example, on_mesh, optax_promotion, packed_rows
 from trainer.step import TrainStepSpec, init_state, train_step
 
 BOTH = "batch:rows;hidden:cols"
@@ -67,9 +66,7 @@ def test_a_notebook_runs_and_has_its_outputs(path: Path, tmp_path: Path) -> None
 @pytest.fixture(scope="module")
 def mesh_tensorflow() -> ModuleType:
     """The module of docs/examples, imported as a run file does."""
-    imports.allow_folder(ROOT / "docs" / "examples")
-    assert imports.import_module("mesh_tensorflow") is None
-    return sys.modules["mesh_tensorflow"]
+    return example("mesh_tensorflow")
 
 
 MTF_LAYOUTS = [("all:4", "batch:all"), ("all:4", "hidden:all"), ("rows:2,cols:2", BOTH)]

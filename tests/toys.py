@@ -3,13 +3,16 @@
 import contextlib
 import dataclasses
 import pathlib
+import sys
 from collections.abc import Callable, Iterator
+from types import ModuleType
 from typing import Any
 
 import jax
 import numpy as np
 from jax.sharding import NamedSharding
 
+from configs import imports
 from data.mixture import shuffled
 from layouts.axes import letters_of
 from layouts.layout import Layout
@@ -21,6 +24,13 @@ from models.precision import Precision
 from models.transformer import Transformer
 
 ROOT = pathlib.Path(__file__).parent.parent
+
+
+def example(name: str) -> ModuleType:
+    """A module of docs/examples, imported as a run file does."""
+    imports.allow_folder(ROOT / "docs" / "examples")
+    imports.import_module(name)
+    return sys.modules[name]
 
 
 def row_ids(seed: int, step: int, batch_sequences: int, rows: int) -> np.ndarray:

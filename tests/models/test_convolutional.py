@@ -23,9 +23,8 @@ from data.vocabs import Vocabs
 from layouts.candidates import candidates
 from layouts.layout import Layout
 from layouts.mesh import make_mesh
-from models.convolutional import ConvNet
 from models.loss import CROSS_ENTROPY
-from tests.toys import FLOAT64, ROOT, ROUND_OFF, SPLITTABLE, WHOLE
+from tests.toys import FLOAT64, ROOT, ROUND_OFF, SPLITTABLE, WHOLE, example
 from tests.trainer.conftest import optax_types  # noqa: F401
 from trainer.checks import check_layout, check_run, record_loss
 from trainer.evaluate import evaluate
@@ -39,6 +38,7 @@ from trainer.step import TrainStepSpec, init_state, train_step
 
 pytestmark = pytest.mark.usefixtures("float64")
 HEIGHT, WIDTH, CLASSES, ROWS, STEPS = 11, 9, 5, 6, 3
+ConvNet = example("convnet").ConvNet
 SPEC = ConvNet(vocab=CLASSES, channels=3, d_model=4, d_ff=8, layers=2, precision=FLOAT64)
 TASK = ImageTask(
     name="toy", source=Tsv(train="x", validation="x"), height=HEIGHT, width=WIDTH, channels=3
@@ -161,7 +161,7 @@ def test_a_size_that_does_not_divide_is_a_problem_of_the_layout() -> None:
     layout = Layout(mesh="x:4", rules="height:x")
     with pytest.raises(UserError) as error:
         check_layout(RUN, layout, {"x": 4}, {"Layout.rules": "layouts/mine.gin:2"})
-    for part in ("height = 11", "height = 6 does", "models/convolutional.py", '"height:x+"'):
+    for part in ("height = 11", "height = 6 does", "docs/examples/convnet.py", '"height:x+"'):
         assert part in str(error.value)
     check_layout(RUN, dataclasses.replace(layout, rules="height:x+"), {"x": 4}, {})
 

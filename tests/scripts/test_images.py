@@ -7,10 +7,10 @@ import pytest
 
 from data.sources.images import image_text
 from tests.scripts.conftest import Meshloom, call
-from tests.toys import optax_promotion
+from tests.toys import example, optax_promotion
 
 SETTINGS = """
-import models.convolutional
+import convnet
 Run.task = @ImageTask()
 ImageTask.name = "toy"
 ImageTask.source = @Tsv()
@@ -35,6 +35,7 @@ Layout.rules = "height:rows+"
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model of two steps in `run`, with its settings and images beside it."""
+    example("convnet")
     folder, rng = tmp_path_factory.mktemp("images"), np.random.default_rng(0)
     images = rng.integers(0, 256, (21, 7, 5, 1)).astype(np.uint8)
     lines = [f"{image_text(image)}\t{'abc'[i % 3]}\n" for i, image in enumerate(images)]

@@ -1,7 +1,10 @@
-"""Classifies images by a convolutional network: an example of a model that is not a Transformer.
+"""A convolutional network that classifies images, in a module outside of Meshloom.
 
 He et al. 2016, "Identity Mappings in Deep Residual Networks", with the norms of the Transformer.  A
-run file imports this module and says `Run.model = @ConvNet()`.
+run file imports this module:
+
+    meshloom train --model_dir=runs/glyphs --gin_import_path=docs/examples \
+      --gin_file=docs/examples/glyphs.gin
 """
 
 import dataclasses
