@@ -21,7 +21,16 @@ from layouts.layout import Layout
 from layouts.mesh import make_mesh
 from models.loss import Criterion
 from models.transformer import Transformer
-from tests.toys import ROOT, WHOLE, example, on_mesh, optax_promotion, packed_rows
+from tests.toys import (
+    FLOAT64,
+    ROOT,
+    ROUND_OFF,
+    WHOLE,
+    example,
+    on_mesh,
+    optax_promotion,
+    packed_rows,
+)
 from trainer.step import TrainStepSpec, init_state, train_step
 
 BOTH = "batch:rows;hidden:cols"
@@ -103,6 +112,29 @@ def test_the_networks_of_mesh_tensorflow_have_its_layouts(
         strict=True,
     ):
         np.testing.assert_allclose(many, one, rtol=1e-5, atol=1e-6)
+
+
+def test_a_unet_computes_the_same_under_layouts(float64: None) -> None:
+    rng = np.random.default_rng(0)
+    spec = example("unet").UNet(vocab=2, d_model=2, levels=2, kernel=2, precision=FLOAT64)
+    batch = {"volumes_BZYX": rng.integers(0, 256, (2, 8, 6, 4)).astype(np.int32),
+             "targets_BL": rng.integers(0, 2, (2, 192)).astype(np.int32),
+             "segments_BL": np.ones((2, 192), np.int32)}  # fmt: skip
+
+    def computed(layout: Layout) -> list[np.ndarray]:
+        with jax.set_mesh(make_mesh(layout)):
+            model = spec.model(layout)
+            params = jax.jit(model.init)(jax.random.key(0))
+            loss = jax.value_and_grad(lambda p: model.loss(p, batch, Criterion()).objective)
+            return [*map(np.asarray, jax.tree.leaves(jax.jit(loss)(params)))]
+
+    expected = computed(WHOLE)
+    for layout in (
+        Layout(mesh="x:4", rules="depth:x;length:x"),
+        Layout(mesh="x:2,y:2,z:2", rules="batch:z;depth:x+;height:y+;features:x?"),
+    ):
+        for many, one in zip(computed(layout), expected, strict=True):
+            np.testing.assert_allclose(many, one, rtol=0, atol=ROUND_OFF * np.abs(one).max())
 
 
 @pytest.mark.parametrize("name", ["sequence_parallel"])

@@ -38,10 +38,8 @@ def main() -> None:
     volumes = np.asarray(rows.arrays["volumes"][every])
     thresholds = {level: dice(volumes > level, mask) for level in range(255)}
     best = max(thresholds, key=lambda level: thresholds[level])
-    print(
-        f"Dice of {len(rows)} volumes: {dice(is_likeliest == mask, mask):.3f}, of the best ", end=""
-    )
-    print(f"threshold ({best}) {thresholds[best]:.3f}")
+    print(f"Dice of {len(rows)} volumes: {dice(is_likeliest == mask, mask):.3f}")
+    print(f"Dice of the best threshold, {best}: {thresholds[best]:.3f}")
 
 
 if __name__ == "__main__":

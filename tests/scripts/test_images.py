@@ -1,5 +1,9 @@
 """A classifier of images at the command line: what its user types, and what does not fit it."""
 
+import os
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -7,7 +11,7 @@ import pytest
 
 from data.sources.images import image_text
 from tests.scripts.conftest import Meshloom, call
-from tests.toys import example, optax_promotion
+from tests.toys import ROOT, example, optax_promotion
 
 SETTINGS = """
 import convnet
@@ -101,3 +105,43 @@ def test_what_does_not_fit_is_refused(
         f"--gin_file={folder / 'toy.gin'}", f"--gin_param={setting}",
     )  # fmt: skip
     assert answer.code == 2 and part in answer.error
+
+
+def test_a_unet_trains_on_files_of_volumes(run: Meshloom, tmp_path: Path) -> None:
+    rng, examples = np.random.default_rng(0), ROOT / "docs" / "examples"
+    for number in range(6):
+        mask = np.zeros((4, 6, 8), bool)
+        mask[1:3, 2:4, 2:6] = True
+        volume = (mask * 90 + rng.integers(0, 99, mask.shape)).astype(np.uint8)
+        np.savez(tmp_path / f"{number}.npz", volume=volume, mask=mask)
+    settings = {
+        "VolumeTask.source": "@VolumeFiles()", "VolumeFiles.train": f"{tmp_path}/[0-3].npz",
+        "VolumeFiles.validation": f"{tmp_path}/4.npz", "VolumeFiles.test": f"{tmp_path}/5.npz",
+        "VolumeTask.depth": 4, "VolumeTask.height": 6, "VolumeTask.width": 8,
+        "VolumeTask.length": 192, "UNet.d_model": 2, "UNet.levels": 2, "Run.steps": 2,
+        "Cosine.warmup_steps": 1, "Run.batch_sequences": 8, "Layout.mesh": "data:-1",
+    }  # fmt: skip
+    flags = [f"--gin_param={name} = {value if '@' in str(value) else repr(value)}"
+             for name, value in settings.items()]  # fmt: skip
+    train = [
+        f"--model_dir={tmp_path / 'run'}", f"--data_dir={tmp_path}",
+        f"--gin_import_path={examples}", f"--gin_file={examples / 'unet.gin'}", *flags,
+    ]  # fmt: skip
+    with optax_promotion():
+        trained = run("train", *train)
+    assert trained.code == 0 and "voxels/s" in trained.error
+    dice = subprocess.run(
+        [sys.executable, examples / "dice.py", train[0], train[1]],
+        capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert re.search(r"Dice of 1 volumes: [01]\.\d{3}\n", dice.stdout), dice.stderr
+    for setting, part in (
+        ("UNet.levels = 3", "volumes of 4 x 6 x 8 are halved 2 times.  Legal: sides that 4 divide"),
+        ("VolumeTask.length = 191", "a volume of 4 x 6 x 8 has 192 voxels.  Legal: that number"),
+        ("VolumeTask.width = 16", "has 384 voxels"),
+        ("VolumeFiles.train = '/nowhere/*.npz'", "VolumeFiles.train = '/nowhere/*.npz': no such"),
+    ):
+        refused = run(
+            "train", f"--model_dir={tmp_path / 'other'}", *train[1:], f"--gin_param={setting}"
+        )
+        assert refused.code == 2 and part in refused.error, refused
