@@ -80,8 +80,12 @@ def mesh_sizes(text: str, devices: int | None) -> dict[str, int]:
 
 
 def batch_shards(layout: Layout, sizes: Mapping[str, int]) -> int:
-    """Returns the number of shards of a batch; unknown mesh axes are left to the lint."""
-    return math.prod(sizes.get(name, 1) for name in mesh_axes(layout.place("B")[0]))
+    """Returns what the rows of a batch are a multiple of, each of which may be a group of tokens.
+
+    Unknown mesh axes are left to the lint.
+    """
+    places = (mesh_axes(layout.place(letter)[0]) for letter in "BG")
+    return math.lcm(*(math.prod(sizes.get(name, 1) for name in names) for names in places))
 
 
 def make_mesh(layout: Layout) -> Mesh:

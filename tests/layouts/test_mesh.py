@@ -5,7 +5,7 @@ import pytest
 
 from configs.errors import UserError
 from layouts.layout import Layout
-from layouts.mesh import make_mesh, mesh_sizes
+from layouts.mesh import batch_shards, make_mesh, mesh_sizes
 
 
 @pytest.mark.parametrize(
@@ -50,3 +50,9 @@ def test_the_mesh_has_explicit_axes_and_only_the_devices_it_needs() -> None:
     assert dict(mesh.shape) == {"rows": 2, "cols": 2}
     assert set(mesh.axis_types) == {jax.sharding.AxisType.Explicit}
     assert len(set(mesh.devices.flat)) == 4
+
+
+@pytest.mark.parametrize(("rules", "shards"), [("batch:x", 2), ("batch:x;groups:y", 6), ("", 1)])
+def test_rows_divide_over_the_devices_of_groups_too(rules: str, shards: int) -> None:
+    """Without dropped tokens, a row is a group."""
+    assert batch_shards(Layout(rules=rules), {"x": 2, "y": 3}) == shards
