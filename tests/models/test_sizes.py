@@ -69,10 +69,11 @@ def test_gshards_models_have_about_their_published_sizes(name: str) -> None:
     assert count / (1000 * 2**20) == pytest.approx(GSHARD[name], rel=0.02)
 
 
-def test_gshards_dense_baseline_has_its_published_size() -> None:
-    spec, count = counted("gshard_dense_2.3b")
-    assert spec.layers + spec.encoder_layers == 96 and not spec.moes
-    assert f"{count / 1e9:.1f}" == "2.3"
+@pytest.mark.parametrize(("name", "layers"), [("dense_2.3b", 96), ("bilingual_0.4b", 12)])
+def test_gshards_dense_baselines_have_their_sizes(name: str, layers: int) -> None:
+    spec, count = counted(f"gshard_{name}")
+    assert spec.layers + spec.encoder_layers == layers and not spec.moes
+    assert f"{count / 1e9:.1f}b" == name.partition("_")[2]
 
 
 # The Giant Models guide, Table 1, in billions.

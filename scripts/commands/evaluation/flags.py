@@ -75,9 +75,13 @@ class EvaluateFlags(FlagGroup):
 class GainsFlags(FlagGroup):
     """Plots the BLEU gains of models over a baseline, per language, by data size."""
 
-    EXAMPLES = ("meshloom gains --baseline=dense.json --evaluation=moe.json --output=gains.png",)
+    EXAMPLES = (
+        "meshloom gains --baseline=dense.json --evaluation=moe.json --output=gains.png",
+        "meshloom gains --baseline=bilingual --evaluation=moe.json --output=gains.png",
+    )
     baseline: Annotated[str, Flag(metavar="FILE")]
-    """Result of `meshloom evaluate --json=FILE` for a model on the parts of a mixture."""
+    """Result of `meshloom evaluate --json=FILE` for a model on the parts of a mixture; or a folder
+    of results of models for one part each, named as it is: bilingual/de.json."""
     evaluation: Annotated[shared.Strings, Flag(metavar="FILE")]
     """The same for a model to compare. Repeat it for several models."""
     output: Annotated[str, Flag(metavar="FILE", names_output=True)]

@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from pydantic import Field, PositiveInt
 
@@ -18,16 +18,19 @@ from scripts.commands.evaluation.flags import GainsFlags
 from scripts.terminal import print_note, print_table
 from trainer.metrics.plots import import_pyplot
 
-SPAN = 9  # neighbours by data size that the curve averages, as it is drawn in GShard's Figure 6
+SPAN = 10  # neighbours by data size that the curve averages, as in GShard's Figure 6
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Part:
-    """Holds what an evaluation says of one part of a mixture."""
+    """Holds what an evaluation says of one part of a mixture, or of a task of one part."""
 
     bleu: Annotated[float, Field(ge=0, lt=101)]  # round-off may exceed 100
-    train_pairs: PositiveInt
     references_hash: str
+    train_pairs: PositiveInt | None = None
+    """Known of a mixture."""
 
 
 @dataclass(frozen=True)
@@ -55,21 +58,22 @@ def gains(flags: GainsFlags) -> dict[str, Any]:
                     f"{flags.baseline} and {path}: their references for {name} differ.  Evaluate "
                     "both on the same split, with the same --sentences."
                 )
-    names = sorted(baseline, key=lambda name: -baseline[name].train_pairs)
+    all_parts = (baseline, *models.values())
+    pairs_of = {name: max(parts[name].train_pairs or 0 for parts in all_parts) for name in baseline}
+    names = sorted(baseline, key=lambda name: -pairs_of[name])
     gained = {
         path: [parts[name].bleu - baseline[name].bleu for name in names]
         for path, parts in models.items()
     }
     rows = []
     for i, name in enumerate(names):
-        part, differences = baseline[name], (f"{of_model[i]:+.2f}" for of_model in gained.values())
-        rows.append([name, f"{part.train_pairs:,}", f"{part.bleu:.2f}", *differences])
+        differences = (f"{of_model[i]:+.2f}" for of_model in gained.values())
+        rows.append([name, f"{pairs_of[name]:,}", f"{baseline[name].bleu:.2f}", *differences])
     means = {path: statistics.fmean(part_gains) for path, part_gains in gained.items()}
     of_baseline = statistics.fmean(baseline[name].bleu for name in names)
     rows.append(["mean", "", f"{of_baseline:.2f}", *(f"{mean:+.2f}" for mean in means.values())])
     print_table(["part", "train pairs", f"BLEU of {flags.baseline}", *models], rows)
-    pairs = [baseline[name].train_pairs for name in names]
-    draw(flags.output, names, pairs, gained)
+    draw(flags.output, names, [pairs_of[name] for name in names], gained)
     print_note(f"Wrote {flags.output}.")
     result = {
         "baseline": {"mean_bleu": of_baseline},
@@ -83,11 +87,27 @@ def gains(flags: GainsFlags) -> dict[str, Any]:
 
 
 def parts_of(path: str) -> Mapping[str, Part]:
-    """Reads the parts of an evaluation, each with its BLEU and its data size."""
+    """Reads the parts of an evaluation, or of a folder with an evaluation for each, by its name."""
+    folder = path_of(path)
+    if folder.is_dir():
+        files = {file.stem: file for file in sorted(folder.glob("*.json"))}
+        if not files:
+            raise UserError(f"{path}: a folder without evaluations, such as {path}/de.json.")
+        return {name: read_scores(str(file), Part) for name, file in files.items()}
+    return read_scores(path, MixtureScores).parts
+
+
+def read_scores(path: str, kind: type[T]) -> T:
+    """Reads an evaluation of a mixture, or of a task of one part."""
     content = lookup.read_bytes(path, path_of(path))
     try:
-        return read_json(content, MixtureScores, "it").parts
+        return read_json(content, kind, "it")
     except UserError as error:
+        if kind is Part:
+            raise UserError(
+                f"{path}: holds no BLEU ({str(error).rstrip('.')}).  Evaluate one checkpoint of a "
+                "translation: meshloom evaluate --split=test --json=FILE."
+            ) from None
         raise UserError(
             f"{path}: holds no BLEU by part ({str(error).rstrip('.')}).  Evaluate a split of a "
             "mixture, one checkpoint: meshloom evaluate --split=test --json=FILE."
@@ -128,4 +148,4 @@ def moving_average(values: list[float]) -> list[float]:
     [2.0, 2.0, 2.0]
     """
     side = SPAN // 2
-    return [statistics.fmean(values[max(i - side, 0) : i + side + 1]) for i in range(len(values))]
+    return [statistics.fmean(values[max(i - side, 0) : i + side]) for i in range(len(values))]

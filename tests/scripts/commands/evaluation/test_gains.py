@@ -43,6 +43,34 @@ def test_foreign_json_is_refused(tmp_path: Path, part: object) -> None:
     assert not (tmp_path / "gains.png").exists()
 
 
+def test_a_baseline_may_be_a_model_for_each_language(tmp_path: Path) -> None:
+    """Their evaluations have no parts; a folder names them.  The mixture knows the data's size."""
+    (tmp_path / "bilingual").mkdir()
+    for name, bleu in (("de", 20.0), ("fr", 31.0)):
+        result = {"step": 4, "bleu": bleu, "references_hash": name}
+        (tmp_path / "bilingual" / f"{name}.json").write_text(json.dumps(result))
+    parts = {
+        name: {"bleu": 25.0, "train_pairs": pairs, "references_hash": name}
+        for name, pairs in (("de", 100), ("fr", 900))
+    }
+    (tmp_path / "many.json").write_text(json.dumps({"parts": parts}))
+    given = GainsFlags(
+        baseline=str(tmp_path / "bilingual"), evaluation=(str(tmp_path / "many.json"),),
+        output=str(tmp_path / "gains.png"),
+    )  # fmt: skip
+    [model] = gains(given)["models"].values()
+    assert model == {"mean_gain": -0.5, "gains": {"fr": -6.0, "de": 5.0}}
+    (tmp_path / "bilingual" / "fr.json").write_text('{"loss": 3.2}')
+    with pytest.raises(UserError, match=r"fr\.json: holds no BLEU .*Evaluate one checkpoint"):
+        gains(given)
+    (tmp_path / "bilingual" / "fr.json").unlink()
+    with pytest.raises(UserError, match="only one of them has fr"):
+        gains(given)
+    (tmp_path / "bilingual" / "de.json").unlink()
+    with pytest.raises(UserError, match="a folder without evaluations, such as .*de.json"):
+        gains(given)
+
+
 def test_deep_json_is_refused(tmp_path: Path) -> None:
     given = flags(tmp_path, PART)
     (tmp_path / "$x_y_z$ b.json").write_text("[" * 100_000)
