@@ -1,6 +1,7 @@
 """What no check of the layout sees, the trace does: one message, exit code 2, no traceback."""
 
 import dataclasses
+import re
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from layouts.lint.errors import Problem
 from models.loss import Criterion, LossSums
 from models.transformer import TransformerModel
 from tests.scripts.conftest import Meshloom, Place
-from tests.trainer.planning.runs import DENSE, toy_run
+from tests.trainer.planning.runs import DENSE, RUNS, toy_run
 from trainer import checks
 
 # 40 columns of d_ff do not divide over 3 devices, which only the blinded lint lets pass.
@@ -151,6 +152,23 @@ def test_stages_that_idle_much_are_warned_of(repeats: int, microbatches: int, wa
     layout = Layout(mesh="pipe:4", rules="layers:pipe", pipeline_repeats=repeats)
     found = checks.check_bubble(run, layout, {"pipe": 4})
     assert len(found) == bool(warning) and warning in "".join(found)
+
+
+SIDES = "Translation.length or Translation.source_length"
+
+
+@pytest.mark.parametrize(
+    ("kind", "rules", "size"),
+    [
+        ("dense", "batch:x", "batch = 16 (Run.batch_sequences)"),
+        ("microbatches", "batch:x", "batch = 8 (Run.batch_sequences / Run.microbatches)"),
+        ("dense", "length:x", "length = 24 (Task.length)"),
+        ("encoder-decoder", "length:x", f"length = 12 ({SIDES})"),
+    ],
+)
+def test_a_size_that_does_not_divide_names_its_setting(kind: str, rules: str, size: str) -> None:
+    with pytest.raises(UserError, match=re.escape(f"{size} does not divide over x = 7.")):
+        checks.check_layout(RUNS[kind], Layout(mesh="x:7", rules=rules), {"x": 7}, {})
 
 
 def test_weights_of_8_bits_score_nearly_what_stored_ones_score(
