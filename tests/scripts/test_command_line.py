@@ -213,6 +213,14 @@ def test_a_factor_of_logits_is_positive(value: str) -> None:
         cli.cli.main(arguments, standalone_mode=False)
 
 
+@pytest.mark.parametrize(
+    ("flag", "kind"), [("--batch_sequences=x", "integer"), ("--logit_scale=x", "number")]
+)
+def test_a_word_is_no_number_of_a_range(flag: str, kind: str) -> None:
+    with pytest.raises(click.BadParameter, match=rf"'x' is not a valid {kind}\.$"):
+        cli.cli.main(["evaluate", "--model_dir=m", flag], standalone_mode=False)
+
+
 def test_an_integer_beyond_int32_is_refused() -> None:
     with pytest.raises(click.BadParameter, match="2147483648 is above 2147483647"):
         cli.cli.main(["tune", f"--simulate_devices={2**31}"], standalone_mode=False)
