@@ -57,10 +57,8 @@ def mesh_sizes(text: str, devices: int | None) -> dict[str, int]:
     head = f"Layout.mesh = {text!r}"
     try:
         entries = [(name, int(size)) for name, size in pairs(text)]
-    except ValueError as error:
-        raise UserError(
-            f"{head}: {error}  Legal: sizes by mesh axis, as in 'data:2,model:4'."
-        ) from None
+    except ValueError:
+        raise UserError(f"{head}.  Legal: sizes by mesh axis, as in 'data:2,model:4'.") from None
     sizes = dict(entries)
     if len(sizes) < len(entries):
         raise UserError(f"{head}: a mesh axis is named twice.  Name each once.")
