@@ -13,8 +13,10 @@ from data.vocab import make
 from data.vocabs import Vocabs
 from layouts.layout import Layout
 from layouts.lint.errors import Problem
+from layouts.mesh import make_mesh
 from models.loss import Criterion, LossSums
 from models.transformer import TransformerModel
+from scripts.commands.trained import note_layout
 from tests.scripts.conftest import Meshloom, Place
 from tests.trainer.planning.runs import DENSE, RUNS, toy_run
 from trainer import checks
@@ -152,6 +154,16 @@ def test_stages_that_idle_much_are_warned_of(repeats: int, microbatches: int, wa
     layout = Layout(mesh="pipe:4", rules="layers:pipe", pipeline_repeats=repeats)
     found = checks.check_bubble(run, layout, {"pipe": 4})
     assert len(found) == bool(warning) and warning in "".join(found)
+
+
+@pytest.mark.parametrize("size", [2, -1])
+def test_devices_that_a_mesh_leaves_out_are_counted(
+    size: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    layout = Layout(mesh=f"data:{size}", rules="batch:data")
+    note_layout(layout, make_mesh(layout), {})
+    warning = "Warning: Layout.mesh = 'data:2' leaves 6 of 8 devices idle.  A size of -1 takes all."
+    assert capsys.readouterr().err.splitlines()[:-1] == [warning] * (size == 2)
 
 
 SIDES = "Translation.length or Translation.source_length"
