@@ -190,6 +190,14 @@ class Command(click.Command):
             writers[file] = flag
         return rest
 
+    def invoke(self, ctx: click.Context) -> Any:
+        """Keeps click from an end with code 1 where the standard output is closed."""
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError as error:
+            error.errno = None  # by which click knows it
+            raise
+
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         sections: dict[str, list[tuple[str, str]]] = {"Options": []}
         for parameter in self.get_params(ctx):
