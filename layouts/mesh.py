@@ -55,7 +55,7 @@ def mesh_sizes(text: str, devices: int | None) -> dict[str, int]:
     {'data': 2, 'model': 4}
     """
     head = f"Layout.mesh = {text!r}"
-    sizes = numbers_by_axis(text, f"{head}: ", "Legal: sizes by mesh axis, as in 'data:2,model:4'.")
+    sizes = numbers_by_axis(text, head, "Legal: sizes by mesh axis, as in 'data:2,model:4'.")
     if not sizes:
         raise UserError(f"{head} names no axis.  Legal: sizes, as in 'data:2,model:4'.")
     if any(size < 1 and size != -1 for size in sizes.values()):

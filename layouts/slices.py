@@ -38,14 +38,14 @@ def numbers_by_axis(text: str, head: str, example: str) -> dict[str, int]:
     """Parses a number for each mesh axis, one of them perhaps -1; `head` begins what is refused."""
     try:
         entries = [(name, int(number)) for name, number in pairs(text)]
-    except ValueError as error:
-        raise UserError(f"{head}{error}  {example}") from None
+    except ValueError:
+        raise UserError(f"{head}.  {example}") from None
     numbers = dict(entries)
     if len(numbers) < len(entries):
-        raise UserError(f"{head}a mesh axis is named twice.  Name each once.")
+        raise UserError(f"{head}: a mesh axis is named twice.  Name each once.")
     open_axes = sum(number == -1 for number in numbers.values())
     if open_axes > 1:
-        raise UserError(f"{head}only one number may be -1, found {open_axes}.")
+        raise UserError(f"{head}: only one number may be -1, found {open_axes}.")
     return numbers
 
 
@@ -57,24 +57,24 @@ def slice_counts(text: str, mesh: Mapping[str, int], count: int | None = None) -
     >>> slice_counts("data:-1", {"data": 8, "model": 4}, 2)
     {'data': 2, 'model': 1}
     """
-    head = f"Layout.slices = {text!r}: "
+    head = f"Layout.slices = {text!r}"
     given = numbers_by_axis(text, head, EXAMPLE)
     for name, size in given.items():
         if name not in mesh:
             near = did_you_mean(name, mesh)
-            raise UserError(f"{head}no such mesh axis: {name}.{near}  Legal: {', '.join(mesh)}.")
+            raise UserError(f"{head}: no such mesh axis: {name}.{near}  Legal: {', '.join(mesh)}.")
         if size < 1 and size != -1:
-            raise UserError(f"{head}{name}:{size} is not a number of slices.  {EXAMPLE}")
+            raise UserError(f"{head}: {name}:{size} is not a number of slices.  {EXAMPLE}")
     open_axes = [name for name, size in given.items() if size == -1]
     fixed = math.prod(size for size in given.values() if size != -1)
     if open_axes:
         given[open_axes[0]] = max(1, (count or fixed) // fixed)
     if count is not None and math.prod(given.values()) != count:
-        raise UserError(f"{head}these are {math.prod(given.values())} slices, and the devices are "
+        raise UserError(f"{head}: these are {math.prod(given.values())} slices, and the devices are "
                         f"in {count}.  {EXAMPLE}")  # fmt: skip
     for name, size in given.items():
         if mesh[name] % size:
-            raise UserError(f"{head}{size} slices do not divide {name} = {mesh[name]}.")
+            raise UserError(f"{head}: {size} slices do not divide {name} = {mesh[name]}.")
     return {name: given.get(name, 1) for name in mesh}
 
 

@@ -154,9 +154,10 @@ def type_of(kind: Any, flag: Flag) -> click.ParamType | type:
         return click.Choice(flag.choices or typing.get_args(kind))
     if kind in METAVARS and (flag.min, flag.above, flag.max) != (None, None, None):
         ranges: dict[Any, Any] = {int: click.IntRange, float: click.FloatRange}
-        if flag.above is not None:
-            return ranges[kind](flag.above, flag.max, min_open=True)
-        return ranges[kind](flag.min, flag.max)
+        low = flag.min if flag.above is None else flag.above
+        limits: click.ParamType = ranges[kind](low, flag.max, min_open=flag.above is not None)
+        limits.name = "integer" if kind is int else "number"  # in errors; click says "float range"
+        return limits
     return typing.cast(type, kind if kind in METAVARS else str)
 
 
@@ -188,6 +189,14 @@ class Command(click.Command):
                 raise click.UsageError(f"{writers[file]} and {flag} name the same file, {value}.")
             writers[file] = flag
         return rest
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Keeps click from an end with code 1 where the standard output is closed."""
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError as error:
+            error.errno = None  # by which click knows it
+            raise
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         sections: dict[str, list[tuple[str, str]]] = {"Options": []}

@@ -69,7 +69,7 @@ def check_layout(
     run: Run, layout: Layout, mesh_sizes: Sizes, origins: Origins, torus: Torus | None = None
 ) -> list[str]:
     """Raises every error of the layout with this model and batch; returns the warnings."""
-    problems = lint(layout, mesh_sizes, record_loss(run), with_size_origins(origins), torus)
+    problems = lint(layout, mesh_sizes, record_loss(run), with_size_origins(run, origins), torus)
     return [str(problem) for problem in check(layout_name(origins), problems)]
 
 
@@ -149,7 +149,7 @@ def find_untraceable(
         for trace_fn in trace_fns:
             trace_fn(run, layout, abstract_mesh(dict(sizes)))
 
-    context = LintContext(layout, mesh_sizes, record_loss(run), with_size_origins(origins))
+    context = LintContext(layout, mesh_sizes, record_loss(run), with_size_origins(run, origins))
     return find_trace_problem(context, trace)
 
 
@@ -163,9 +163,11 @@ def describe_layout(layout: Layout, origins: Origins) -> str:
     return f"layout {layout_name(origins)} (mesh {layout.mesh!r}, rules {layout.rules!r})"
 
 
-def with_size_origins(origins: Origins) -> dict[str, str]:
+def with_size_origins(run: Run, origins: Origins) -> dict[str, str]:
     """Adds to the origins the settings that decide the sizes of batch and length."""
-    return {"batch": "Run.batch_sequences", "length": "Task.length", **origins}
+    batch = "Run.batch_sequences" + " / Run.microbatches" * (run.microbatches > 1)
+    lengths = " or ".join(f"{type(run.task).__name__}.{name}" for name in run.task.row_lengths)
+    return {"batch": batch, "length": lengths, **origins}
 
 
 def check_run(run: Run) -> None:

@@ -41,7 +41,8 @@ def open_file(name: str) -> ByteFile:
     except OSError as error:
         remote.raise_failure(error)
         reason = error.strerror or "there is no such file"
-        raise UserError(f"{name}: cannot be opened: {reason}.{nearest(name)}") from None
+        hint = nearest(name) if isinstance(error, FileNotFoundError) else ""
+        raise UserError(f"{name}: cannot be opened: {reason}.{hint}") from None
 
 
 class BytesRead:

@@ -84,8 +84,10 @@ class MixedSource(Source):
         for split in splits:
             names = [name for name, part in self.named_parts() if split in part.splits()]
             if twice := sorted({name for name in names if names.count(name) > 1}):
-                kind = type(self).__name__
-                yield f"{kind}.parts: several of {split!r} have the name {', '.join(twice)}."
+                yield (
+                    f"{type(self).__name__}.parts: several of {split!r} have the name "
+                    f"{', '.join(twice)}.  Set a name of its own for each."
+                )
 
     def _rate_problems(self) -> Iterator[str]:
         kind = type(self).__name__

@@ -86,7 +86,7 @@ def _rows_of_file(
                     yield [_text(raw, f"{place}: column {name!r}", errors) for raw, name in named]
     except (pyarrow.ArrowException, OSError) as error:
         remote.raise_failure(error)
-        remedy = "  Copy it again."
+        remedy = "  Mend this row." if is_csv else "  Copy it again."
         if not is_csv and head and not head.startswith((PARQUET_MARK, *ARROW_MARKS)):
             remedy = "  It is none of these: another source reads it."
         first_line = brief(str(error).partition("\n")[0])
@@ -165,6 +165,10 @@ def _field(schema: "pyarrow.Schema", column: str, path: str, setting: str) -> li
             raise UserError(
                 f"{setting}: {path} has no column {column!r}.{did_you_mean(name, known)}  "
                 f"Its columns: {brief(', '.join(known or schema.names))}."
+            )
+        if known.count(name) > 1:
+            raise UserError(
+                f"{setting}: {path} has {known.count(name)} columns {name!r}.  Rename all but one."
             )
         kind = kind.field(name).type
     values = kind.value_type if pyarrow.types.is_dictionary(kind) else kind

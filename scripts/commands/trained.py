@@ -5,6 +5,7 @@ import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
+import jax
 from jax.sharding import Mesh
 
 from configs.errors import UserError
@@ -57,10 +58,15 @@ def trained_models(
 
 
 def note_layout(layout: Layout, mesh: Mesh, origins: Mapping[str, str]) -> None:
-    """Prints the layout of several devices before compilation.
+    """Prints the layout of several devices before compilation, and which devices are left out.
 
     XLA can abort the process while it partitions a program; this line then names the layout.
     """
+    if idle := jax.device_count() - mesh.size:
+        print_note(
+            f"Warning: Layout.mesh = {layout.mesh!r} leaves {idle} of {jax.device_count()} devices "
+            "idle.  A size of -1 takes all."
+        )
     if mesh.size > 1:
         print_note(f"Compiles for {describe_layout(layout, origins)}.")
 

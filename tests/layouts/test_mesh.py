@@ -35,8 +35,10 @@ def test_sizes_by_mesh_axis(text: str, sizes: dict[str, int]) -> None:
         ("data:-1,model:-1", "only one number may be -1, found 2"),
         ("data:-1,model:3", "the sizes multiply to 3, which does not divide the 8 devices"),
         ("data:4,model:4", "needs 16 devices, found 8.  Set one size to -1"),
-        ("data:two", "Legal: sizes by mesh axis, as in 'data:2,model:4'"),
-        ("data=2", "'data=2' in 'data=2': legal is name:name"),
+        *(
+            (text, f"Layout.mesh = {text!r}.  Legal: sizes by mesh axis, as in 'data:2,model:4'.")
+            for text in ("data:two", "data=2", "data : 2", "data:4x", "data:4.0")
+        ),
     ],
 )
 def test_errors_say_what_is_wrong_and_what_is_legal(text: str, message: str) -> None:

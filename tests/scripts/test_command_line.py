@@ -1,5 +1,6 @@
 """Flags from dataclasses, and imports that follow use."""
 
+import errno
 import subprocess
 import sys
 from dataclasses import dataclass, field
@@ -211,6 +212,24 @@ def test_a_factor_of_logits_is_positive(value: str) -> None:
     arguments = ["evaluate", "--model_dir=m", f"--logit_scale={value}"]
     with pytest.raises(click.BadParameter, match="not in the range x>0"):
         cli.cli.main(arguments, standalone_mode=False)
+
+
+def test_a_closed_output_ends_a_command_with_a_code_of_its_own() -> None:
+    """As click 8 does not: it exits with 1, and says nothing."""
+
+    def write(flags: object) -> None:
+        raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+
+    with pytest.raises(BrokenPipeError):
+        command_of("toy", SizeFlags, write).main([], standalone_mode=False)
+
+
+@pytest.mark.parametrize(
+    ("flag", "kind"), [("--batch_sequences=x", "integer"), ("--logit_scale=x", "number")]
+)
+def test_a_word_is_no_number_of_a_range(flag: str, kind: str) -> None:
+    with pytest.raises(click.BadParameter, match=rf"'x' is not a valid {kind}\.$"):
+        cli.cli.main(["evaluate", "--model_dir=m", flag], standalone_mode=False)
 
 
 def test_an_integer_beyond_int32_is_refused() -> None:

@@ -143,6 +143,11 @@ def test_the_files_of_a_subset_give_the_same_bleu(
     numbers = [int(line.split("\t")[1]) for line in lines]
     split = (place.folder / "test.src").read_text().splitlines()
     assert sources == [split[number - 1] for number in numbers] and len(set(numbers)) == 3
+    answer = run("evaluate", place.model_dir, f"--hypotheses={texts}", "--sentences=0")
+    assert answer.code == 2 and "--hypotheses with --sentences=0, which tr" in answer.error
+    for flag in (f"--input={texts}", f"--references={texts}"):
+        answer = run("evaluate", place.model_dir, f"--hypotheses={texts}", flag)
+        assert answer.code == 2 and f"--hypotheses={texts} is also read.  Name" in answer.error
     answer = run("evaluate", place.model_dir, "--checkpoint=80,160", f"--hypotheses={texts}")
     assert answer.code == 2 and "Choose one --checkpoint." in answer.error
 
@@ -230,9 +235,11 @@ def test_n_best_lists_are_ranked_and_rescored(run: Meshloom, place: Place, tmp_p
         entry = json.loads(line)
         kept = [one["rescored"] for one in entry["hypotheses"]]
         np.testing.assert_allclose(kept, [one["score"] for one in entry["hypotheses"]], rtol=1e-4)
-    (tmp_path / "bad").write_text("{}\n")
-    answer = run("rescore", place.model_dir, f"--input={tmp_path / 'bad'}")
-    assert answer.code == 2 and "line 1: not an n-best entry" in answer.error
+    for line in ("{}", "[1]", "no JSON", '{"source": "a", "hypotheses": [{"text": "b"}]}'):
+        (tmp_path / "bad").write_text(f"{line}\n")
+        answer = run("rescore", place.model_dir, f"--input={tmp_path / 'bad'}")
+        assert answer.code == 2 and "line 1: not an n-best entry, a source and" in answer.error
+        assert f"log_probability: {line!r}.  Make the list with" in answer.error
 
 
 def test_scores_of_pairs_add_up_to_the_loss(run: Meshloom, place: Place, tmp_path: Path) -> None:

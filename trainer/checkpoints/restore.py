@@ -178,8 +178,8 @@ def averaged_steps(checkpoints: Checkpoints, step: int | None, average_text: str
     steps = [s for s in checkpoints.steps() if last is None or s <= last]
     if average > len(steps):
         raise UserError(
-            f"--average={average}: there are {len(steps)} checkpoints up to step "
-            f"{last}.  Legal: at most {len(steps)}."
+            f"--average={average}: up to step {last} the run has fewer checkpoints.  Legal: at "
+            f"most {len(steps)}."
         )
     return steps[-average:]
 

@@ -163,7 +163,7 @@ def compared(runs: Mapping[str, RunPlots], split: str, name: str) -> bytes:
             style = "-" if is_training and len(values) > 1 else "o-"
             places = (steps, run.total("tokens", steps), run.total("step_s", steps) / 3600)
             for axes, x in zip(panels, places, strict=True):
-                axes.plot(x, values, style, color=colour, label=label)
+                axes.plot(x, values, style, color=colour, label=label if steps else None)
         for axes, xlabel in zip(panels, ("step", "tokens", "hours of steps"), strict=True):
             axes.set(xlabel=xlabel)
             axes.grid(alpha=0.3)
@@ -178,7 +178,9 @@ def compared(runs: Mapping[str, RunPlots], split: str, name: str) -> bytes:
 def draw_load(axes: Any, load: np.ndarray, **options: Any) -> Any:
     """Draws loads as colours, white where they are even."""
     style = {"aspect": "auto", "interpolation": "nearest", "cmap": "RdBu_r"}
-    return axes.imshow(load, vmin=0, vmax=2, **style, **options)
+    drawn = axes.imshow(load, vmin=0, vmax=2, **style, **options)
+    axes.locator_params(integer=True)  # there is no half of an expert, nor of a step
+    return drawn
 
 
 def curve(lines: list[Line], name: str) -> tuple[list[float], list[float]]:

@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from configs.errors import UserError
+from configs.errors import UserError, brief
 from configs.json_reader import read_json
 from data.sources.pairs import Pair
 from data.task import Task
@@ -86,13 +86,14 @@ def rank(
 
 def _entry(number: int, line: str) -> dict[str, Any]:
     try:
-        entry = read_json(line, dict[str, Any], "it")
+        entry = read_json(line, dict[str, Any], "line")
         for one in entry["hypotheses"]:
             one["text"], one["log_probability"] = str(one["text"]), float(one["log_probability"])
         entry["source"] = str(entry["source"])
         return entry
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError):
         raise UserError(
-            f"line {number}: not an n-best entry ({type(error).__name__}: {error}).  Make the list "
-            "with: meshloom decode --nbest=4 --format=jsonl."
+            f"line {number}: not an n-best entry, a source and hypotheses with text and "
+            f"log_probability: {brief(line)!r}.  Make the list with: meshloom decode --nbest=4 "
+            "--format=jsonl."
         ) from None

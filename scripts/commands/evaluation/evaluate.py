@@ -53,7 +53,11 @@ def check_text(flags: EvaluateFlags, task: Task) -> None:
             "--split=train: half of its answers are rejected ones.  Legal: another split, or "
             "--input=FILE; `meshloom score` scores single answers."
         )
+    if flags.hypotheses is not None and flags.hypotheses in (text.text_file, *text.references):
+        raise UserError(f"--hypotheses={flags.hypotheses} is also read.  Name another file.")
     if task.translates:
+        if flags.hypotheses is not None and flags.sentences == 0:
+            raise UserError("--hypotheses with --sentences=0, which translates none: remove one.")
         return
     if names := [name for name in given if name not in ("--split", "--input")]:
         raise UserError(

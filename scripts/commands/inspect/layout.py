@@ -104,7 +104,7 @@ def layout(flags: InspectLayoutFlags) -> None:
     run, layout = config.make(Run), config.make(Layout)
     sizes, origins = planned_sizes(layout), config.origins
     tensors = record_loss(run)
-    problems = lint(layout, sizes, tensors, with_size_origins(origins))
+    problems = lint(layout, sizes, tensors, with_size_origins(run, origins))
     if all(problem.severity == "warning" for problem in problems):
         traces = trace_train_step, trace_evaluate_step
         untraceable = find_untraceable(run, layout, sizes, origins, *traces)

@@ -51,7 +51,9 @@ def test_names_that_make_no_sense_are_described():
     assert Mixture(parts=parts[:2])
     with pytest.raises(UserError) as error:
         Mixture(parts=parts)
-    assert "Mixture.parts: several of 'train' have the name a." in str(error.value)
+    assert "Mixture.parts: several of 'train' have the name a.  Set a name of its own" in str(
+        error.value
+    )
 
 
 @MIXTURES

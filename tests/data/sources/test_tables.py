@@ -133,7 +133,8 @@ def test_a_folder_of_arrow_files_and_one_that_is_read_as_text(tmp_path):
     [
         (b"text\n", "is empty: it has no row"),
         (b"", "is empty: it has no row|no column 'text'"),
-        (b"text,b\n1,2\n1,2,3\n", "cannot be read as Parquet, Arrow or .csv .*got 3"),
+        (b"text,b\n1,2\n1,2,3\n", r"cannot be read as Parquet.*got 3.*Mend this row\."),
+        (b"text,text\n1,2\n", r"has 2 columns 'text'\.  Rename all but one\."),
         (b"text\na\xff\n", "row 1: column 'text': byte 2 is 0xff"),
         (b"a;b\n1;2\n", "no column 'text'.*Its columns: a;b"),
     ],

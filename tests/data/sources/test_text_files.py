@@ -92,6 +92,13 @@ def test_a_link_to_nothing_is_not_proposed_for_itself(tmp_path):
         list(TextFiles(train=f"{tmp_path}/link.txt").lines("train"))
 
 
+def test_no_other_file_is_proposed_for_a_folder(tmp_path):
+    for name in ("texts", "texts2"):
+        (tmp_path / name).mkdir()
+    with pytest.raises(UserError, match=r"texts: cannot be opened: Is a directory\.$"):
+        list(read_lines(f"{tmp_path}/texts"))
+
+
 def test_a_folder_names_the_ending_of_most_of_its_files(tmp_path):
     for name in ("README.md", "a.jsonl", "b.jsonl"):
         (tmp_path / name).write_text("x\n")

@@ -1,6 +1,7 @@
 """What no check of the layout sees, the trace does: one message, exit code 2, no traceback."""
 
 import dataclasses
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,12 @@ from data.vocab import make
 from data.vocabs import Vocabs
 from layouts.layout import Layout
 from layouts.lint.errors import Problem
+from layouts.mesh import make_mesh
 from models.loss import Criterion, LossSums
 from models.transformer import TransformerModel
+from scripts.commands.trained import note_layout
 from tests.scripts.conftest import Meshloom, Place
-from tests.trainer.planning.runs import DENSE, toy_run
+from tests.trainer.planning.runs import DENSE, RUNS, toy_run
 from trainer import checks
 
 # 40 columns of d_ff do not divide over 3 devices, which only the blinded lint lets pass.
@@ -151,6 +154,33 @@ def test_stages_that_idle_much_are_warned_of(repeats: int, microbatches: int, wa
     layout = Layout(mesh="pipe:4", rules="layers:pipe", pipeline_repeats=repeats)
     found = checks.check_bubble(run, layout, {"pipe": 4})
     assert len(found) == bool(warning) and warning in "".join(found)
+
+
+@pytest.mark.parametrize("size", [2, -1])
+def test_devices_that_a_mesh_leaves_out_are_counted(
+    size: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    layout = Layout(mesh=f"data:{size}", rules="batch:data")
+    note_layout(layout, make_mesh(layout), {})
+    warning = "Warning: Layout.mesh = 'data:2' leaves 6 of 8 devices idle.  A size of -1 takes all."
+    assert capsys.readouterr().err.splitlines()[:-1] == [warning] * (size == 2)
+
+
+SIDES = "Translation.length or Translation.source_length"
+
+
+@pytest.mark.parametrize(
+    ("kind", "rules", "size"),
+    [
+        ("dense", "batch:x", "batch = 16 (Run.batch_sequences)"),
+        ("microbatches", "batch:x", "batch = 8 (Run.batch_sequences / Run.microbatches)"),
+        ("dense", "length:x", "length = 24 (Task.length)"),
+        ("encoder-decoder", "length:x", f"length = 12 ({SIDES})"),
+    ],
+)
+def test_a_size_that_does_not_divide_names_its_setting(kind: str, rules: str, size: str) -> None:
+    with pytest.raises(UserError, match=re.escape(f"{size} does not divide over x = 7.")):
+        checks.check_layout(RUNS[kind], Layout(mesh="x:7", rules=rules), {"x": 7}, {})
 
 
 def test_weights_of_8_bits_score_nearly_what_stored_ones_score(

@@ -64,6 +64,29 @@ def test_a_comparison_marks_a_run_of_one_step(
     pyplot.close(figure)
 
 
+def test_a_comparison_names_the_runs_that_it_draws(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = {}
+    for name in ("evaluated", "other"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "metrics.jsonl").write_text('{"step": 1, "loss": 3, "tokens": 9}\n')
+        runs[name] = RunPlots(tmp_path / name)
+    runs["evaluated"].checks.append({"step": 1, "loss": 2.0})
+    monkeypatch.setattr(plots, "png_of", lambda draw: draw(pyplot))
+    figure: Any = plots.compared(runs, "validation", "loss")
+    assert [text.get_text() for text in figure.axes[0].get_legend().texts] == ["evaluated"]
+    pyplot.close(figure)
+
+
+def test_experts_and_steps_are_whole_numbers() -> None:
+    figure, axes = pyplot.subplots()
+    plots.draw_load(axes, np.ones((4, 2)), extent=(1, 3, 3.5, -0.5))
+    for ticks in (axes.get_xticks(), axes.get_yticks()):
+        assert len(ticks) and not np.any(ticks % 1)
+    pyplot.close(figure)
+
+
 def keys_of(tree: object) -> set[str]:
     if not isinstance(tree, dict):
         return set()

@@ -67,7 +67,7 @@ def test_a_baseline_may_be_a_model_for_each_language(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="only one of them has fr"):
         gains(given)
     (tmp_path / "bilingual" / "de.json").unlink()
-    with pytest.raises(UserError, match="a folder without evaluations, such as .*de.json"):
+    with pytest.raises(UserError, match=r"a folder without evaluations, such as .*de\.json"):
         gains(given)
 
 
