@@ -70,10 +70,8 @@ def slice_counts(text: str, mesh: Mapping[str, int], count: int | None = None) -
     if open_axes:
         given[open_axes[0]] = max(1, (count or fixed) // fixed)
     if count is not None and math.prod(given.values()) != count:
-        raise UserError(
-            f"{head}: these are {math.prod(given.values())} slices, and the devices are in {count}.  "
-            f"{EXAMPLE}"
-        )
+        made = math.prod(given.values())
+        raise UserError(f"{head}: {made} slices, and the devices are in {count}.  {EXAMPLE}")
     for name, size in given.items():
         if mesh[name] % size:
             raise UserError(f"{head}: {size} slices do not divide {name} = {mesh[name]}.")

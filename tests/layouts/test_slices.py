@@ -87,7 +87,7 @@ def test_several_slices_of_tpus_need_a_word() -> None:
         ("data:0", "data:0 is not a number of slices."),
         ("data:2,data:4", "a mesh axis is named twice."),
         ("data:-1,model:-1", "only one number may be -1, found 2."),
-        ("data:4", "these are 4 slices, and the devices are in 6."),
+        ("data:4", "4 slices, and the devices are in 6."),
         ("model:6", "6 slices do not divide model = 4."),
     ],
 )
