@@ -103,14 +103,10 @@ def read_scores(path: str, kind: type[T]) -> T:
     try:
         return read_json(content, kind, "it")
     except UserError as error:
-        if kind is Part:
-            raise UserError(
-                f"{path}: holds no BLEU ({str(error).rstrip('.')}).  Evaluate one checkpoint of a "
-                "translation: meshloom evaluate --split=test --json=FILE."
-            ) from None
+        what = "BLEU" if kind is Part else "BLEU by part"
         raise UserError(
-            f"{path}: holds no BLEU by part ({str(error).rstrip('.')}).  Evaluate a split of a "
-            "mixture, one checkpoint: meshloom evaluate --split=test --json=FILE."
+            f"{path}: holds no {what} ({str(error).rstrip('.')}).  Evaluate one checkpoint: "
+            "meshloom evaluate --split=test --json=FILE."
         ) from None
 
 
