@@ -208,6 +208,15 @@ def test_an_empty_text_has_no_scores(run: Meshloom, trained: Place) -> None:
     assert (answer.code, answer.out) == (0, "log_likelihood\twords\ttokens\n")
 
 
+def test_pairs_that_a_language_model_scores_as_texts_are_noted(
+    run: Meshloom, trained: Place, tmp_path: Path
+) -> None:
+    (tmp_path / "pairs.tsv").write_text("kara lost\nkara\tlost\n")
+    answer = run("score", trained.model_dir, f"--input={tmp_path / 'pairs.tsv'}")
+    assert answer.code == 0 and len(answer.out.splitlines()) == 3
+    assert "1 of 2 lines have tabs; toy scores them as texts." in answer.error
+
+
 def test_an_output_may_be_a_device(run: Meshloom) -> None:
     settings = ["inspect", "settings", "Run.steps"]
     assert run(*settings, "--json=/dev/null").code == 0

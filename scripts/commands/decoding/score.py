@@ -20,7 +20,14 @@ from trainer.traces import trace_score_step
 def score_file(flags: ScoreFlags) -> None:
     """Scores each line, or each pair of a source and a target with a tab between."""
     lines = input_lines(flags.input)
-    scores = scores_of(flags, lambda task: lines)
+
+    def lines_for(task: Task) -> Sequence[str]:
+        tabs = sum("\t" in line for line in lines)
+        if tabs and not task.takes_pairs:
+            print_note(f"{tabs} of {len(lines)} lines have tabs; {task.name} scores them as texts.")
+        return lines
+
+    scores = scores_of(flags, lines_for)
     with open_output(flags.output) as file:
         file.write("log_likelihood\twords\ttokens\n")
         file.writelines(f"{s.log_likelihood:.6f}\t{s.words}\t{s.tokens}\n" for s in scores)

@@ -18,7 +18,7 @@ from layouts.cost.interconnect import Topology, check_offered
 from layouts.layout import Layout
 from layouts.mesh import make_mesh, mesh_sizes
 from scripts.commands.common import settings_of, with_known_steps
-from scripts.commands.planning.flags import PlanFlags
+from scripts.commands.planning.flags import PlanFlags, TuneFlags
 from scripts.terminal import print_note
 from trainer import checks
 from trainer.checks import TraceFn, describe_layout, layout_name
@@ -71,7 +71,7 @@ def read_inputs(flags: PlanFlags, *layout_files: str) -> PlanInputs:
     """Reads what the flags of a plan name, under a layout file if one is given."""
     files = (*flags.settings.gin_file, *layout_files)
     config = settings_of(dataclasses.replace(flags.settings, gin_file=files))
-    inputs = PlanInputs.read(config, parse_topology(flags.topology))
+    inputs = PlanInputs.read(config, parse_topology(flags))
     run = inputs.run
     if flags.tokens is None:
         run = with_known_steps(run, flags.settings.model_dir, flags.data_dir)
@@ -105,11 +105,13 @@ def named_layouts(files: Iterable[str]) -> dict[str, str]:
     return {stem if counts[stem] == 1 else file: file for file, stem in stems.items()}
 
 
-def parse_topology(name: str | None) -> Topology | None:
+def parse_topology(flags: PlanFlags | TuneFlags) -> Topology | None:
     """Reads a slice of TPUs that Google Cloud offers, or nodes of GPUs."""
-    if name is None:
+    if flags.topology is None:
         return None
-    topology = Topology.named(name)
+    if flags.devices.simulate_devices is not None:
+        raise UserError("--simulate_devices has no effect on --topology.  Remove one of them.")
+    topology = Topology.named(flags.topology)
     check_offered(topology)
     return topology
 

@@ -57,7 +57,7 @@ SECONDS = {"s": 1, "m": 60, "h": 3600}
 def tune(flags: TuneFlags) -> None:
     """Searches layout, microbatches, recomputation and compiler options of a run."""
     config, budget_s = settings_of(flags.settings), parse_duration(flags.budget)
-    run, topology = with_largest_batch(config.make(Run)), parse_topology(flags.topology)
+    run, topology = with_largest_batch(config.make(Run)), parse_topology(flags)
     check_flags(flags, topology, compiles=budget_s > 0)
     check_run(run)
     configured = configured_layouts(config, run, topology)

@@ -109,6 +109,9 @@ def test_a_plan_for_gpus_is_a_range(
     assert "The compiler for GPUs is not installed" in answer.error
     refused = run("tune", *toy(tmp_path)[1:], "--topology=b200:1x2")
     assert refused.code == 2 and "plan-gpu" in refused.error
+    for command in ("plan", "tune"):
+        refused = run(command, *toy(tmp_path)[1:], "--topology=b200:1x2", "--simulate_devices=2")
+        assert refused.code == 2 and "no effect on --topology.  Remove one" in refused.error
 
 
 def test_collectives_are_summed_by_line() -> None:
