@@ -10,13 +10,12 @@ from pathlib import Path
 import pytest
 
 from configs.errors import UserError
-from data.sources.images import Glyphs
 from data.sources.pair_kinds import Phrases
 from data.sources.tfds import Tfds
 from scripts.commands.serving.flags import ServeFlags
 from scripts.commands.serving.serve import serve
 from scripts.commands.shared_flags import CheckpointFlags
-from tests.toys import ROOT
+from tests.toys import ROOT, example
 from trainer.metrics.plots import png_of
 
 SERVED = ServeFlags(model=CheckpointFlags(model_dir=Path("x")))
@@ -89,7 +88,7 @@ def test_the_lock_of_the_installer_is_its_entry_alone(tmp_path: Path) -> None:
     ("package", "extra", "use"),
     [
         ("matplotlib", "plot", lambda: png_of(lambda pyplot: pyplot.figure())),
-        ("matplotlib", "plot", lambda: next(Glyphs().read("train"))),
+        ("matplotlib", "plot", lambda: next(example("glyphs").Glyphs().read("train"))),
         ("babel", "phrases", lambda: next(Phrases(train=1).read("train"))),
         ("babel", "phrases", lambda: Phrases().fingerprint()),
         ("tensorflow_datasets", "tfds", lambda: next(Tfds(name="lm1b").lines("train"))),

@@ -47,7 +47,7 @@ class ImageTask(Task):
     """Defines a task of pairs of an image, written as plain PGM or PPM, and its label."""
 
     source: Pairs
-    """Where the pairs come from: files of pairs, or @Glyphs()."""
+    """Where the pairs come from, such as files of pairs."""
     vocab: Labels = Labels()
     """The labels are those of the training split."""
     length: Literal[1] = 1

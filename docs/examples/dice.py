@@ -34,7 +34,7 @@ def main() -> None:
         rows, trained = prepared.splits["test"], models.restore(None)
         _, is_likeliest = row_losses(trained, rows, batch_of(trained, None))
     every = np.arange(len(rows))
-    mask = np.asarray(rows.targets_BL[every]) == models.vocabs.target.labels.index("object")
+    mask = np.asarray(rows.targets_BL[every]) == models.vocabs.target.encode(["object"])[0][0]
     volumes = np.asarray(rows.arrays["volumes"][every])
     thresholds = {level: dice(volumes > level, mask) for level in range(255)}
     best = max(thresholds, key=lambda level: thresholds[level])

@@ -120,7 +120,7 @@ class UNetwork(nnx.Module):
         givens = [spec.d_model, *widths[:-1]]
         pairs = zip(givens, widths, strict=True)
         self.down = nnx.Dict({f"level{i}": Level(spec, weights, *p) for i, p in enumerate(pairs)})
-        self.up, self.larger = nnx.Dict(), nnx.Dict()
+        self.up, self.larger = nnx.Dict[Level](), nnx.Dict[Any]()
         for level, width in enumerate(widths[:-1]):
             twice = weights.with_sizes(D=2 * width, F=width, R=2, O=2, P=2)
             self.larger[f"level{level}"] = nnx.Dict(w_ROPDF=twice.normal("ROPDF", fan_in="D"))
@@ -134,7 +134,7 @@ class UNetwork(nnx.Module):
         volumes_BZYX = to_compute(layout.reshard(volumes_BZYX, "BZYX")) / 255
         x_BZYXD = layout.convolve("BZYX,ROPD->BZYXD", volumes_BZYX, to_compute(self.stem_ROPD[...]))
         x_BZYXD += layout.broadcast_like(to_compute(self.bias_D[...]), "D", VOLUME)
-        skips = []
+        skips: list[tuple[Layout, Array]] = []
         for level in range(self.spec.levels):
             if level:
                 x_BZYXD = layout.pool(VOLUME, x_BZYXD, HALF)
@@ -258,7 +258,8 @@ class VolumeTask(Task):
     def part_of_text(
         self, name: str, part: Pairs, split: str, digest: "hashlib._Hash"
     ) -> PartOfText:
-        return PartOfText(name, hashed(part.read(split), digest, hashed_pair), Counter())
+        pairs = hashed(part.read(split), digest, hashed_pair)
+        return PartOfText(name, pairs, Counter())
 
     def chunk_packer(self, vocabs: Vocabs) -> PackChunk:
         return lambda pairs, tag, training: self.packed(pairs, vocabs)

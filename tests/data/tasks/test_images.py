@@ -7,14 +7,15 @@ import pytest
 
 from configs.errors import UserError
 from data.cache import prepare
-from data.sources import images as glyphs
-from data.sources.images import Glyphs, image_of, image_text
+from data.sources.images import image_of, image_text
 from data.sources.pair_kinds import Tsv
 from data.sources.pairs import Pair
 from data.tasks.images import ImageTask
 from data.tokenizers.labels import Labels, LabelVocab
 from data.vocabs import Vocabs, load_vocab
+from tests.toys import example
 
+glyphs = example("glyphs")
 LINES = [
     "P2 3 2 255 0 1 2 3 4 255\tdog",
     "P2 3 2 255 9 9 9 9 9 9\tcat",
@@ -96,7 +97,7 @@ def test_whole_labels_are_not_held_out_of_training() -> None:
 
 
 def test_glyphs_are_the_same_each_time_and_whole() -> None:
-    source = Glyphs(side=24, count=1)
+    source = glyphs.Glyphs(side=24, count=1)
     first, again = (list(source.read("validation")) for _ in range(2))
     assert first == again and len(first) == len(glyphs.FONTS["validation"]) * 36
     images = [image_of(pair.source) for pair in first]
