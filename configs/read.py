@@ -112,6 +112,7 @@ class Reader:
         self.bound: dict[str, Binding] = {}
         self.imports: list[str] = []
         self.problems: list[str] = []
+        self.lacks_modules = False  # which may define any spec
         self.statements: list[tuple[str, Any]] = []
 
     def file(self, name: str, origin: str = "", outer: tuple[Path, ...] = ()) -> None:
@@ -178,7 +179,7 @@ class Reader:
     def _check_spec(self, origin: str, name: str) -> bool:
         if name in ABSTRACT:
             self.problems.append(f"{origin}: {cannot_make(ABSTRACT[name])}")
-        elif name not in SPECS:
+        elif name not in SPECS and not self.lacks_modules:
             near = did_you_mean(name, SPECS)
             known = ", ".join(sorted(SPECS))
             self.problems.append(f"{origin}: no spec is named {name}.{near}  Legal: {known}.")
@@ -226,6 +227,7 @@ class Reader:
             case config_parser.ImportStatement():
                 if problem := import_module(statement.module):
                     self.problems.append(f"{origin}: import {statement.module}: {problem}")
+                    self.lacks_modules = True
                 self.imports.append(statement.module)
             case config_parser.BindingStatement():
                 scope = f"{statement.scope}/" if statement.scope else ""

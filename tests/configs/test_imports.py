@@ -38,6 +38,8 @@ def test_a_missing_module_is_reported_but_a_broken_one_raises(write, imported):
     assert error.startswith(
         "run.gin:1: import no_such_module_here.mine: no module named no_such_module_here."
     )
+    unknown = "import no_such_module_here.mine\nUnknown.size = 3\nGinMine.x = @Unknown()\n"
+    assert message(write(unknown)) == error  # the module may define what is not known
     write("import no_such_module_there\n", "gin_broken.py")
     with pytest.raises(ModuleNotFoundError, match="no_such_module_there"):
         load([write("import gin_broken\n")])
