@@ -7,7 +7,7 @@ own, and masks what lies outside of the image.
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -88,10 +88,15 @@ class Equation(NamedTuple):
     ) -> list["Window"]:
         """Returns the windows of a kernel of this shape, in the order of its axes."""
         sizes = [kernel[self.kernel.index(axis)] for axis in self.sliding]
-        ones = (1,) * len(sizes)
-        paddings = [padding] * len(sizes) if isinstance(padding, str) else padding
-        settings = (strides or ones, dilation or ones, base_dilation or ones, paddings)
-        return [Window(*each) for each in zip(sizes, *settings, strict=True)]
+        whole: list[Any] = [padding] * len(sizes) if isinstance(padding, str) else [*padding]
+        paddings = [tuple(each) if isinstance(each, list) else each for each in whole]
+        numbers = [[1] * len(sizes) if x is None else x for x in (strides, dilation, base_dilation)]
+        if {len(sizes)} != {*map(len, (*numbers, paddings))}:
+            raise ValueError(
+                f"convolve {self}: legal are {len(sizes)} strides, dilations and paddings, for "
+                f"{', '.join(self.sliding)}."
+            )
+        return [Window(*each) for each in zip(sizes, *numbers, paddings, strict=True)]
 
     def convolve(self, x: Array, kernel: Array, windows: Sequence["LocalWindow"]) -> Array:
         """Convolves whole images by a kernel, group by group."""
@@ -139,6 +144,14 @@ class Window:
     base_dilation: int = 1
     """Rows from one row of the image to the next, with zeros between them."""
     padding: Padding = "SAME"
+
+    def __post_init__(self) -> None:
+        numbers = (self.kernel, self.stride, self.dilation, self.base_dilation)
+        if not all(isinstance(number, int) and number > 0 for number in numbers):
+            raise ValueError(f"{self}: legal are whole numbers of at least 1.")
+        pair = self.padding if isinstance(self.padding, tuple) else ()
+        if self.padding not in ("SAME", "VALID") and [*map(type, pair)] != [int, int]:
+            raise ValueError(f"{self}: legal padding is 'SAME', 'VALID' or two whole numbers.")
 
     @property
     def span(self) -> int:
@@ -315,6 +328,8 @@ def pooling(
     """Returns what reduces each window to its largest number or its sum."""
     if not windows or not {*windows} <= {*axes}:
         raise ValueError(f"pool {axes!r}: windows along {[*windows]}.  Legal: some of {[*axes]}.")
+    if kind not in ("max", "sum"):
+        raise ValueError(f"pool {axes!r}: kind {kind!r}.  Legal: 'max' or 'sum'.")
     fill, combine = (-jnp.inf, jax.lax.max) if kind == "max" else (0, jax.lax.add)
 
     def compute(x: Array, local: Sequence[LocalWindow]) -> Array:
@@ -323,8 +338,11 @@ def pooling(
             axis = axes.index(letter)
             sizes[axis], strides[axis] = window.kernel, window.stride
             x = pad(x, axis, (low, high, 0), fill)
-        init = np.array(fill, x.dtype)
-        return jax.lax.reduce_window(x, init, combine, sizes, strides, "VALID")
+        # Sums of many numbers are large.
+        wide = x.astype(jnp.float32) if jnp.finfo(x.dtype).bits < 32 else x
+        init = np.array(fill, wide.dtype)
+        y = jax.lax.reduce_window(wide, init, combine, sizes, strides, "VALID")
+        return y.astype(x.dtype)
 
     return Work(f"pool {axes}", (axes,), axes, "", windows, fill, compute, by_letter)
 

@@ -224,6 +224,8 @@ class Layout:
         Strides are the sizes of the windows where they are not given.
         """
         strides = {**window, **(strides or {})}
+        if unused := strides.keys() - window.keys():
+            raise ValueError(f"pool {axes!r}: strides along {[*unused]}, without a window.")
         windows = {
             axis: convolution.Window(size, strides[axis], padding=padding)
             for axis, size in window.items()
@@ -234,6 +236,8 @@ class Layout:
     def _slide(self, work: convolution.Work, operands: Sequence[Array]) -> Array:
         """Slides windows over the first operand; each mesh axis splits one axis of the work."""
         image = work.operands[0]
+        if not jnp.issubdtype(operands[0].dtype, jnp.floating):
+            raise ValueError(f"{work.name}: images of {operands[0].dtype}.  Legal: floating point.")
         sizes = dict(zip(image, self.unpadded_shape(image, operands[0].shape), strict=True))
         results = work.sizes_of_result(sizes, [x.shape for x in operands])
         shape = self.padded_shape(work.result, tuple(results.values()))

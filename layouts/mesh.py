@@ -79,12 +79,12 @@ def mesh_sizes(text: str, devices: int | None) -> dict[str, int]:
     return sizes
 
 
-def batch_shards(layout: Layout, sizes: Mapping[str, int]) -> int:
-    """Returns what the rows of a batch are a multiple of, each of which may be a group of tokens.
+def batch_shards(layout: Layout, sizes: Mapping[str, int], *, rows_are_groups: bool = False) -> int:
+    """Returns what the rows of a batch are a multiple of, if experts take each as a group or not.
 
     Unknown mesh axes are left to the lint.
     """
-    places = (mesh_axes(layout.place(letter)[0]) for letter in "BG")
+    places = (mesh_axes(layout.place(letter)[0]) for letter in "BG"[: 1 + rows_are_groups])
     return math.lcm(*(math.prod(sizes.get(name, 1) for name in names) for names in places))
 
 

@@ -180,7 +180,7 @@ def uncompilable(case: Case) -> Iterator[Failure]:
 
 def decoded_rows(run: Run, layout: Layout) -> int:
     """Returns the rows of a batch that is decoded or scored: what divides, as commands round it."""
-    shards = batch_shards(layout, mesh_sizes(layout.mesh, None))
+    shards = batch_shards(layout, mesh_sizes(layout.mesh, None), rows_are_groups=True)
     return -(-run.batch_sequences // run.microbatches // shards) * shards
 
 
@@ -409,7 +409,7 @@ def result(case: Case, rows: int, folder: str | None) -> Result:
     with jax.set_mesh(mesh):
         batch = BatchSharding(model.layout, mesh, rows).to_global_arrays(rows_of(run, rows))
         numbers["score"] = np.asarray(token_losses(model, params, batch).loss_BL)
-        sharding = BatchSharding(model.layout, mesh, run.batch_sequences, run.microbatches)
+        sharding = BatchSharding.of(run, model.layout, mesh)
         host_batch = rows_of(run, run.batch_sequences)
         batch = sharding.to_global_arrays(host_batch)
         gradients, sums = step_gradients(padding.step_spec, params, batch)

@@ -290,10 +290,37 @@ def test_pools_of_split_images_are_those_of_whole_ones(
     check_split(layout, split, whole, x_BYXD)
 
 
+def test_sums_of_bfloat16_do_not_stop_at_256() -> None:
+    whole = Layout(mesh="x:1", rules="")
+    with jax.set_mesh(make_mesh(whole)):
+        sums = whole.pool("BYX", jnp.ones((1, 40, 40), "bfloat16"), {"Y": 40, "X": 40}, kind="sum")
+    assert sums.dtype == jnp.bfloat16 and float(sums[0, 0, 0]) == 1600
+
+
 def test_what_is_no_convolution_is_an_error() -> None:
     for equation in ("BYXD,OPDF->BYX", "BYXD,DF->BF", "BYXD,OPDF", "BLYXD,OPDF->BLYXF"):
         with pytest.raises(ValueError, match=r"convolve '.*legal are equations such as"):
             ROWS.convolve(equation, jnp.zeros((1, 8, 8, D)), jnp.zeros((3, 3, D, F)))
+    x, w = jnp.zeros((1, 8, 8, D)), jnp.zeros((3, 3, D, F))
+    for named, message in (
+        ({"padding": "valid"}, "legal padding is 'SAME', 'VALID' or two"),
+        ({"padding": (1, 1)}, "legal padding is"),
+        ({"padding": ((1, 2, 3), (1, 1))}, "legal padding is"),
+        ({"strides": (0, 1)}, "whole numbers of at least 1"),
+        ({"dilation": (1, 1.5)}, "whole numbers of at least 1"),
+        ({"strides": (2,)}, "legal are 2 strides, dilations and paddings, for O, P"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            ROWS.convolve(EQUATION, x, w, **named)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"images of int32\.  Legal: floating point"):
+        ROWS.convolve(EQUATION, x.astype(int), w)
+    for named, message in (
+        ({"kind": "mean"}, "Legal: 'max' or 'sum'"),
+        ({"padding": 1}, "legal padding is"),
+        ({"strides": {"X": 2}}, r"strides along \['X'\], without a window"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            ROWS.pool("BYXD", x, {"Y": 2}, **named)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"pool 'BYXD': windows along \['Z'\]"):
         ROWS.pool("BYXD", jnp.zeros((1, 8, 8, D)), {"Z": 2})
 

@@ -54,7 +54,12 @@ def test_the_mesh_has_explicit_axes_and_only_the_devices_it_needs() -> None:
     assert len(set(mesh.devices.flat)) == 4
 
 
-@pytest.mark.parametrize(("rules", "shards"), [("batch:x", 2), ("batch:x;groups:y", 6), ("", 1)])
-def test_rows_divide_over_the_devices_of_groups_too(rules: str, shards: int) -> None:
-    """Without dropped tokens, a row is a group."""
-    assert batch_shards(Layout(rules=rules), {"x": 2, "y": 3}) == shards
+@pytest.mark.parametrize(
+    ("rules", "shards", "of_groups"), [("batch:x", 2, 2), ("batch:x;groups:y", 2, 6), ("", 1, 1)]
+)
+def test_rows_that_are_groups_divide_over_their_devices_too(
+    rules: str, shards: int, of_groups: int
+) -> None:
+    layout, sizes = Layout(rules=rules), {"x": 2, "y": 3}
+    assert batch_shards(layout, sizes) == shards
+    assert batch_shards(layout, sizes, rows_are_groups=True) == of_groups

@@ -148,7 +148,7 @@ class TranslationEval(Observer):
         self._run, self._mesh, self._vocabs = run, mesh, vocabs
         self._model = run.model.model(layout)
         self._parts = subset(evaluation_sets(run.task, "validation"), run.bleu_sentences)
-        shards = batch_shards(layout, mesh.shape)
+        shards = batch_shards(layout, mesh.shape, rows_are_groups=True)
         self._batch = -(-SENTENCES_AT_ONCE // shards) * shards
 
     def evaluate(self, step: int, params: Params, progress: Progress) -> Mapping[str, float]:
