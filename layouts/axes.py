@@ -46,10 +46,8 @@ AXES = (
     Axis("V", "vocab", "tokens of the vocabulary", pads=True),
     Axis("Y", "height", "rows of an image, from the top", pads=True),
     Axis("X", "width", "columns of an image, from the left", pads=True),
-    Axis("Z", "depth", "slices of a volume", pads=True),
     Axis("O", "kernel_height", "rows of a convolution's kernel", slides="Y"),
     Axis("P", "kernel_width", "columns of a convolution's kernel", slides="X"),
-    Axis("R", "kernel_depth", "slices of a convolution's kernel", slides="Z"),
 )
 
 # Mesh-TensorFlow's names for axes that have another name here.

@@ -50,6 +50,8 @@ class UNet(ModelSpec):
     """Makes a U-Net, whose levels have half the size of the one before, and twice its channels."""
 
     axes: ClassVar[tuple[Axis, ...]] = (
+        Axis("Z", "depth", "slices of a volume", pads=True),
+        Axis("R", "kernel_depth", "slices of a convolution's kernel", slides="Z"),
         Axis("D", "d_model", "channels"),
         Axis("F", "features", "channels that a convolution makes"),
     )

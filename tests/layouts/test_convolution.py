@@ -13,6 +13,7 @@ from jax.sharding import NamedSharding
 
 from configs.errors import UserError
 from layouts import convolution
+from layouts.axes import Axis
 from layouts.cost.collectives import Collective
 from layouts.cost.jaxpr_cost import cost_of
 from layouts.hlo.program import CompiledText
@@ -20,7 +21,7 @@ from layouts.layout import Layout
 from layouts.lint.recorder import record
 from layouts.lint.report import lint
 from layouts.mesh import abstract_mesh, make_mesh
-from layouts.padding import with_padding
+from layouts.padding import with_axes, with_padding
 
 Pair = tuple[int, int]
 Padding = Literal["SAME", "VALID"] | tuple[Pair, Pair]
@@ -243,7 +244,12 @@ def test_a_letter_of_all_operands_makes_groups() -> None:
 
 
 def test_volumes_have_a_third_axis() -> None:
-    layout = Layout(mesh="x:2,y:2,z:2", rules="depth:x+;height:y;width:z+")
+    """A model declares it."""
+    layout = with_axes(
+        Layout(mesh="x:2,y:2,z:2", rules="depth:x+;height:y;width:z+"),
+        Axis("Z", "depth", pads=True),
+        Axis("R", "kernel_depth", slides="Z"),
+    )
     rng = np.random.default_rng(0)
     x_BZYXD, w_ROPDF = (rng.normal(size=s).astype("f") for s in ((B, 5, 6, 7, D), (2, 3, 3, D, F)))
     after = with_padding(layout, Z=5, X=7)
