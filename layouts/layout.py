@@ -195,11 +195,11 @@ class Layout:
     ) -> Array:
         """Convolves images by a kernel, "BYXD,OPDF->BYXF"; the result is placed as letters say.
 
-        What is one by default is in the order of the kernel's axes.  A base dilation puts rows of
-        zeros between those of the image: with padding "SAME" and without strides it is
-        `jax.lax.conv_transpose`.  Devices that split height, width or depth exchange the rows
-        between them.  What lies in the padding of x changes nothing; what the result has there is
-        arbitrary.
+        Strides, dilations and pairs of padding are in the order of the kernel's axes.  A base
+        dilation puts rows of zeros between those of the image: with padding "SAME" and strides of 1
+        the result is that of `jax.lax.conv_transpose`.  Devices that split height, width or depth
+        exchange rows with their neighbours.  The padding of x does not change the result, and the
+        result's own padding is undefined.
         """
         by_letter = alphabet(self.declared_axes).by_letter
         axes = convolution.Equation.parse(equation, by_letter)

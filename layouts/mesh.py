@@ -80,9 +80,10 @@ def mesh_sizes(text: str, devices: int | None) -> dict[str, int]:
 
 
 def batch_shards(layout: Layout, sizes: Mapping[str, int], *, rows_are_groups: bool = False) -> int:
-    """Returns what the rows of a batch are a multiple of, if experts take each as a group or not.
+    """Returns the number of which the rows of a batch must be a multiple.
 
-    Unknown mesh axes are left to the lint.
+    rows_are_groups: whether each row is also a group of tokens, as in layers of experts that drop
+    no tokens.  Unknown mesh axes are left to the lint.
     """
     places = (mesh_axes(layout.place(letter)[0]) for letter in "BG"[: 1 + rows_are_groups])
     return math.lcm(*(math.prod(sizes.get(name, 1) for name in names) for names in places))

@@ -56,8 +56,9 @@ def gather_shard(x: Array, before: jax.P, after: jax.P, over: tuple[str, ...]) -
         if names := mesh_axes(old)[len(mesh_axes(new)) :]:
             x = jax.lax.all_gather(x, names, axis=axis, tiled=True)
     split = {name for entry in before.partitions for name in mesh_axes(entry)}
-    for name in over:  # of which a weight may be reduced over some
-        x = x if name in split else jax.lax.pcast(x, name, to="varying")
+    for name in over:  # one by one, since the weight may be reduced over some of them
+        if name not in split:
+            x = jax.lax.pcast(x, name, to="varying")
     return x
 
 

@@ -191,7 +191,7 @@ class Command(click.Command):
         return rest
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Keeps click from an end with code 1 where the standard output is closed."""
+        """Runs the command; a closed standard output is an error of the caller, not exit code 1."""
         try:
             return super().invoke(ctx)
         except BrokenPipeError as error:

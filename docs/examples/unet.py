@@ -122,10 +122,10 @@ class UNetwork(nnx.Module):
         givens = [spec.d_model, *widths[:-1]]
         pairs = zip(givens, widths, strict=True)
         self.down = nnx.Dict({f"level{i}": Level(spec, weights, *p) for i, p in enumerate(pairs)})
-        self.up, self.larger = nnx.Dict[Level](), nnx.Dict[Any]()
+        self.up, self.upsample = nnx.Dict[Level](), nnx.Dict[Any]()
         for level, width in enumerate(widths[:-1]):
             twice = weights.with_sizes(D=2 * width, F=width, R=2, O=2, P=2)
-            self.larger[f"level{level}"] = nnx.Dict(w_ROPDF=twice.normal("ROPDF", fan_in="D"))
+            self.upsample[f"level{level}"] = nnx.Dict(w_ROPDF=twice.normal("ROPDF", fan_in="D"))
             self.up[f"level{level}"] = Level(spec, weights, width, width, skipped=width)
         self.softmax_VD = weights.normal("VD", fan_in="D")
 
@@ -141,23 +141,23 @@ class UNetwork(nnx.Module):
             if level:
                 x_BZYXD = layout.pool(VOLUME, x_BZYXD, HALF)
                 layout = halved(layout, skips[-1][1])
-            x_BZYXD = self.computes(self.down[f"level{level}"])(layout, x_BZYXD)
+            x_BZYXD = self.in_compute_type(self.down[f"level{level}"])(layout, x_BZYXD)
             skips.append((layout, x_BZYXD))
         for level in reversed(range(self.spec.levels - 1)):
-            w_ROPDF = to_compute(self.larger[f"level{level}"]["w_ROPDF"][...])
+            w_ROPDF = to_compute(self.upsample[f"level{level}"]["w_ROPDF"][...])
             x_BZYXF = layout.convolve(
                 "BZYXD,ROPDF->BZYXF", x_BZYXD, w_ROPDF, base_dilation=(2, 2, 2)
             )
             layout, skip_BZYXD = skips[level]
             x_BZYXD = layout.reshard(x_BZYXF, VOLUME)
-            x_BZYXD = self.computes(self.up[f"level{level}"])(layout, x_BZYXD, skip_BZYXD)
+            x_BZYXD = self.in_compute_type(self.up[f"level{level}"])(layout, x_BZYXD, skip_BZYXD)
         # Voxels are in the order of the depth, which may stay split, then of rows and columns.
         axes = "BzyxD" if layout.pads("Z") else "BZyxD"
         x_BZyxD = layout.reshard(x_BZYXD, axes)
         rows, *sides, width = x_BZyxD.shape
         return to_compute(layout.reshape(x_BZyxD, (rows, math.prod(sides), width), "BLD"))
 
-    def computes(self, level: Level) -> Level:
+    def in_compute_type(self, level: Level) -> Level:
         """Returns a level with its weights in the type of computation."""
         graph, weights = nnx.split(level)
         return nnx.merge(graph, self.spec.precision.to_compute(weights))

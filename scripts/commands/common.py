@@ -130,8 +130,8 @@ def epochs_text(run: Run, rows: int) -> str:
 def whole_batch(run: Run, layout: Layout, sizes: Mapping[str, int], rows: int) -> int:
     """Rounds rows up to a batch whose shards are equal, and hold whole groups of tokens.
 
-    A group may span several rows, or where nothing is dropped be one; `sizes` are those of the mesh
-    axes.
+    A group may span several rows, or be a single row where no tokens are dropped; `sizes` are those
+    of the mesh axes.
     """
     multiple = batch_shards(layout, sizes, rows_are_groups=True) * run.rows_together
     return -(-rows // multiple) * multiple

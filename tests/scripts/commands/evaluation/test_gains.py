@@ -7,7 +7,7 @@ import pytest
 
 from configs.errors import UserError
 from scripts.commands.evaluation.flags import GainsFlags
-from scripts.commands.evaluation.gains import gains
+from scripts.commands.evaluation.gains import gains, moving_average
 
 PART = {"bleu": 20.5, "train_pairs": 1000, "references_hash": "abc"}
 
@@ -69,6 +69,11 @@ def test_a_baseline_may_be_a_model_for_each_language(tmp_path: Path) -> None:
     (tmp_path / "bilingual" / "de.json").unlink()
     with pytest.raises(UserError, match=r"a folder without evaluations, such as .*de\.json"):
         gains(given)
+
+
+def test_the_curve_averages_ten_neighbours() -> None:
+    averages = moving_average([float(i) for i in range(20)])
+    assert averages[10] == sum(range(5, 15)) / 10 and averages[0] == sum(range(5)) / 5
 
 
 def test_deep_json_is_refused(tmp_path: Path) -> None:
