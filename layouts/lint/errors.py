@@ -87,14 +87,13 @@ class LintContext:
 
     @property
     def tensors(self) -> list[Tensor]:
-        """Returns all tensors, logits as decoding has them too, whose length is never split, and
+        """Returns all tensors, some also as decoding has them, where no device splits a length, and
         the stacks of layers that are not stored as they run."""
-        logits = [
-            tensor._replace(name=f"{tensor.name} in decoding", axes="BlV")
-            for tensor in self.record.tensors
-            if tensor.axes == "BLV"
-        ]
-        tensors = [*self.record.tensors, *logits]
+        tensors = list(self.record.tensors)
+        for tensor in self.record.tensors:
+            axes = tensor.axes.replace("L", "l").replace("M", "m")
+            if self.scoped_layout.place(axes) != self.scoped_layout.place(tensor.axes):
+                tensors.append(tensor._replace(name=f"{tensor.name} in decoding", axes=axes))
         stored = parse_rules(self.layout.param_rules)
         has_stacks = any(product.in_layers for product in self.record.products)
         if not has_stacks or all(rule.axis != "layers" for rule in stored):

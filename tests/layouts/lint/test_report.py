@@ -477,11 +477,17 @@ def test_sizes_of_experts_and_groups_must_divide() -> None:
     assert "set a smaller Moe.group_tokens or a larger Run.batch_sequences" in groups.fix
 
 
-def test_what_length_yields_in_decoding_must_divide_as_well() -> None:
-    """The mesh axis splits positions in training, and the vocabulary of a token's logits."""
-    rules = "batch:data;length:model?;vocab:model?"
-    assert problems(rules, param_rules="d_model:model") == []
-    record = recorded(dataclasses.replace(SPLITTABLE, vocab=62), 8, 24)
-    (problem,) = problems(rules, param_rules="d_model:model", record=record)
+@pytest.mark.parametrize("sizes", [{"vocab": 62}, {"kv_heads": 3, "heads": 6}], ids=str)
+def test_what_length_yields_in_decoding_must_divide_as_well(sizes: dict[str, int]) -> None:
+    """The mesh axis splits positions in training, and another axis where no positions are split."""
+    axis, size = next(iter(sizes.items()))
+    rules = f"batch:data;length:model;memory:model;{axis}:model?"
+
+    def problems_of(**sizes: int) -> list[Problem]:
+        spec = dataclasses.replace(SPLITTABLE, positions=Rotary(), **sizes)
+        return problems(rules, param_rules="d_model:model", record=recorded(spec, 8, 24))
+
+    assert problems_of() == []
+    (problem,) = problems_of(**sizes)
     assert problem.code == "indivisible" and "in decoding" in problem.subject
-    assert "vocab = 62 does not divide over model = 4" in str(problem)
+    assert f"{axis} = {size} does not divide over model = 4" in str(problem)
