@@ -224,11 +224,13 @@ class CompiledText:
                 continue
             number = parameter.number_in_parentheses
             assert number is not None, parameter.rest
-            if all(user.opcode in SLICING for user in uses):
-                operands[number] = sum(user.bytes for user in uses)
-            elif all(user.opcode == "dynamic-update-slice" for user in uses):
-                operands[number] = 0
-                update_bytes = sum(body[user.operands[1]].bytes for user in uses)
+            updates = [user for user in uses if user.opcode == "dynamic-update-slice"]
+            slices = [user for user in uses if user.opcode in SLICING]
+            if len(updates) + len(slices) < len(uses):
+                continue
+            operands[number] = sum(user.bytes for user in slices)
+            if updates:
+                update_bytes = sum(body[user.operands[1]].bytes for user in updates)
                 written_bytes += update_bytes - parameter.bytes
         return sum(operands) + max(written_bytes, 0)
 

@@ -89,7 +89,10 @@ def transformer(shape: Shape, *, store: "FloatType" = "float32") -> "Transformer
         d_ff=shape.d_ff,
         heads=shape.heads,
         d_kv=shape.d_model // shape.heads,
-        attention=MultiHead(combined_qkv=True, chunks=shape.cpu_slices[1] if on_cpu else 1),
+        attention=MultiHead(
+            combined_qkv=on_cpu,  # a GPU's kernels would need copies of its parts
+            chunks=shape.cpu_slices[1] if on_cpu else 1,
+        ),
         positions=Learned(),
         length=shape.length,
         scan=False,  # a loop would copy each layer's weights and activations out of stacks

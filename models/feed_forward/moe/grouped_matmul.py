@@ -5,7 +5,7 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from layouts.einsum import has_tpu_kernels
+from layouts.einsum import has_tpu_kernels, platform
 from models.feed_forward.moe.grouped_kernel import (
     MIN_TOKENS,
     can_multiply,
@@ -14,7 +14,7 @@ from models.feed_forward.moe.grouped_kernel import (
 )
 
 Array = jax.Array
-MAX_BLOCK, MAX_KERNEL_BLOCK = 128, 512  # tokens
+MAX_BLOCK, MAX_KERNEL_BLOCK, MAX_GPU_BLOCK = 128, 512, 1024  # tokens
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
@@ -31,10 +31,7 @@ def grouped_product(
         )
     if transposed:
         weights_edf = jnp.swapaxes(weights_edf, 1, 2)
-    # On CPUs and TPUs a ragged product costs as much as every expert on every token.
-    return jax.lax.platform_dependent(
-        x_lcd, weights_edf, expert_l, cpu=in_turn, tpu=in_turn, default=ragged
-    )
+    return in_turn(x_lcd, weights_edf, expert_l)
 
 
 def _product_backward(
@@ -102,10 +99,13 @@ def block_tokens(choices: int, experts: int) -> int:
     less often.
     """
     mean = choices // experts
-    if not has_kernels():
+    if has_kernels():
+        size, most = MAX_KERNEL_BLOCK, mean // 4
+    elif platform() == "gpu":  # a block reads an expert's weights in the time of 400 tokens
+        size, most = MAX_GPU_BLOCK, mean
+    else:
         return min(MAX_BLOCK, max(1, mean))
-    size = MAX_KERNEL_BLOCK
-    while size > MIN_TOKENS and 4 * size > mean:
+    while size > max(MIN_TOKENS, most):
         size //= 2
     return size
 
@@ -121,7 +121,10 @@ def is_interpreted() -> bool:
 
 
 def in_turn(x_lcd: Array, weights_edf: Array, expert_l: Array) -> Array:
-    """Multiplies one block after the other."""
+    """Multiplies one block after the other.
+
+    XLA computes `jax.lax.ragged_dot` as every expert on every token, on GPUs as well.
+    """
     shape = (x_lcd.shape[1], weights_edf.shape[2])
 
     def multiply(block: tuple[Array, Array]) -> Array:
@@ -133,12 +136,3 @@ def in_turn(x_lcd: Array, weights_edf: Array, expert_l: Array) -> Array:
         )
 
     return jax.lax.map(multiply, (x_lcd, expert_l))
-
-
-def ragged(x_lcd: Array, weights_edf: Array, expert_l: Array) -> Array:
-    """Multiplies all blocks at once."""
-    sizes_e = x_lcd.shape[1] * jnp.bincount(expert_l, length=len(weights_edf))
-    x_sd = x_lcd.reshape(-1, x_lcd.shape[-1])
-    y = jax.lax.ragged_dot(x_sd, weights_edf.astype(x_sd.dtype), sizes_e)
-    is_block_l11 = (expert_l < len(weights_edf))[:, None, None]
-    return jnp.where(is_block_l11, y.reshape(*x_lcd.shape[:-1], -1), 0)

@@ -193,6 +193,33 @@ def test_a_program_for_gpus_lists_products_and_what_moves() -> None:
     assert layers.flops == sum(op.times * op.flops for op in layers.ops)
 
 
+ADDED_IN_PLACE = """HloModule added
+
+%fused (all: f32[8,64], row: f32[1,64], at: s32[]) -> f32[8,64] {
+  %all = f32[8,64]{1,0} parameter(0)
+  %row = f32[1,64]{1,0} parameter(1)
+  %at = s32[] parameter(2)
+  %zero = s32[] constant(0)
+  %before = f32[1,64]{1,0} dynamic-slice(%all, %at, %zero), dynamic_slice_sizes={1,64}
+  %sum = f32[1,64]{1,0} add(%before, %row)
+  ROOT %after = f32[8,64]{1,0} dynamic-update-slice(%all, %sum, %at, %zero)
+}
+
+ENTRY %main (all: f32[8,64], row: f32[1,64], at: s32[]) -> f32[8,64] {
+  %all = f32[8,64]{1,0} parameter(0)
+  %row = f32[1,64]{1,0} parameter(1)
+  %at = s32[] parameter(2)
+  ROOT %fusion = f32[8,64]{1,0} fusion(%all, %row, %at), kind=kLoop, calls=%fused
+}
+"""
+
+
+def test_a_fusion_that_adds_to_a_part_in_place_moves_that_part() -> None:
+    [op] = CompiledText.read(ADDED_IN_PLACE).ops
+    row_bytes, index_bytes = 64 * 4, 4
+    assert op.bytes == 3 * row_bytes + index_bytes  # two are read and one is written
+
+
 def test_a_transfer_overlaps_with_what_runs_before_its_end() -> None:
     text = text_of_program("layers_on_gpus")
     lines = text.splitlines(keepends=True)

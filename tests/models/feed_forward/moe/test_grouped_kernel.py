@@ -102,11 +102,15 @@ def test_gates_multiply_results_and_have_their_gradient() -> None:
         np.testing.assert_allclose(array, other, rtol=0, atol=2e-5 * np.abs(other).max())
 
 
-def test_blocks_are_a_quarter_of_an_experts_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert [block_tokens(choices, 8) for choices in (4, 80, 8_000)] == [1, 10, 128]
+def test_blocks_are_a_part_of_an_experts_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    def sizes() -> list[int]:
+        return [block_tokens(choices, 8) for choices in (4, 80, 1_024, 8_000, 65_536)]
+
+    assert sizes() == [1, 10, 128, 128, 128]
+    monkeypatch.setattr(grouped_matmul, "platform", lambda: "gpu")
+    assert sizes() == [16, 16, 128, 512, 1024]
     monkeypatch.setattr(grouped_matmul, "is_interpreted", lambda: True)
-    sizes = [block_tokens(choices, 8) for choices in (4, 80, 1_024, 8_000, 65_536)]
-    assert sizes == [16, 16, 32, 128, 512]
+    assert sizes() == [16, 16, 32, 128, 512]
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -1,7 +1,6 @@
 """Laws of layers with experts."""
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -13,7 +12,7 @@ from flax import nnx
 from configs.errors import UserError
 from layouts.mesh import make_mesh
 from models.feed_forward.mlp import Mlp
-from models.feed_forward.moe.grouped_matmul import in_turn, ragged
+from models.feed_forward.moe.grouped_matmul import in_turn
 from models.feed_forward.moe.layer import Moe, MoeLayer
 from models.feed_forward.moe.routing import ExpertChoice, Load, Router, Top2, TopK
 from models.initializers import Weights
@@ -103,14 +102,12 @@ def test_dropless_drops_nothing() -> None:
     assert float(load.kept_i.sum()) == float(load.chosen_i.sum())
 
 
-@pytest.mark.parametrize("way", [in_turn, ragged], ids=lambda way: way.__name__)
-def test_blocks_are_multiplied_by_their_experts_weights(way: Callable[..., jax.Array]) -> None:
-    """In both ways: one is for CPUs, one for all else."""
+def test_blocks_are_multiplied_by_their_experts_weights() -> None:
     rng = np.random.default_rng(0)
     x_lcd, w_edf = rng.normal(size=(6, 3, 4)), rng.normal(size=(5, 4, 7))
     expert_l = np.array([0, 0, 2, 2, 4, 5])  # the last is of no expert
     expected = np.einsum("lcd,ldf->lcf", x_lcd, np.append(w_edf, 0 * w_edf[:1], 0)[expert_l])
-    actual = jax.jit(way)(x_lcd.astype(np.float32), w_edf.astype(np.float32), expert_l)
+    actual = jax.jit(in_turn)(x_lcd.astype(np.float32), w_edf.astype(np.float32), expert_l)
     np.testing.assert_allclose(actual, expected, atol=1e-5)
 
 
