@@ -87,9 +87,11 @@ def weight_gradient(left: Array, right: Array, weights_edf: Array, expert_l: Arr
 
     def add(total_edf: Array, block: tuple[Array, Array, Array]) -> tuple[Array, None]:
         left, right, expert = block
-        return total_edf.at[expert].add(left.T @ right), None
+        sums = jnp.matmul(left.T, right, preferred_element_type=total_edf.dtype)
+        return total_edf.at[expert].add(sums), None
 
-    return jax.lax.scan(add, jnp.zeros_like(weights_edf), (left, right, expert_l))[0]
+    zeros_edf = jnp.zeros_like(weights_edf, dtype=float)
+    return jax.lax.scan(add, zeros_edf, (left, right, expert_l))[0].astype(weights_edf.dtype)
 
 
 def block_tokens(choices: int, experts: int) -> int:

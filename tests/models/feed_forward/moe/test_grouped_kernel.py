@@ -82,6 +82,16 @@ def test_sizes_that_no_tile_divides_are_padded(
         np.testing.assert_allclose(array, other, rtol=0, atol=1e-5 * max(1, np.abs(other).max()))
 
 
+def test_gradients_of_blocks_in_bfloat16_are_added_in_float32() -> None:
+    rng = np.random.default_rng(2)
+    x, dy = (jnp.asarray(rng.normal(size=(300, 4, width)) + 1, jnp.bfloat16) for width in (D, F))
+    weights = jnp.zeros((1, D, F), jnp.bfloat16)
+    run = jax.jit(grouped_matmul.weight_gradient)
+    actual = np.asarray(run(x, dy, weights, jnp.zeros(300, jnp.int32))[0], np.float64)
+    expected = np.einsum("lcd,lcf->df", np.asarray(x, np.float64), np.asarray(dy, np.float64))
+    np.testing.assert_allclose(actual, expected, rtol=2**-8)  # half of the last bit
+
+
 def test_gates_multiply_results_and_have_their_gradient() -> None:
     """Compared with the gradient that JAX derives, which needs the result."""
     rng = np.random.default_rng(1)
