@@ -133,7 +133,7 @@ def option_of(name: str, kind: Any, flag: Flag, default: Any) -> FlagOption:
             [kind] = [part for part in parts if part is not types.NoneType]
         settings |= {"type": type_of(kind, flag), "multiple": kind == tuple[str, ...]}
         if isinstance(settings["type"], CommaSeparated):
-            settings |= {"multiple": False, "default": ",".join(map(str, default))}
+            settings |= {"multiple": False, "default": default and ",".join(map(str, default))}
         if kind in METAVARS:
             settings |= {"metavar": flag.metavar or METAVARS[kind], "callback": check_number}
     return FlagOption([declaration, name], **settings)
@@ -148,6 +148,8 @@ def type_of(kind: Any, flag: Flag) -> click.ParamType | type:
     if kind == tuple[int, ...]:
         least = 1 if flag.min is None else int(flag.min)
         return CommaSeparated(click.IntRange(min=least), "integers")
+    if kind == tuple[float, ...]:
+        return CommaSeparated(click.FLOAT, "numbers")
     if flag.choices and kind == tuple[str, ...]:
         return CommaSeparated(click.Choice(flag.choices), "names")
     if flag.choices or typing.get_origin(kind) is Literal:

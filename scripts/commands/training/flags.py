@@ -51,12 +51,16 @@ class ReportFlags(FlagGroup):
     EXAMPLES = (
         "meshloom report --model_dir=runs/mine",
         "meshloom report runs/mine runs/other --output=comparison.html",
+        "meshloom report runs/mine runs/other --losses=4,3.5",
     )
     runs: Annotated[Strings, Flag("", metavar="[DIR]...", is_argument=True)] = ()
     model_dir: Path | None = None
     """The run's directory, in place of several."""
     output: Annotated[str | None, Flag(metavar="FILE", names_output=True)] = None
     """Page of several runs. Default: report.html in the current folder."""
+    losses: Annotated[tuple[float, ...] | None, Flag(metavar="LOSS,…")] = None
+    """Training losses: the page of several runs has the tokens of each until the mean loss of ten
+    lines of its metrics.jsonl is as low."""
 
 
 class SuperviseFlags(FlagGroup):

@@ -2,11 +2,12 @@
 
 import contextlib
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
+import numpy as np
 
 from configs.errors import UserError
 from configs.json_reader import read_json
@@ -32,6 +33,9 @@ NOT_DRAWN = {"step", WALL_TIME, "parts", "examples", "bleu_sentences", *SPLIT,
              "perplexity_per_token", "perplexity_per_word"}  # fmt: skip
 """What evaluations have besides the curves of a comparison; perplexities follow from the loss."""
 
+MEAN_LINES = 10
+"""Lines of metrics.jsonl whose mean loss counts: one line has the noise of its batches."""
+
 
 def report(flags: ReportFlags) -> None:
     """Writes report.html and its pictures into the model directory, or a page of several runs."""
@@ -40,17 +44,18 @@ def report(flags: ReportFlags) -> None:
         raise UserError("report: name one run by --model_dir=DIR, or several, each once: DIR DIR.")
     if len(folders) > 1:
         file = path_of(flags.output or "report.html")
-        atomic_write(file, comparison_page({name: path_of(name) for name in folders}))
+        paths = {name: path_of(name) for name in folders}
+        atomic_write(file, comparison_page(paths, flags.losses or ()))
         click.echo(f"Wrote {file}.")
         return
-    if flags.output is not None:
-        raise UserError("--output names the page of several runs; that of one is in its folder.")
+    if flags.output is not None or flags.losses:
+        raise UserError("--output and --losses are for the page of several runs.")
     model_dir = path_of(folders[0])
     written = write_report(model_dir, RunPlots(model_dir))
     click.echo("Wrote " + ", ".join(map(str, written)) + ".")
 
 
-def comparison_page(folders: Mapping[str, Path]) -> str:
+def comparison_page(folders: Mapping[str, Path], losses: Sequence[float] = ()) -> str:
     """Writes the page of several runs, by name."""
     runs = {name: RunPlots(folder) for name, folder in folders.items()}
     if empty := [name for name, run in runs.items() if not run.train]:
@@ -65,11 +70,22 @@ def comparison_page(folders: Mapping[str, Path]) -> str:
         title="Comparison of runs",
         differ=settings_that_differ(folders),
         last=table_by_run("run", last),
+        reached=table_by_run("loss", {n: tokens_until(run, losses) for n, run in runs.items()}),
         pictures={
             f"{split} {heading(name)}".capitalize(): compared(runs, split, name)
             for split, name in [("training", "loss"), *drawn]
         },
     )
+
+
+def tokens_until(run: RunPlots, losses: Sequence[float]) -> dict[str, int | None]:
+    """Returns the tokens of a run until the mean loss of ten lines is at most each of these."""
+    steps, values = curve(run.train, "loss")
+    width = min(MEAN_LINES, len(values))
+    means = np.convolve(values, np.full(width, 1 / width), "valid")
+    tokens = run.total("tokens", steps[width - 1 :])
+    reached = {loss: tokens[means <= loss] for loss in losses}
+    return {f"{loss:g}": round(float(of[0])) if len(of) else None for loss, of in reached.items()}
 
 
 def settings_that_differ(folders: Mapping[str, Path]) -> list[dict[str, Any]]:

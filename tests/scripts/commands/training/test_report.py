@@ -151,7 +151,8 @@ def test_several_runs_are_compared_on_one_page(
     for flags, message in (
         ([], "name one run by --model_dir=DIR, or several"),
         (folders[:1] * 2, "or several, each once"),
-        ([*folders[:1], f"--output={file}"], "--output names the page of several runs"),
+        ([*folders[:1], f"--output={file}"], "--output and --losses are for the page of several"),
+        ([*folders[:1], "--losses=2"], "--output and --losses are for the page of several"),
         ([*folders, str(tmp_path / "none")], "none: no step in its metrics.jsonl"),
     ):
         answer = run("report", *flags)
@@ -167,3 +168,22 @@ def test_curves_over_tokens_and_time_count_the_steps_between_lines(tmp_path: Pat
     plots = RunPlots(tmp_path)
     assert plots.total("tokens", [0, 1, 2, 4, 5, 6]).tolist() == [0, 10, 20, 60, 90, 120]
     assert plots.total("step_s", [4]).tolist() == [2]
+
+
+def test_a_loss_is_reached_by_the_mean_of_ten_lines(run: Meshloom, tmp_path: Path) -> None:
+    """One line alone is low, by its batch; a run of fewer lines has the mean of all."""
+    for name, losses in (("a", [9, 1, *[5] * 10, 4]), ("b", [4, 2])):
+        (tmp_path / name).mkdir()
+        lines = [
+            {"step": 2 * number, "loss": loss, "tokens": 100.0, "step_s": 0.5, "time": number}
+            for number, loss in enumerate(losses, start=1)
+        ]
+        text = "".join(json.dumps(line) + "\n" for line in lines)
+        (tmp_path / name / "metrics.jsonl").write_text(text)
+    file = tmp_path / "page.html"
+    folders = [str(tmp_path / name) for name in "ab"]
+    answer = run("report", *folders, "--losses=5,3,1", f"--output={file}")
+    assert answer.code == 0, answer.error
+    rows = file.read_text().split("<h2>Tokens until a training loss")[1].split("<h2>")[0]
+    assert "<td>5<td>2,000<td>400" in rows and "<td>3<td><td>400" in rows
+    assert "<td>1<td><td>" in rows
