@@ -42,6 +42,11 @@ def has_compiler(platform: str) -> bool:
     return any(importlib.util.find_spec(name) is not None for name in modules)
 
 
+def has_device_files(platform: str, folder: Path = Path("/dev")) -> bool:
+    """Returns whether the machine has TPUs or GPUs, by their device files."""
+    return any(next(folder.glob(pattern), None) for pattern in DEVICE_FILES[platform])
+
+
 def leave_absent_devices(device_files: Path = Path("/dev")) -> None:
     """Keeps JAX from starting the runtime of TPUs or GPUs where there are only their compilers.
 
@@ -50,9 +55,8 @@ def leave_absent_devices(device_files: Path = Path("/dev")) -> None:
     installed = [platform for platform in COMPILERS if has_compiler(platform)]
     if jax.config.values["jax_platforms"] or not installed:
         return  # someone, or JAX itself on the host of a TPU, has chosen
-    patterns = (pattern for platform in installed for pattern in DEVICE_FILES[platform])
     plugins = {plugin.name for plugin in entry_points(group="jax_plugins")}
-    is_present = any(next(device_files.glob(pattern), None) for pattern in patterns)
+    is_present = any(has_device_files(platform, device_files) for platform in installed)
     if not is_present and plugins <= JAX_PLUGINS:
         jax.config.update("jax_platforms", "cpu")
 

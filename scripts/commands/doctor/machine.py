@@ -21,6 +21,7 @@ from packaging.requirements import Requirement
 from configs.load import Config
 from configs.paths import is_remote
 from data.storage.files import FULL, atomic_write, describe_full
+from layouts.absent_devices import COMPILERS, has_device_files
 from layouts.layout import Layout
 from scripts.commands.doctor.findings import Finding, warning
 from scripts.terminal import print_note
@@ -105,13 +106,11 @@ def devices() -> Iterator[Finding]:
     limit = (local[0].memory_stats() or {}).get("bytes_limit")
     if limit is not None:
         text += f" of {limit / GIB:.1f} GiB"
-    extra = None  # of JAX, for an accelerator of this machine, by its device files
-    for pattern, name in (("nvidia[0-9]*", "cuda12"), ("accel[0-9]*", "tpu")):
-        if local[0].platform == "cpu" and next(Path("/dev").glob(pattern), None):
-            extra = extra or name
-    if extra is not None and not os.environ.get("JAX_PLATFORMS"):
+    present = [platform for platform in COMPILERS if has_device_files(platform)]
+    if local[0].platform == "cpu" and present and not os.environ.get("JAX_PLATFORMS"):
+        extra = {"gpu": "cuda", "tpu": "tpu"}[present[0]]
         yield Finding("devices", "warning", f"{text}, but the machine has an accelerator that JAX "
-                      "does not use", f'pip install -U "jax[{extra}]".')  # fmt: skip
+                      "does not use", f'make {extra}, or pip install -e ".[{extra}]".')  # fmt: skip
     else:
         yield Finding("devices", "ok", text)
 

@@ -1,0 +1,22 @@
+"""Checks of the machine, where devices of a kind that this one lacks are pretended."""
+
+import pytest
+
+from scripts.commands.doctor import machine
+
+
+@pytest.mark.parametrize("platform, extra", [("gpu", "cuda"), ("tpu", "tpu")])
+def test_an_accelerator_that_jax_does_not_use_is_a_warning(
+    platform: str, extra: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("JAX_PLATFORMS", raising=False)
+    monkeypatch.setattr(machine, "has_device_files", lambda name: name == platform)
+    (finding,) = machine.devices()
+    assert finding.status == "warning" and "accelerator that JAX does not use" in finding.text
+    assert f"make {extra}, or pip install" in str(finding.fix)
+
+
+def test_devices_of_a_cpu_alone_are_fine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "has_device_files", lambda name: False)
+    (finding,) = machine.devices()
+    assert finding.status == "ok" and "8 x cpu" in finding.text
