@@ -90,7 +90,7 @@ def parts_of(path: str) -> Mapping[str, Part]:
     """Reads the parts of an evaluation, or of a folder with an evaluation for each, by its name."""
     folder = path_of(path)
     if folder.is_dir():
-        files = {file.stem: file for file in sorted(folder.glob("*.json"))}
+        files = {file.stem: file for file in sorted(folder.glob("[!.]*.json"))}
         if not files:
             raise UserError(f"{path}: a folder without evaluations, such as {path}/de.json.")
         return {name: read_scores(str(file), Part) for name, file in files.items()}

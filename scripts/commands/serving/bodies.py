@@ -86,6 +86,11 @@ class SamplingBody(Body):
     )
 
     @property
+    def samples(self) -> int:
+        """Returns how many texts are made of each prompt."""
+        return self.n
+
+    @property
     def stops(self) -> list[str]:
         return [self.stop] if isinstance(self.stop, str) else self.stop
 
@@ -101,6 +106,13 @@ class CompletionBody(SamplingBody):
         None, ge=0, le=MAX_CANDIDATES, description=f"an integer from 0 to {MAX_CANDIDATES}"
     )
     echo: bool = Field(False, description="true or false")
+    best_of: int | None = Field(
+        None, ge=1, le=MAX_CHOICES, description=f"an integer from n to {MAX_CHOICES}"
+    )
+
+    @property
+    def samples(self) -> int:
+        return self.best_of or self.n
 
     @property
     def prompts(self) -> list[str | list[int]]:

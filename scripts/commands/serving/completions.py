@@ -16,7 +16,13 @@ from starlette.types import Receive, Scope, Send
 
 from data.vocab import Vocab
 from models.decoding.sampling import Sampling
-from scripts.commands.serving.bodies import ApiError, CompletionBody, SamplingBody, bad_field
+from scripts.commands.serving.bodies import (
+    MAX_CHOICES,
+    ApiError,
+    CompletionBody,
+    SamplingBody,
+    bad_field,
+)
 from scripts.commands.serving.exchange import PendingAnswer, ServedModel, read_body, tokenize
 from trainer.decoding.decoder import Ids
 from trainer.decoding.decoder import Request as DecodeRequest
@@ -54,6 +60,17 @@ class AnswerChoice:
     def is_done(self) -> bool:
         return self.finish is not None
 
+    @property
+    def log_probabilities(self) -> list[float]:
+        """Returns those of all tokens, also of the end where there is one."""
+        has_end = self.job.end_id is not None and not self.text.is_stopped
+        return [*self.job.log_probabilities[: self.new_tokens + has_end]]
+
+    @property
+    def mean_log_probability(self) -> float:
+        values = self.log_probabilities
+        return sum(values) / max(1, len(values))
+
 
 @dataclasses.dataclass(frozen=True)
 class CompletionForm:
@@ -87,10 +104,9 @@ class CompletionForm:
 
     def logprobs(self, choice: AnswerChoice) -> dict[str, Any]:
         """Returns the log-probabilities of all tokens, also of the end where there is one."""
-        job = choice.job
-        ends = [] if job.end_id is None or choice.text.is_stopped else [job.end_id]
-        tokens = [*job.tokens[: choice.new_tokens], *ends]
-        log_p: list[float | None] = [*job.log_probabilities[: len(tokens)]]
+        job, log_p = choice.job, list[float | None](choice.log_probabilities)
+        ends = [] if job.end_id is None else [job.end_id]
+        tokens = [*job.tokens[: choice.new_tokens], *ends][: len(log_p)]
         likeliest = job.likeliest[: len(tokens)]
         sent = self.body.prompts[choice.index // self.body.n]
         prompt = choice.text.prompt if isinstance(sent, str) else sent
@@ -143,6 +159,12 @@ async def complete(request: Request) -> Response:
     body = await read_body(request, CompletionBody, served)
     if body.max_tokens == 0 and not body.echo:
         raise bad_field("max_tokens", 0, "at least 1, or 0 with echo, to score the prompt")
+    if body.samples < body.n or (body.samples > body.n and body.stream):
+        raise bad_field(
+            "best_of",
+            body.best_of,
+            f"an integer from n = {body.n} to {MAX_CHOICES}, without stream",
+        )
 
     vocab, prompts = served.vocabs.target, list[ServedPrompt]()
 
@@ -166,7 +188,7 @@ async def complete(request: Request) -> Response:
 
     check_count(len(body.prompts), "prompt", body.prompt, body, served)
     form = CompletionForm(body, vocab)
-    return await answer(request, await tokenize(body.prompts, body.n, choices), body, form)
+    return await answer(request, await tokenize(body.prompts, body.samples, choices), body, form)
 
 
 def served_decoder(request: Request) -> ServedModel:
@@ -195,14 +217,27 @@ async def answer(
         return EventStream(exchange, events(exchange, choices, head, body, served, form))
     async with exchange:
         await finish(exchange, choices)
+    best = likeliest_of(choices, body.samples, body.n)
     return JSONResponse(
         head
         | {
-            "choices": [form.choice(choice, choice.text.text) for choice in choices],
-            "usage": usage(choices, body.n),
+            "choices": [form.choice(choice, choice.text.text) for choice in best],
+            "usage": usage(choices, body.samples),
             "system_fingerprint": served.fingerprint(jobs),
         }
     )
+
+
+def likeliest_of(choices: Sequence[AnswerChoice], samples: int, n: int) -> list[AnswerChoice]:
+    """Returns of the samples of each prompt the n with the highest mean log-probability."""
+    if samples == n:
+        return [*choices]
+    best = list[AnswerChoice]()
+    for start in range(0, len(choices), samples):
+        of_prompt = choices[start : start + samples]
+        ranked = sorted(of_prompt, key=lambda choice: choice.mean_log_probability, reverse=True)
+        best += ranked[:n]
+    return [dataclasses.replace(choice, index=index) for index, choice in enumerate(best)]
 
 
 class ServedPrompt(NamedTuple):
@@ -217,10 +252,11 @@ def check_count(
     prompts: int, field: str, value: object, body: SamplingBody, served: ServedModel
 ) -> None:
     """Refuses more texts than may wait."""
-    texts, limit = prompts * body.n, served.service.queue_limit
+    texts, limit = prompts * body.samples, served.service.queue_limit
     if texts > limit:
-        name, value = (field, value) if body.n == 1 else ("n", body.n)
-        raise bad_field(name, value, f"at most {limit} texts in all, not {texts}: --queue")
+        if body.samples > 1:
+            field, value = "n" if body.samples == body.n else "best_of", body.samples
+        raise bad_field(field, value, f"at most {limit} texts in all, not {texts}: --queue")
 
 
 def choices_of(
@@ -249,7 +285,7 @@ def choices_of(
     choices = list[AnswerChoice]()
     for prompt in prompts:
         room = room_for(prompt, body, served.max_length)
-        for _ in range(body.n):
+        for _ in range(body.samples):
             seed = line_seed(options, len(choices))
             request = DecodeRequest(prompt.ids, min(max_tokens, room), seed, body.min_tokens + 1)
             text = TextStream(vocab, prompt.ids, body.stops)

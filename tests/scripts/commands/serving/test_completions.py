@@ -180,6 +180,26 @@ def test_the_harness_gets_the_scores_of_a_plain_pass(client: Client, model_dir: 
     assert 0 < greedy < sum(map(len, prompts)) - len(prompts)
 
 
+def test_the_best_of_several_samples_are_those_with_the_highest_mean_log_probability(
+    client: Client,
+) -> None:
+    """Of each prompt: they are among the samples that the same seed gives in full."""
+    fields: dict[str, Any] = {"prompt": [[3, 4], [5]], "seed": 7, "logprobs": 1, "max_tokens": 6}
+    every = client.post(**fields, n=5)
+    best = client.post(**fields, n=2, best_of=5)
+    assert best.json["usage"] == every.json["usage"]
+    assert [choice["index"] for choice in best.json["choices"]] == [0, 1, 2, 3]
+    for prompt in range(2):
+        samples = every.json["choices"][5 * prompt : 5 * prompt + 5]
+        samples.sort(key=lambda sample: -np.mean(sample["logprobs"]["token_logprobs"]))
+        chosen = best.json["choices"][2 * prompt : 2 * prompt + 2]
+        assert [choice["text"] for choice in chosen] == [s["text"] for s in samples[:2]]
+        for choice, sample in zip(chosen, samples, strict=False):
+            scores, expected = (c["logprobs"]["token_logprobs"] for c in (choice, sample))
+            assert scores == pytest.approx(expected, rel=1e-4)
+    assert len(client.post(**fields | {"logprobs": None}, best_of=5).json["choices"]) == 2
+
+
 def test_a_text_has_the_score_of_meshloom_score(
     client: Client, model_dir: Path, tmp_path: Path
 ) -> None:
