@@ -79,11 +79,10 @@ class TextStream:
     def _tokens_until(self, start: int, stop: str) -> int:
         """Returns how many new tokens there are up to the end of a stop."""
         tokens = self._ids[len(self.prompt) :]
-
-        def is_complete(count: int) -> bool:
-            return stop in self._text_of(tokens[:count])[start:]
-
-        return bisect.bisect_left(range(len(tokens)), True, key=is_complete)
+        counts = range(len(tokens))
+        return bisect.bisect_left(
+            counts, True, key=lambda count: stop in self._text_of(tokens[:count])[start:]
+        )
 
     def _text_of(self, tokens: Sequence[int]) -> str:
         """Returns what tokens add to the prompt."""

@@ -252,12 +252,6 @@ def process_id_by_cluster(timeout_s: float) -> ProcessId | None:
     return ProcessId(address, count, index)
 
 
-def is_alone_on_host() -> bool:
-    """Returns whether SLURM or Open MPI says that it starts one process on each host."""
-    names = ("SLURM_STEP_TASKS_PER_NODE", "OMPI_COMM_WORLD_LOCAL_SIZE")
-    return any(re.fullmatch(r"1(\(x\d+\))?", os.environ.get(name, "")) for name in names)
-
-
 def join(process: ProcessId, timeout_s: float) -> None:
     """Connects to the other processes, and JAX to theirs; gloo does collectives of CPUs."""
     import jax
@@ -272,7 +266,10 @@ def join(process: ProcessId, timeout_s: float) -> None:
     os.dup2(2, 1)
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     # Under SLURM and Open MPI, JAX would take one GPU only, as for one process a GPU.
-    detection = "deactivate" if is_alone_on_host() else None
+    names = ("SLURM_STEP_TASKS_PER_NODE", "OMPI_COMM_WORLD_LOCAL_SIZE")
+    counts = [os.environ.get(name, "") for name in names]  # of processes on each host
+    is_alone = any(re.fullmatch(r"1(\(x\d+\))?", count) for count in counts)
+    detection = "deactivate" if is_alone else None
     try:
         jax.distributed.initialize(
             *process, cluster_detection_method=detection, initialization_timeout=int(timeout_s)

@@ -4,8 +4,10 @@ An answer is sent whole or as a stream of server-sent events.
 """
 
 import dataclasses
+import heapq
 import json
 import secrets
+import statistics
 import time
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, NamedTuple
@@ -16,13 +18,7 @@ from starlette.types import Receive, Scope, Send
 
 from data.vocab import Vocab
 from models.decoding.sampling import Sampling
-from scripts.commands.serving.bodies import (
-    MAX_CHOICES,
-    ApiError,
-    CompletionBody,
-    SamplingBody,
-    bad_field,
-)
+from scripts.commands.serving.bodies import ApiError, CompletionBody, SamplingBody, bad_field
 from scripts.commands.serving.exchange import PendingAnswer, ServedModel, read_body, tokenize
 from trainer.decoding.decoder import Ids
 from trainer.decoding.decoder import Request as DecodeRequest
@@ -65,11 +61,6 @@ class AnswerChoice:
         """Returns those of all tokens, also of the end where there is one."""
         has_end = self.job.end_id is not None and not self.text.is_stopped
         return [*self.job.log_probabilities[: self.new_tokens + has_end]]
-
-    @property
-    def mean_log_probability(self) -> float:
-        values = self.log_probabilities
-        return sum(values) / max(1, len(values))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -160,11 +151,7 @@ async def complete(request: Request) -> Response:
     if body.max_tokens == 0 and not body.echo:
         raise bad_field("max_tokens", 0, "at least 1, or 0 with echo, to score the prompt")
     if body.samples < body.n or (body.samples > body.n and body.stream):
-        raise bad_field(
-            "best_of",
-            body.best_of,
-            f"an integer from n = {body.n} to {MAX_CHOICES}, without stream",
-        )
+        raise bad_field("best_of", body.best_of, f"an integer from n = {body.n}, without stream")
 
     vocab, prompts = served.vocabs.target, list[ServedPrompt]()
 
@@ -235,8 +222,7 @@ def likeliest_of(choices: Sequence[AnswerChoice], samples: int, n: int) -> list[
     best = list[AnswerChoice]()
     for start in range(0, len(choices), samples):
         of_prompt = choices[start : start + samples]
-        ranked = sorted(of_prompt, key=lambda choice: choice.mean_log_probability, reverse=True)
-        best += ranked[:n]
+        best += heapq.nlargest(n, of_prompt, lambda x: statistics.fmean(x.log_probabilities or [0]))
     return [dataclasses.replace(choice, index=index) for index, choice in enumerate(best)]
 
 
