@@ -191,6 +191,12 @@ def product_flops(instruction: Instruction, computation: Computation) -> int:
     return 0
 
 
+def eight_bits(product: Instruction, computation: Computation) -> str:
+    """Returns JAX's name for the type of a product's operands, if it has eight bits; else ""."""
+    kind = computation[product.operands[0]].shape.partition("[")[0]
+    return {"s8": "int8", "f8e4m3fn": "float8_e4m3fn"}.get(kind, "")
+
+
 def convolution_flops(instruction: Instruction, computation: Computation) -> int:
     """Counts twice the multiplications that are not with padding or holes."""
     labels = re.search(r"dim_labels=(\w+)_(\w+)->(\w+)", instruction.rest)

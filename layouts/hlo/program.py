@@ -171,13 +171,17 @@ class CompiledText:
             if executed.fused_in is None and (estimate or self._runs_on_gpu(instruction)):
                 cycles = None if estimate is None else int(estimate[1])
                 moved_bytes = self._moved_bytes(executed) if cycles is None else 0
-                inner = (self._walk(self.computations[c], 1, None) for c in called(instruction))
-                flops = parser.product_flops(instruction, executed.computation)
-                flops += sum(map(total_flops, inner))
+                walks = (self._walk(self.computations[c], 1, None) for c in called(instruction))
+                every = [executed._replace(times=1), *itertools.chain(*walks)]
+                products = (each for each in every if total_flops([each]))
+                dtype = next(
+                    (parser.eight_bits(e.instruction, e.computation) for e in products), ""
+                )
                 source, scopes = self.source(instruction), instruction.op_name
                 ops.append(
-                    OpCost(flops, moved_bytes, 0, executed.times, "", source, scopes, cycles)
-                )
+                    OpCost(total_flops(every), moved_bytes, 0, executed.times, dtype, source,
+                           scopes, cycles)
+                )  # fmt: skip
         return ops
 
     @functools.cached_property

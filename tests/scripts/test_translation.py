@@ -327,8 +327,13 @@ def test_a_broken_off_decoding_goes_on_where_it_stopped(
     assert "lines/s" in answer.error
     answer = run("decode", *flags)
     assert answer.code == 0 and "exists already" in answer.error
-    answer = run("decode", *flags, "--beam=2")
-    assert answer.code == 2 and "made by other settings" in answer.error and "beam" in answer.error
+    for other, named in (
+        ("--beam=2", "beam"),
+        ("--gin_param=MultiHead.logit_cap=2.0", "logit_cap"),
+    ):
+        answer = run("decode", *flags, other)
+        assert answer.code == 2 and "made by other settings" in answer.error
+        assert named in answer.error
     assert output.read_text() == expected
     (tmp_path / "out.tgt.made").unlink()
     assert run("decode", *flags).code == 2

@@ -7,9 +7,11 @@ is what it leaves to its user: which checkpoints to keep, and how to recognize a
 import contextlib
 import dataclasses
 import functools
+import json
 import logging
 import math
 import time
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -132,6 +134,11 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
                     stat = (self._path(step) / name).stat()
                     listed.append((name, stat.length, stat.mtime))
         return listed
+
+    def identity(self, steps: Sequence[int]) -> str:
+        """Returns a checksum of the lists of files of checkpoints, which others do not share."""
+        files = [sorted(read_manifest(self._path(step)).files.items()) for step in steps]
+        return f"{zlib.crc32(json.dumps(files).encode()):08x}"
 
     def describe(self, step: int) -> Described:
         """Describes every array of a checkpoint by its path; none is loaded."""

@@ -184,10 +184,8 @@ def is_blank(request: Request, vocabs: Vocabs) -> bool:
 
 def to_hypothesis(request: Request, tokens: TokenHypothesis, vocabs: Vocabs) -> Hypothesis:
     """Decodes the tokens of a hypothesis, behind those of its prompt unless it is an answer."""
-    prompt = [*map(int, request.prompt)]
+    prompt = () if request.is_answer else map(int, request.prompt)
     text = vocabs.target.text([*prompt, *tokens.tokens])
-    if request.is_answer:
-        text = text.removeprefix(vocabs.target.text(prompt))
     return Hypothesis(text, tokens.score, tokens.log_probability)
 
 

@@ -14,16 +14,21 @@ class TextStream:
     Only the last tokens are detokenized at each call, so that a text takes as long as its tokens.
     """
 
-    def __init__(self, vocab: Vocab, prompt: Iterable[int], stops: Sequence[str]):
+    def __init__(
+        self, vocab: Vocab, prompt: Iterable[int], stops: Sequence[str], *, apart: bool = False
+    ):
         self.vocab, self.prompt, self.stops = vocab, [*map(int, prompt)], stops
         self.prompt_text = vocab.text(self.prompt)
+        # A text apart from its prompt begins as one alone, without the space before it.
+        self._before = [] if apart else self.prompt
         self.stopped_after: int | None = None
         """Tokens up to the end of a stop."""
         self._given, self._ids = list[str](), [*self.prompt]
-        self._whole, self._context = len(self.prompt), 0
+        self._whole = len(self.prompt)
+        self._context = self._whole - len(self._before)
         """Tokens that end with a whole character, and where the last of them begin behind which
         others are detokenized: the first one of a text may lose its space."""
-        self._context_text = self.prompt_text
+        self._context_text = vocab.text(self._before)
         self._kept = ""
         """Text of whole characters that is not given out, as a stop may begin with it."""
 
@@ -86,7 +91,7 @@ class TextStream:
 
     def _text_of(self, tokens: Sequence[int]) -> str:
         """Returns what tokens add to the prompt."""
-        return self.vocab.text([*self.prompt, *tokens])[len(self.prompt_text) :]
+        return self.vocab.text([*self._before, *tokens])[len(self.vocab.text(self._before)) :]
 
 
 def without_start_of_stop(text: str, stops: Sequence[str]) -> str:

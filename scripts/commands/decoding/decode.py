@@ -9,6 +9,7 @@ from typing import Any, TextIO
 
 from configs.errors import UserError
 from configs.paths import path_of
+from configs.write import diff, shown
 from data.sources.text_files import in_one_line
 from data.storage.files import is_stream
 from data.task import Task
@@ -21,7 +22,7 @@ from scripts.commands.decoding.flags import DecodeFlags, Format
 from scripts.commands.shared_flags import CheckpointFlags, SearchFlags
 from scripts.commands.trained import batch_of, decode_trace_fn, trained_models
 from scripts.terminal import print_note, progress_bar
-from trainer.checkpoints.restore import TrainedModel, chosen_steps
+from trainer.checkpoints.restore import ModelRestorer, TrainedModel, chosen_steps
 from trainer.checks import TraceFn
 from trainer.decoding.decoder import Decoder, Request, prepared
 from trainer.decoding.journal import Journal
@@ -32,6 +33,7 @@ from trainer.decoding.requests import (
     check_search,
     suffix_of,
 )
+from trainer.model_dir import ModelDir
 from trainer.multihost import from_first_process, is_first_process
 from trainer.run import Run
 from trainer.serving.service import Compilations
@@ -105,7 +107,7 @@ def decode_file(flags: DecodeFlags) -> None:
     with trained_models(flags.model, trace_fns_of(flags.search)) as models:
         steps = chosen_steps(models.checkpoints, flags.model.checkpoint)
         members = [models.restore(step, flags.model.average) for step in steps]
-        restored = [member.step for member in members]
+        made_from = origin_of(flags.model, models, members)
         decoder = decoder_of(members, flags.search, flags.batch_sequences)
         del members  # the decoder has its own copy of their weights
         width = decoder.decoder.search.width
@@ -114,11 +116,25 @@ def decode_file(flags: DecodeFlags) -> None:
                 f"--nbest={flags.nbest}: the search keeps {width} texts per line.  "
                 "Widen it with --beam or --samples."
             )
-        job = DecodeJob(flags, lines, decoder.requests(lines), decoder)
+        job = DecodeJob(flags, lines, decoder.requests(lines), decoder, made_from)
         if flags.output == "-" or from_first_process(lambda: is_stream(path_of(flags.output))):
-            job.write_stream(restored)
+            job.write_stream()
         else:
-            job.write_file(restored)
+            job.write_file()
+
+
+def origin_of(
+    flags: CheckpointFlags, models: ModelRestorer, members: Sequence[TrainedModel]
+) -> dict[str, Any]:
+    """Names the checkpoints of a model, and its settings that are not those of its run."""
+    run, recorded = models.run, ModelDir(flags.model_dir).recorded_run()
+    changes = [*diff(recorded.model, run.model), *diff(recorded.task, run.task)]
+    averaged = [step for member in members for step in member.averaged_steps]
+    return {
+        "steps": [member.step for member in members],
+        "checkpoints": models.checkpoints.identity(averaged),
+        **({"settings": {name: shown(now) for name, _, now in changes}} if changes else {}),
+    }
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,20 +145,21 @@ class DecodeJob:
     lines: Sequence[str]
     requests: Sequence[Request]
     decoder: LineDecoder
+    made_from: Mapping[str, Any]
 
-    def write_stream(self, steps: Sequence[int]) -> None:
+    def write_stream(self) -> None:
         """Writes to the standard output or to a device, once all lines are decoded."""
         throughput = Throughput()
         texts = dict(decoded for batch in self.decode(range(len(self.lines))) for decoded in batch)
         with open_output(self.flags.output) as file:
             self.write(file, texts)
-        self.write_json(texts, steps)
+        self.write_json(texts)
         throughput.print(len(self.lines))
 
-    def write_file(self, steps: Sequence[int]) -> None:
+    def write_file(self) -> None:
         """Writes a file; what a crash interrupts, the next call continues."""
         throughput, output = Throughput(), path_of(self.flags.output)
-        journal = Journal(output, self.settings(steps))
+        journal = Journal(output, self.settings)
         done = from_first_process(
             lambda: None if journal.is_done() else list(journal.open().items())
         )
@@ -166,27 +183,25 @@ class DecodeJob:
             for batch in self.decode(left):
                 journal.add((line, [list(one) for one in decoded]) for line, decoded in batch)
                 texts.update(batch)
-            self.write_json(texts, steps)
+            self.write_json(texts)
             journal.finish(lambda file: self.write(file, texts))
         throughput.print(len(left))
 
-    def settings(self, steps: Sequence[int]) -> dict[str, Any]:
+    @property
+    def settings(self) -> dict[str, Any]:
         """Returns everything that the output follows from."""
         model = self.flags.model
         settings = {
             "input": text_hash([self.lines])[:16],
             "model_dir": str(model.model_dir),
-            "steps": [*steps],
+            **self.made_from,
             "average": model.average,
             "nbest": self.flags.nbest,
             "format": self.flags.written_format,
             **dataclasses.asdict(self.flags.search),
         }
-        # Named only where they are given, so that earlier outputs remain valid.
         if model.weights != "stored":
             settings["weights"] = model.weights
-        if precision := [setting for setting in model.gin_param if "Precision." in setting]:
-            settings["gin_param"] = precision
         return settings
 
     def decode(self, left: Sequence[int]) -> Iterator[list[tuple[int, list[Hypothesis]]]]:
@@ -207,12 +222,12 @@ class DecodeJob:
             rows = format_line(self.flags.written_format, line, source, texts[line], alone)
             file.writelines(rows)
 
-    def write_json(self, texts: Mapping[int, Sequence[Hypothesis]], steps: Sequence[int]) -> None:
+    def write_json(self, texts: Mapping[int, Sequence[Hypothesis]]) -> None:
         """Writes the settings and the texts of all lines as one JSON object, if a file is named."""
         if self.flags.json_file is None:
             return
         lines = [entry_of(source, texts[line]) for line, source in enumerate(self.lines)]
-        write_json(self.flags.json_file, {"settings": self.settings(steps), "lines": lines})
+        write_json(self.flags.json_file, {"settings": self.settings, "lines": lines})
 
 
 def format_line(

@@ -274,7 +274,7 @@ def choices_of(
         for _ in range(body.samples):
             seed = line_seed(options, len(choices))
             request = DecodeRequest(prompt.ids, min(max_tokens, room), seed, body.min_tokens + 1)
-            text = TextStream(vocab, prompt.ids, body.stops)
+            text = TextStream(vocab, prompt.ids, body.stops, apart=served.run.task.has_answers)
             choices.append(AnswerChoice(len(choices), Job(request, sampling, needs_text), text))
     return choices
 

@@ -220,6 +220,28 @@ def test_a_fusion_that_adds_to_a_part_in_place_moves_that_part() -> None:
     assert op.bytes == 3 * row_bytes + index_bytes  # two are read and one is written
 
 
+@pytest.mark.parametrize(
+    "kind, dtype", [("s8", "int8"), ("f8e4m3fn", "float8_e4m3fn"), ("bf16", "")]
+)
+def test_a_product_in_a_fusion_has_the_type_of_its_operands(kind: str, dtype: str) -> None:
+    text = f"""HloModule product
+
+%fused (a: {kind}[4,8], b: {kind}[8,2]) -> f32[4,2] {{
+  %a = {kind}[4,8]{{1,0}} parameter(0)
+  %b = {kind}[8,2]{{1,0}} parameter(1)
+  ROOT %c = f32[4,2]{{1,0}} dot(%a, %b), lhs_contracting_dims={{1}}, rhs_contracting_dims={{0}}
+}}
+
+ENTRY %main (a: {kind}[4,8], b: {kind}[8,2]) -> f32[4,2] {{
+  %a = {kind}[4,8]{{1,0}} parameter(0)
+  %b = {kind}[8,2]{{1,0}} parameter(1)
+  ROOT %fusion = f32[4,2]{{1,0}} fusion(%a, %b), kind=kCustom, calls=%fused
+}}
+"""
+    [op] = CompiledText.read(text).ops
+    assert (op.flops, op.dtype) == (2 * 4 * 8 * 2, dtype)
+
+
 def test_a_transfer_overlaps_with_what_runs_before_its_end() -> None:
     text = text_of_program("layers_on_gpus")
     lines = text.splitlines(keepends=True)

@@ -235,6 +235,20 @@ def test_without_keep_best_only_the_newest_are_kept(tmp_path: Path) -> None:
         assert checkpoints.steps() == [2]
 
 
+def test_other_weights_of_the_same_step_are_another_checkpoint(tmp_path: Path) -> None:
+    """Also after the folder was moved, and where the average is of more steps."""
+    mesh, identities = make_mesh(1, 1), []
+    for seed in (0, 1):
+        folder = tmp_path / str(seed)
+        with Checkpoints(folder) as checkpoints:
+            for step in (1, 2):
+                checkpoints.save(step, make_state(mesh, seed))
+        identities += [Checkpoints(folder).identity(steps) for steps in ([1], [2], [1, 2])]
+    assert len(set(identities)) == 6
+    (tmp_path / "1").rename(tmp_path / "moved")
+    assert Checkpoints(tmp_path / "moved").identity([1, 2]) == identities[-1]
+
+
 def test_a_run_that_goes_back_sets_its_old_future_aside(
     three: Checkpoints, log_lines: list[str]
 ) -> None:

@@ -50,6 +50,15 @@ def pieces_of(stream: TextStream, tokens: Sequence[int], at_once: int) -> list[s
     return [stream.add(tokens[:end], is_done=end == len(tokens)) for end in ends]
 
 
+@pytest.mark.parametrize("at_once", [1, 2, 3])
+def test_a_text_apart_from_its_prompt_begins_as_one_alone(vocab: Vocab, at_once: int) -> None:
+    """SentencePiece puts a space before a word, which is that of a text but not of an answer."""
+    prompt, answer = vocab.encode(["the reader", "reads the end"])
+    stream = TextStream(vocab, prompt, [], apart=True)
+    text = "".join(pieces_of(stream, [*map(int, answer)], at_once))
+    assert text == vocab.text(answer) and not text.startswith(" ")
+
+
 @pytest.mark.parametrize("at_once", [1, 2, 3, 4])
 @pytest.mark.parametrize("stops", [[], ["\nnever", "dinner"]])
 def test_the_pieces_of_a_text_are_the_whole_text(
