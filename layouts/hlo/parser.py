@@ -191,9 +191,11 @@ def product_flops(instruction: Instruction, computation: Computation) -> int:
     return 0
 
 
-def eight_bits(product: Instruction, computation: Computation) -> str:
+def eight_bits(instruction: Instruction, computation: Computation) -> str:
     """Returns JAX's name for the type of a product's operands, if it has eight bits; else ""."""
-    kind = computation[product.operands[0]].shape.partition("[")[0]
+    if instruction.opcode not in ("dot", "convolution"):
+        return ""
+    kind = computation[instruction.operands[0]].shape.partition("[")[0]
     return {"s8": "int8", "f8e4m3fn": "float8_e4m3fn"}.get(kind, "")
 
 

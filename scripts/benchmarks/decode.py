@@ -1,16 +1,11 @@
-"""Compares translation speed with Hugging Face and CTranslate2, interleaved in one run.
+"""Compares translation speed with Hugging Face and CTranslate2, in alternating rounds.
 
-    pip install torch transformers ctranslate2
     meshloom bench decode --json=bench.json
 
-Beam search of width 5 with Transformer-Tiny (4 + 4 layers, d_model 128, d_ff 256, 4 heads, 10,000
-tied words, random weights, float32) on 1,000 sources whose lengths are those of Multi30k's
-test_2016_flickr.  Speed must not hang on what random weights say, so every system makes the same
-number of tokens of a sentence: its source's, rounded up to a multiple of 4.  The others get batches
-of sentences of one such length, so that none waits for a longer one; Meshloom makes its own, of few
-shapes.  Each system runs in its own process with its best batch size of a few, in alternating
-rounds; the ratio is the median over rounds of one round's rates.  A first pass, which compiles, is
-not counted, but reported (warm_s).
+Speed must not depend on what random weights say, so every system makes the same number of tokens of
+a sentence: its source's, rounded up to a multiple of 4.  The others get batches of sentences of one
+such length, so that none waits for a longer one; Meshloom makes its own, of few shapes.  Each
+system has its best batch size of a few.  A first pass, which compiles, is reported (warm_s).
 """
 
 import importlib

@@ -1,13 +1,10 @@
-"""Compares a layer of experts with a dense one, interleaved in one run.
+"""Compares a layer of experts with a dense one, in alternating rounds.
 
-    pip install torch
     meshloom bench moe --json=bench.json
 
-Forward and backward of one layer in float32: 4,096 tokens of width 256 in 16 rows, 16 experts of
-width 1,024, two for each token (GShard's top-2, with room for all even shares).  The dense layer
-has width 2,048: the same products for a token.  Each way to dispatch, and the same two layers in
-PyTorch, has a process of its own, in alternating rounds; `cost` is a layer's time over that of the
-dense layer of the same library in the same round.
+The dense layer has as many products for a token.  Each way to dispatch, and the same two layers in
+PyTorch, has a process of its own; `cost` is a layer's time over that of the dense layer of the same
+library in the same round.
 """
 
 import statistics

@@ -1,4 +1,8 @@
-"""Measures the systems of a benchmark in alternating rounds, each in its own process."""
+"""Measures the systems of a benchmark in alternating rounds, each in its own process.
+
+A machine whose speed drifts is then equally unfair to all; a ratio is the median over rounds of one
+round's rates.
+"""
 
 import functools
 import importlib.util

@@ -2,11 +2,9 @@
 
     meshloom bench serve --model_dir=runs/quickstart --json=bench.json
 
-Each client sends a request as soon as its last one is answered: a prompt of 1 to 8 words, a limit
-of 8 to 64 new tokens, a seed, and temperature 0.8.  The same requests are then decoded as the lines
-of a file, as many together as the server has slots, in alternating rounds.  Every answer is
-compared with the text of `decode`.  Clients, server and decoder share the machine.  Compilation is
-not counted.  The limits of `--max_length`, at most that of the model, are measured one by one.
+Each client sends a request as soon as its last one is answered.  The same requests are then decoded
+as the lines of a file, as many together as the server has slots, in alternating rounds, and every
+answer is compared with the text of `decode`.  Clients, server and decoder share the machine.
 """
 
 import contextlib

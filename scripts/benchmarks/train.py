@@ -1,12 +1,8 @@
-"""Compares training speed with an equal model in PyTorch, interleaved in one run.
+"""Compares training speed with an equal model in PyTorch, in alternating rounds.
 
-    pip install torch
     meshloom bench train --json=bench.json
 
-Each system trains in a process of its own, in alternating rounds, so that a machine whose speed
-drifts is equally unfair to both; the ratio is the median over rounds of one round's rates.  The
-model is one of `language_model.SHAPES`, "small" unless --shape says otherwise, with AdamW.  PyTorch
-runs eagerly as "torch" and through torch.compile as "torch_compiled".
+PyTorch runs eagerly as "torch" and through torch.compile as "torch_compiled".
 """
 
 import dataclasses

@@ -1,14 +1,11 @@
-"""Compares training of a translation model with Hugging Face's Marian, interleaved in one run.
+"""Compares training of a translation model with Hugging Face's Marian, in alternating rounds.
 
-    pip install torch transformers
     meshloom bench translate --json=bench.json
 
-Transformer-Tiny (4 + 4 layers, d_model 128, d_ff 256, 4 heads, 10,000 tied words) in float32 with
-dropout 0.3 after each layer and in each feed-forward, label smoothing 0.1 and AdamW, on random
-pairs whose lengths are those of Multi30k: sources as in test_2016_flickr, targets 1.03 +- 0.175
-times as long.  Meshloom packs the pairs into rows; Marian gets batches of pairs sorted by length,
-each of at most as many padded target tokens as Meshloom's batch has places.  A round trains on all
-pairs once, and counts the target tokens without padding.
+Lengths of the random pairs are those of Multi30k: sources as in test_2016_flickr, targets
+1.03 +- 0.175 times as long.  Meshloom packs the pairs into rows; Marian gets batches of pairs
+sorted by length, each of at most as many padded target tokens as Meshloom's batch has places.  A
+round trains on all pairs once, and counts the target tokens without padding.
 """
 
 from collections.abc import Callable, Iterator

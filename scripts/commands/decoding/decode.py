@@ -133,7 +133,7 @@ def origin_of(
     return {
         "steps": [member.step for member in members],
         "checkpoints": models.checkpoints.identity(averaged),
-        **({"settings": {name: shown(now) for name, _, now in changes}} if changes else {}),
+        "changes": {name: shown(now) for name, _, now in changes},
     }
 
 
@@ -191,18 +191,16 @@ class DecodeJob:
     def settings(self) -> dict[str, Any]:
         """Returns everything that the output follows from."""
         model = self.flags.model
-        settings = {
+        return {
             "input": text_hash([self.lines])[:16],
             "model_dir": str(model.model_dir),
             **self.made_from,
             "average": model.average,
+            "weights": model.weights,
             "nbest": self.flags.nbest,
             "format": self.flags.written_format,
             **dataclasses.asdict(self.flags.search),
         }
-        if model.weights != "stored":
-            settings["weights"] = model.weights
-        return settings
 
     def decode(self, left: Sequence[int]) -> Iterator[list[tuple[int, list[Hypothesis]]]]:
         """Yields, batch by batch, some of the lines with the texts that are written."""

@@ -29,7 +29,6 @@ from trainer import multihost
 from trainer.device_check import compare_with_cpu
 
 SHOWN = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint")
-PLUGINS = ("jax-cuda12-plugin", "jax-cuda13-plugin")
 INSTALL = "pip install -e .  in the folder of Meshloom."
 LEAST_MEMORY_BYTES = 2 << 30
 """JAX, its compiler and the quickstart's model take about 1 GiB."""
@@ -54,12 +53,6 @@ def versions() -> Iterator[Finding]:
         problems = ["meshloom is not installed for this Python"]
     for problem in problems:
         yield Finding("versions", "error", problem, INSTALL)
-    jaxlib = importlib.metadata.version("jaxlib")
-    for plugin in PLUGINS:
-        version = installed(plugin)
-        if version is not None and version != jaxlib:
-            text = f"{plugin} is {version} and jaxlib is {jaxlib}: JAX does not load the plugin"
-            yield Finding("versions", "error", text, f'pip install -U "jax[{plugin[4:10]}]".')
     if not problems:
         packages = ", ".join(f"{name} {installed(name)}" for name in SHOWN)
         text = f"Python {platform.python_version()}, {packages}"
