@@ -85,7 +85,9 @@ def tokens_until(run: RunPlots, losses: Sequence[float]) -> dict[str, int | None
     means = np.convolve(values, np.full(width, 1 / width), "valid")
     tokens = run.total("tokens", steps[width - 1 :])
     reached = {loss: tokens[means <= loss] for loss in losses}
-    return {f"{loss}": round(float(of[0])) if len(of) else None for loss, of in reached.items()}
+    return {
+        f"{loss:.10g}": round(float(of[0])) if len(of) else None for loss, of in reached.items()
+    }
 
 
 def settings_that_differ(folders: Mapping[str, Path]) -> list[dict[str, Any]]:
