@@ -191,7 +191,7 @@ def product_flops(instruction: Instruction, computation: Computation) -> int:
     return 0
 
 
-def eight_bits(instruction: Instruction, computation: Computation) -> str:
+def eight_bit_type(instruction: Instruction, computation: Computation) -> str:
     """Returns JAX's name for the type of a product's operands, if it has eight bits; else ""."""
     if instruction.opcode not in ("dot", "convolution"):
         return ""

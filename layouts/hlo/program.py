@@ -173,7 +173,7 @@ class CompiledText:
                 moved_bytes = self._moved_bytes(executed) if cycles is None else 0
                 walks = (self._walk(self.computations[c], 1, None) for c in called(instruction))
                 every = [executed._replace(times=1), *itertools.chain(*walks)]
-                dtype = max(parser.eight_bits(e.instruction, e.computation) for e in every)
+                dtype = max(parser.eight_bit_type(e.instruction, e.computation) for e in every)
                 source, scopes = self.source(instruction), instruction.op_name
                 ops.append(
                     OpCost(total_flops(every), moved_bytes, 0, executed.times, dtype, source,

@@ -20,15 +20,14 @@ class TextStream:
         self.vocab, self.prompt, self.stops = vocab, [*map(int, prompt)], stops
         self.prompt_text = vocab.text(self.prompt)
         # A text apart from its prompt begins as one alone, without the space before it.
-        self._before = [] if apart else self.prompt
+        self._before, self._text_before = ([], "") if apart else (self.prompt, self.prompt_text)
         self.stopped_after: int | None = None
         """Tokens up to the end of a stop."""
         self._given, self._ids = list[str](), [*self.prompt]
-        self._whole = len(self.prompt)
-        self._context = self._whole - len(self._before)
+        self._whole, self._context = len(self.prompt), len(self.prompt) - len(self._before)
         """Tokens that end with a whole character, and where the last of them begin behind which
         others are detokenized: the first one of a text may lose its space."""
-        self._context_text = vocab.text(self._before)
+        self._context_text = self._text_before
         self._kept = ""
         """Text of whole characters that is not given out, as a stop may begin with it."""
 
@@ -84,14 +83,13 @@ class TextStream:
     def _tokens_until(self, start: int, stop: str) -> int:
         """Returns how many new tokens there are up to the end of a stop."""
         tokens = self._ids[len(self.prompt) :]
-        counts = range(len(tokens))
         return bisect.bisect_left(
-            counts, True, key=lambda count: stop in self._text_of(tokens[:count])[start:]
+            range(len(tokens)), True, key=lambda n: stop in self._text_of(tokens[:n])[start:]
         )
 
     def _text_of(self, tokens: Sequence[int]) -> str:
         """Returns what tokens add to the prompt."""
-        return self.vocab.text([*self._before, *tokens])[len(self.vocab.text(self._before)) :]
+        return self.vocab.text([*self._before, *tokens])[len(self._text_before) :]
 
 
 def without_start_of_stop(text: str, stops: Sequence[str]) -> str:

@@ -103,7 +103,7 @@ def block_tokens(choices: int, experts: int) -> int:
     mean = choices // experts
     if has_kernels():
         size, most = MAX_KERNEL_BLOCK, mean // 4
-    elif platform() == "gpu":  # a block reads an expert's weights in the time of 400 tokens
+    elif platform() == "gpu":  # large: each block moves the weights of an expert
         size, most = MAX_GPU_BLOCK, mean
     else:
         return min(MAX_BLOCK, max(1, mean))

@@ -53,6 +53,12 @@ def versions() -> Iterator[Finding]:
         problems = ["meshloom is not installed for this Python"]
     for problem in problems:
         yield Finding("versions", "error", problem, INSTALL)
+    jaxlib = importlib.metadata.version("jaxlib")
+    for plugin in ("jax-cuda12-plugin", "jax-cuda13-plugin"):
+        version = installed(plugin)
+        if version is not None and version != jaxlib:
+            text = f"{plugin} is {version} and jaxlib is {jaxlib}: JAX does not load the plugin"
+            yield Finding("versions", "error", text, f'pip install -U "jax[{plugin[4:10]}]".')
     if not problems:
         packages = ", ".join(f"{name} {installed(name)}" for name in SHOWN)
         text = f"Python {platform.python_version()}, {packages}"

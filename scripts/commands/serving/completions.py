@@ -57,10 +57,14 @@ class AnswerChoice:
         return self.finish is not None
 
     @property
-    def log_probabilities(self) -> list[float]:
-        """Returns those of all tokens, also of the end where there is one."""
-        has_end = self.job.end_id is not None and not self.text.is_stopped
-        return [*self.job.log_probabilities[: self.new_tokens + has_end]]
+    def tokens(self) -> list[int]:
+        """Returns the new tokens, also of the end where there is one."""
+        ends = [] if self.job.end_id is None or self.text.is_stopped else [self.job.end_id]
+        return [*self.job.tokens[: self.new_tokens], *ends]
+
+    @property
+    def mean_log_p(self) -> float:
+        return statistics.fmean(self.job.log_probabilities[: len(self.tokens)] or [0.0])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,9 +99,8 @@ class CompletionForm:
 
     def logprobs(self, choice: AnswerChoice) -> dict[str, Any]:
         """Returns the log-probabilities of all tokens, also of the end where there is one."""
-        job, log_p = choice.job, list[float | None](choice.log_probabilities)
-        ends = [] if job.end_id is None else [job.end_id]
-        tokens = [*job.tokens[: choice.new_tokens], *ends][: len(log_p)]
+        job, tokens = choice.job, choice.tokens
+        log_p: list[float | None] = [*job.log_probabilities[: len(tokens)]]
         likeliest = job.likeliest[: len(tokens)]
         sent = self.body.prompts[choice.index // self.body.n]
         prompt = choice.text.prompt if isinstance(sent, str) else sent
@@ -216,13 +219,12 @@ async def answer(
 
 
 def likeliest_of(choices: Sequence[AnswerChoice], samples: int, n: int) -> list[AnswerChoice]:
-    """Returns of the samples of each prompt the n with the highest mean log-probability."""
+    """Returns the n samples of each prompt with the highest mean log-probability."""
     if samples == n:
         return [*choices]
     best = list[AnswerChoice]()
     for start in range(0, len(choices), samples):
-        of_prompt = choices[start : start + samples]
-        best += heapq.nlargest(n, of_prompt, lambda x: statistics.fmean(x.log_probabilities or [0]))
+        best += heapq.nlargest(n, choices[start : start + samples], lambda x: x.mean_log_p)
     return [dataclasses.replace(choice, index=index) for index, choice in enumerate(best)]
 
 

@@ -44,8 +44,8 @@ def report(flags: ReportFlags) -> None:
         raise UserError("report: name one run by --model_dir=DIR, or several, each once: DIR DIR.")
     if len(folders) > 1:
         file = path_of(flags.output or "report.html")
-        paths = {name: path_of(name) for name in folders}
-        atomic_write(file, comparison_page(paths, flags.losses or ()))
+        page = comparison_page({name: path_of(name) for name in folders}, flags.losses or ())
+        atomic_write(file, page)
         click.echo(f"Wrote {file}.")
         return
     if flags.output is not None or flags.losses:
@@ -85,9 +85,7 @@ def tokens_until(run: RunPlots, losses: Sequence[float]) -> dict[str, int | None
     means = np.convolve(values, np.full(width, 1 / width), "valid")
     tokens = run.total("tokens", steps[width - 1 :])
     reached = {loss: tokens[means <= loss] for loss in losses}
-    return {
-        f"{loss:.10g}": round(float(of[0])) if len(of) else None for loss, of in reached.items()
-    }
+    return {f"{loss:.10g}": round(float(x[0])) if len(x) else None for loss, x in reached.items()}
 
 
 def settings_that_differ(folders: Mapping[str, Path]) -> list[dict[str, Any]]:

@@ -93,6 +93,15 @@ def test_an_answer_is_without_its_prompt() -> None:
     assert hypothesis.text.strip() == "mitu"
 
 
+def test_an_answer_begins_without_the_space_before_its_first_word() -> None:
+    """Its tokens are those of a text alone, to which SentencePiece adds a space."""
+    vocab = make(SentencePiece(size=275), iter(["the reader reads the end of the spaces"] * 9))
+    prompt, answer = vocab.encode(["the reader", "reads the end"])
+    new = TokenHypothesis((*map(int, answer),), -1.5, -2.5)
+    request = Request(prompt, 9, is_answer=True)
+    assert to_hypothesis(request, new, Vocabs(vocab, vocab)).text == "reads the end"
+
+
 def test_seeds_differ_by_line_and_by_seed() -> None:
     seeds = {line_seed(DecodeOptions(seed=seed), line) for seed in range(3) for line in range(3)}
     assert len(seeds) == 9
