@@ -13,6 +13,7 @@ import re
 import shutil
 import tempfile
 import traceback
+import unittest.mock
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -57,6 +58,7 @@ from trainer.decoding.score import token_losses
 from trainer.feed import BatchSharding
 from trainer.planning.decoding import trace_decode
 from trainer.run import Run
+from trainer.serving import slot_engine
 from trainer.serving.continuous import ContinuousService
 from trainer.serving.service import Job
 from trainer.serving.slot_engine import SlotEngine
@@ -431,19 +433,28 @@ def result(case: Case, rows: int, folder: str | None) -> Result:
 
 
 def served(case: Case, model: Decodable, params: Any, mesh: Mesh, slots: int) -> list[Job]:
-    """Answers the requests as `meshloom serve` does, each with its number of new tokens."""
+    """Answers the requests as `meshloom serve` does, each with its number of new tokens.
+
+    Then one of a longer prompt, and one of a prompt that begins as that, whose rest alone is read.
+    """
     vocab = Digits(case.spec.vocab or 0, begin_id=0, end_id=EOS)
     assert isinstance(case.search, Sampling)
     jobs = [Job(request, case.search) for request in requests(case)]
-    with jax.set_mesh(mesh):
+    rounds, first = [jobs], jobs[0].request
+    if case.spec.max_length is None or case.spec.max_length >= 2 * SHORTEST:
+        long = [*first.prompt, *[EOS + 1] * SHORTEST]
+        turns = (first._replace(prompt=[*long[: SHORTEST + 2], *more]) for more in ([], [EOS + 2]))
+        rounds += [[Job(turn, case.search)] for turn in turns]
+    with jax.set_mesh(mesh), unittest.mock.patch.object(slot_engine, "SHORTEST_KEPT", SHORTEST):
         params = jax.tree.map(jnp.copy, params)  # the engine frees its weights
-        engine = SlotEngine(model, params, mesh, vocab, slots, max_length=2 * SHORTEST)
+        engine = SlotEngine(model, params, mesh, vocab, slots, 2 * SHORTEST, kept_prompts=1)
         service = ContinuousService(engine, step=0, queue=len(jobs))
         service.warm_up()
-        service.submit(jobs)
-        while not all(job.is_done for job in jobs):
-            service.advance(service.next_jobs())
-    return jobs
+        for each in rounds:
+            service.submit(each)
+            while not all(job.is_done for job in each):
+                service.advance(service.next_jobs())
+    return [*itertools.chain(*rounds)]
 
 
 @functools.partial(jax.jit, static_argnums=0)

@@ -172,6 +172,22 @@ class SlotDecoder:
         cache, scores = jax.lax.scan(feed, cache, positions * jnp.arange(chunks, dtype=jnp.int32))
         return cache, last_B, scores
 
+    def read_rest(
+        self, prepared: Any, joining: Joining, cache: Cache, start: Array, *, count: int
+    ) -> tuple[Cache, Array]:
+        """Reads `count` tokens of prompts from `start` on; the cache has those before.
+
+        Returns the cache, as long as the padded prompts, and the last token of each.
+        """
+        layout, lengths_B = step_layout(self.model.layout), joining.prompt_lengths_B
+        shape = joining.prompts_BL.shape
+        cache = each_array(functools.partial(set_length, length=shape[1]), (cache,), ())
+        tokens_Bl, last_B = begun_prompts(layout, joining.prompts_BL, lengths_B, joining.begins_B)
+        fed_Bl = jax.lax.dynamic_slice_in_dim(tokens_Bl, start, count, axis=1)
+        mask_Bm = layout.iota("Bm", shape, "m") < lengths_B[:, None]
+        model_step = functools.partial(self.model.step, prepared)
+        return feed_prompt(layout, model_step, cache, fed_Bl, mask_Bm, start)[0], last_B
+
     def rank(self, layout: Layout, logits_BLV: Array) -> Candidates | None:
         """Returns the likeliest tokens in each place, if any are wanted."""
         if not self.candidates:
@@ -302,9 +318,7 @@ class SlotDecoder:
         return token_BW[:, 0], (logit_BW - log_z_BW)[:, 0]
 
 
-def each_array(
-    change: Callable[..., Array], slots: Sequence[Slots], others: Sequence[Array]
-) -> Slots:
+def each_array(change: Callable[..., Array], trees: Sequence[Any], others: Sequence[Array]) -> Any:
     """Changes the arrays that have axes, given their letters; they stay placed as they are.
 
     `others` are what the changes of all arrays depend on.
@@ -318,7 +332,7 @@ def each_array(
             change_of_axes = jax.sharding.auto_axes(change_of_axes, out_sharding=spec)
         return change_of_axes(*arrays, *others)
 
-    return jax.tree.map_with_path(changed, *slots)
+    return jax.tree.map_with_path(changed, *trees)
 
 
 def put_rows(axes: str, old: Array, new: Array, slots_B: Array, position_BM: Array) -> Array:
@@ -353,3 +367,13 @@ def move_rows(axes: str, old: Array, slots_B: Array, cache_index: Array, *, leng
     return jnp.pad(
         new, [(max(length - before, 0) * (axis == memory), 0) for axis in range(new.ndim)]
     )
+
+
+def set_length(axes: str, old: Array, *, length: int) -> Array:
+    """Cuts an array along M, or fills it up with zeros."""
+    if "M" not in axes:
+        return old
+    memory = old.ndim - len(axes) + axes.index("M")
+    new = jax.lax.slice_in_dim(old, 0, min(old.shape[memory], length), axis=memory)
+    added = length - new.shape[memory]
+    return jnp.pad(new, [(0, added * (axis == memory)) for axis in range(new.ndim)])

@@ -22,6 +22,9 @@ class RunPlots:
 
     def __init__(self, model_dir: Path):
         self.train = read_lines(model_dir / METRICS, "loss")
+        for line in self.train:
+            if is_number(rate := line.get("model_flops_per_s")) and is_number(line.get("step_s")):
+                line["model_flops"] = rate * line["step_s"]
         self.checks = read_lines(model_dir / EVALUATIONS, "loss")
         self.with_experts = of_one_shape(self.train, "experts")
         self.parts: dict[str, Line] = next(
@@ -151,21 +154,28 @@ class RunPlots:
 
 
 def compared(runs: Mapping[str, RunPlots], split: str, name: str) -> bytes:
-    """Draws a number of several runs, of "training" or "validation", over their steps, their tokens
-    and the hours of their steps, as a PNG file."""
+    """Draws a number of several runs, of "training" or "validation", over their steps, their
+    tokens, the hours of their steps and, where all know them, their FLOPs, as a PNG file."""
+    count = 3 + all(curve(run.train, "model_flops")[0] for run in runs.values())
 
     def draw(pyplot: Any) -> Any:
-        figure, panels = pyplot.subplots(1, 3, figsize=(12, 4), layout="constrained", sharey=True)
+        size = (4 * count, 4)
+        figure, panels = pyplot.subplots(1, count, figsize=size, layout="constrained", sharey=True)
         for number, (label, run) in enumerate(runs.items()):
             is_training, colour = split == "training", f"C{number % 10}"
             steps, values = curve(run.train if is_training else run.checks, name)
             values = smoothed(values) if is_training else values
             style = "-" if is_training and len(values) > 1 else "o-"
-            places = (steps, run.total("tokens", steps), run.total("step_s", steps) / 3600)
-            for axes, x in zip(panels, places, strict=True):
+            places = {
+                "step": steps,
+                "tokens": run.total("tokens", steps),
+                "hours of steps": run.total("step_s", steps) / 3600,
+                "model FLOPs": run.total("model_flops", steps),
+            }
+            for axes, (xlabel, x) in zip(panels, places.items(), strict=False):
                 axes.plot(x, values, style, color=colour, label=label if steps else None)
-        for axes, xlabel in zip(panels, ("step", "tokens", "hours of steps"), strict=True):
-            axes.set(xlabel=xlabel)
+                axes.set(xlabel=xlabel)
+        for axes in panels:
             axes.grid(alpha=0.3)
             axes.locator_params(axis="x", nbins=5)  # long numbers do not touch
         panels[0].set(ylabel=f"{split} {name.replace('_', ' ')}")

@@ -60,6 +60,8 @@ class Job:
     """The token that ended the text, if one did."""
     scores_prompt: bool = False
     """Whether the prompt is scored."""
+    cached_tokens: int = 0
+    """Tokens of the prompt that were read for an earlier one."""
     prompt_log_probabilities: list[float] = dataclasses.field(default_factory=list)
     """Of its tokens; without the first one where the model reads no begin token before it."""
     prompt_likeliest: list[Ranked] = dataclasses.field(default_factory=list)

@@ -4,6 +4,7 @@ They are compiled for few numbers of slots and few lengths of the cache, so that
 the running texts need.  Texts move when they no longer fit, or need much less for a while.
 """
 
+import functools
 import logging
 import math
 import time
@@ -20,6 +21,7 @@ from models.api import Decodable
 from models.decoding.slots import Joining, NewTokens, PromptScores, SlotDecoder, Slots, SlotSettings
 from trainer.decoding.decoder import SHORTEST, Request, row_shards, rows_of, split_begins
 from trainer.memory import check_cache_memory
+from trainer.serving.kept_prompts import SHORTEST_KEPT, KeptPrompt, KeptPrompts
 from trainer.serving.service import MAX_CANDIDATES, Job
 
 logger = logging.getLogger(__name__)
@@ -56,8 +58,9 @@ class SlotEngine:
     """
 
     def __init__(
-        self, model: Decodable, params: Any, mesh: Mesh, vocab: Vocab, slots: int, max_length: int
-    ):
+        self, model: Decodable, params: Any, mesh: Mesh, vocab: Vocab, slots: int, max_length: int,
+        kept_prompts: int = 0,
+    ):  # fmt: skip
         self.mesh, self.vocab, self.max_length = mesh, vocab, max_length
         self.model, self.layout = model, model.layout
         self.shards = row_shards(self.layout, mesh)
@@ -72,9 +75,11 @@ class SlotEngine:
         self._executables = dict[Hashable, Callable[..., Any]]()
         self._slots: Slots | None = None
         self._weights, self._unprepared = None, params
+        self._kept = KeptPrompts(0 if self.shards > 1 else kept_prompts)
         with jax.set_mesh(mesh):  # while slots grow to twice the length, both are there
             weights = jax.eval_shape(model.prepare, params)
             sizes = [SlotSize(self.slots, length) for length in self.lengths[-2:]]
+            sizes += [SlotSize(1, max_length)] * self._kept.limit
             caches = [jax.eval_shape(self.decoder(size).start, weights).cache for size in sizes]
             check_cache_memory(weights, caches, mesh)
 
@@ -112,6 +117,7 @@ class SlotEngine:
 
     def set_weights(self, params: Any) -> None:
         """Takes other weights for all tokens from now on."""
+        self._kept.clear()
         self._weights = None  # frees the old ones before there are new ones
         self._weights = self.compiled("weights", "prepare", self.model.prepare, params)
 
@@ -250,11 +256,27 @@ class SlotEngine:
         by_field: dict[str, Any] = dict.fromkeys(Joining._fields, by_row)
         shardings = Joining(**by_field | {"prompts_BL": of_prompts})
         size, about = self.size, f"{rows} x {length} tokens of prompts"
-        cache, last_B, scores = self.compiled(
-            f"a pass over {about}", ("read", rows, length, candidates),
-            self.decoder(size, candidates).read,
-            self._weights, joining, in_shardings=(None, shardings),
-        )  # fmt: skip
+        decoder = self.decoder(size, candidates)
+        is_kept = length >= SHORTEST_KEPT and candidates is None
+        tokens = np.array([begins[0], *prompts[0]], np.int32)[:-1]
+        kept = self._kept.nearest(tokens) if is_kept else None
+        start = 0 if kept is None else min(kept.shared(tokens), len(tokens) - 1)
+        count = next(n for n in powers(2, SHORTEST, length) if n >= len(tokens) - start)
+        if kept is None or count == length:
+            cache, last_B, scores = self.compiled(
+                f"a pass over {about}", ("read", rows, length, candidates), decoder.read,
+                self._weights, joining, in_shardings=(None, shardings),
+            )  # fmt: skip
+        else:
+            filled[0].cached_tokens, scores = start, None
+            cache, last_B = self.compiled(
+                f"a pass over {count} more of {about}", ("rest", count, length, kept.length),
+                functools.partial(decoder.read_rest, count=count),
+                self._weights, joining, kept.cache, np.int32(min(start, length - count)),
+                in_shardings=(None, shardings, None, None),
+            )  # fmt: skip
+        if is_kept:
+            self._kept.keep(KeptPrompt(tokens, length, cache))
         if min(jobs, default=0) < size.slots:
             self._slots = self.compiled(
                 f"the entry of {about} to {size}", ("join", rows, length, size, scores is None),

@@ -375,12 +375,14 @@ def event(content: dict[str, Any]) -> str:
     return f"data: {text}\n\n"
 
 
-def usage(choices: Sequence[AnswerChoice], n: int) -> dict[str, int]:
+def usage(choices: Sequence[AnswerChoice], n: int) -> dict[str, Any]:
     """Counts the tokens of an answer; those of a prompt once for its n choices."""
     prompt_tokens = sum(len(choice.job.request.prompt) for choice in choices[::n])
+    cached_tokens = sum(choice.job.cached_tokens for choice in choices[::n])
     new_tokens = sum(choice.new_tokens for choice in choices)
     return {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": new_tokens,
         "total_tokens": prompt_tokens + new_tokens,
+        "prompt_tokens_details": {"cached_tokens": cached_tokens},
     }

@@ -173,7 +173,8 @@ def served_model(members: Sequence[TrainedModel], flags: ServeFlags) -> ServedMo
                 f"Legal: 2 to {room}."
             )
         length = flags.max_length or min(task.length, room)
-        engine = SlotEngine(model, params, mesh, vocabs.target, rows, length)
+        of_engine = (vocabs.target, rows, length, flags.kept_prompts)
+        engine = SlotEngine(model, params, mesh, *of_engine)
         service = ContinuousService(engine, step, flags.queue)
         max_new_tokens = length
     name = flags.name or flags.model.model_dir.resolve().name

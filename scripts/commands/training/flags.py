@@ -61,6 +61,9 @@ class ReportFlags(FlagGroup):
     losses: Annotated[tuple[float, ...] | None, Flag(metavar="LOSS,…")] = None
     """Training losses: the page of several runs has the tokens of each until the mean loss of ten
     lines of its metrics.jsonl is as low."""
+    samples: Annotated[str | None, Flag(metavar="NAME")] = None
+    """Name of a file of texts in each model directory, which `decode --output` wrote for the same
+    input: the page of several runs has their lines side by side."""
 
 
 class SuperviseFlags(FlagGroup):

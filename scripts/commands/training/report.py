@@ -13,7 +13,7 @@ from configs.errors import UserError
 from configs.json_reader import read_json
 from configs.paths import path_of
 from configs.write import values
-from data.sources.text_files import identity
+from data.sources.text_files import identity, read_lines
 from data.storage.files import atomic_write
 from scripts.commands.planning.page import head
 from scripts.commands.training.flags import ReportFlags
@@ -44,24 +44,32 @@ def report(flags: ReportFlags) -> None:
         raise UserError("report: name one run by --model_dir=DIR, or several, each once: DIR DIR.")
     if len(folders) > 1:
         file = path_of(flags.output or "report.html")
-        page = comparison_page({name: path_of(name) for name in folders}, flags.losses or ())
+        runs = {name: path_of(name) for name in folders}
+        page = comparison_page(runs, flags.losses or (), flags.samples)
         atomic_write(file, page)
         click.echo(f"Wrote {file}.")
         return
-    if flags.output is not None or flags.losses:
-        raise UserError("--output and --losses are for the page of several runs.")
+    if flags.output is not None or flags.losses or flags.samples is not None:
+        raise UserError("--output, --losses and --samples are for the page of several runs.")
     model_dir = path_of(folders[0])
     written = write_report(model_dir, RunPlots(model_dir))
     click.echo("Wrote " + ", ".join(map(str, written)) + ".")
 
 
-def comparison_page(folders: Mapping[str, Path], losses: Sequence[float] = ()) -> str:
+def comparison_page(
+    folders: Mapping[str, Path], losses: Sequence[float] = (), samples: str | None = None
+) -> str:
     """Writes the page of several runs, by name."""
     runs = {name: RunPlots(folder) for name, folder in folders.items()}
     if empty := [name for name, run in runs.items() if not run.train]:
         raise UserError(f"{', '.join(empty)}: no step in its metrics.jsonl.  Train first.")
     spent = {name: spent_seconds(folder) for name, folder in folders.items()}
     last = {name: last_numbers(run, spent[name]) for name, run in runs.items()}
+    files = {} if samples is None else {n: str(folder / samples) for n, folder in folders.items()}
+    texts = {
+        name: {str(number): line for number, line in enumerate(read_lines(file), 1)}
+        for name, file in files.items()
+    }
     lines = [line for run in runs.values() for line in run.checks]
     checked = dict.fromkeys(n for line in lines for n in line if n not in NOT_DRAWN)
     drawn = [("validation", name) for name in checked if curve(lines, name)[0]]
@@ -71,6 +79,7 @@ def comparison_page(folders: Mapping[str, Path], losses: Sequence[float] = ()) -
         differ=settings_that_differ(folders),
         last=table_by_run("run", last),
         reached=table_by_run("loss", {n: tokens_until(run, losses) for n, run in runs.items()}),
+        samples=table_by_run("line", texts),
         pictures={
             f"{split} {heading(name)}".capitalize(): compared(runs, split, name)
             for split, name in [("training", "loss"), *drawn]

@@ -22,12 +22,13 @@ from trainer.serving.service import Job, NoFiniteScore
 from trainer.serving.slot_engine import CALL_S, MAX_STEPS, SlotEngine, SlotSize
 
 
-def new_engine(slots: int, max_length: int) -> SlotEngine:
+def new_engine(slots: int, max_length: int, kept_prompts: int = 0) -> SlotEngine:
     mesh = make_mesh(WHOLE)
     with jax.set_mesh(mesh):
         params = jax.tree.map(jnp.asarray, weights(DECODER))
         vocab = Digits(64, begin_id=0, end_id=1)
-        return SlotEngine(TransformerModel(DECODER, WHOLE), params, mesh, vocab, slots, max_length)
+        model = TransformerModel(DECODER, WHOLE)
+        return SlotEngine(model, params, mesh, vocab, slots, max_length, kept_prompts)
 
 
 @pytest.fixture
@@ -123,3 +124,43 @@ def test_weights_are_held_once(engine: SlotEngine) -> None:
         del params
     assert not any(weight() for weight in layers)
     assert sum(weight.nbytes for weight in jax.tree.leaves(engine._weights)) == stored_bytes
+
+
+def test_a_prompt_that_begins_as_an_earlier_one_has_the_same_text(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Only the rest of it is read; new weights, and two prompts later, all of it."""
+    monkeypatch.setattr(slot_engine, "SHORTEST_KEPT", 32)
+    numbers = np.random.default_rng(0).integers(2, 64, 64).tolist()
+    turns = [numbers[:20], numbers[:45], numbers[:45], [*numbers[:30], 5, 7], [9, *numbers[:39]]]
+    others = [[8, *numbers[:20]], [7, *numbers[:20]]]
+    prompts = [*turns, *others, numbers[:20]]
+
+    def answers(kept: int) -> tuple[list[Job], SlotEngine]:
+        engine = new_engine(2, 60, kept)
+        service = ContinuousService(engine, step=0, queue=9)
+        jobs = [Job(Request(prompt, 6, seed=3, min_new_tokens=6), Sampling()) for prompt in prompts]
+        with jax.set_mesh(engine.mesh):
+            engine.warm_up()
+            for job in jobs:
+                service.submit([job])
+                while not job.is_done:
+                    service.advance(service.next_jobs())
+        return jobs, engine
+
+    expected, _ = answers(0)
+    jobs, engine = answers(2)
+    for job, same in zip(jobs, expected, strict=True):
+        assert job.tokens == same.tokens and not same.cached_tokens
+        np.testing.assert_allclose(job.log_probabilities, same.log_probabilities, rtol=1e-5)
+    # A prompt that is read keeps its place; the last token is always read.
+    assert [job.cached_tokens for job in jobs] == [0, 20, 44, 31, 0, 0, 0, 0]
+    service = ContinuousService(engine, step=0, queue=9)
+    again = [Job(Request(prompts[-1], 1)), Job(Request(prompts[-1], 1))]
+    with jax.set_mesh(engine.mesh):
+        service.submit(again[:1])
+        service.advance(service.next_jobs())
+        engine.set_weights(jax.tree.map(jnp.asarray, weights(DECODER)))
+        service.submit(again[1:])
+        service.advance(service.next_jobs())
+    assert [job.cached_tokens for job in again] == [19, 0]

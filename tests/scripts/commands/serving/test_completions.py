@@ -13,6 +13,7 @@ from starlette.requests import ClientDisconnect
 
 from scripts.commands.serving.bodies import CompletionBody
 from scripts.commands.serving.completions import AnswerChoice, CompletionForm, event, events
+from scripts.commands.shared_flags import CheckpointFlags
 from tests.data.test_vocab import Digits
 from tests.scripts.commands.serving.client import Client
 from tests.scripts.commands.serving.servers import restored, serving
@@ -254,3 +255,25 @@ def test_a_begin_token_that_a_client_sends_is_not_read_twice(trained: Place) -> 
     for scores in (alone["token_logprobs"][1:], begun["token_logprobs"][2:]):
         np.testing.assert_allclose(scores, lists["token_logprobs"][1:], rtol=1e-5)
     assert [*map(set, begun["top_logprobs"][2:])] == [*map(set, lists["top_logprobs"][1:])]
+
+
+def test_a_prompt_that_begins_as_an_earlier_one_is_read_from_there_on(model_dir: Path) -> None:
+    """The usage of an answer counts what was read before, and the text is that of the first."""
+    flags = CheckpointFlags(model_dir=model_dir, gin_param=("Layout.rules=''",))
+    prompt = np.random.default_rng(5).integers(3, 13, 70).tolist()
+    fields: dict[str, Any] = {"max_tokens": 9, "min_tokens": 9, "seed": 1}
+    with serving(model_dir, max_length=140, model=flags) as client:
+        first = client.post(prompt=prompt, n=2, **fields).json
+        again = client.post(prompt=prompt, n=2, **fields).json
+        turn = client.post(prompt=[*prompt, 4, 5, 6], **fields).json
+        other = client.post(prompt=[*reversed(prompt)], **fields).json
+    cached = [
+        each["usage"]["prompt_tokens_details"]["cached_tokens"]
+        for each in (first, again, turn, other)
+    ]
+    # The last token is read where a text begins, and one before it so that something is.
+    assert cached == [0, len(prompt) - 2, len(prompt) - 1, 0]
+    assert first["choices"] == again["choices"]
+    with serving(model_dir, max_length=140, model=flags, kept_prompts=0) as client:
+        whole = client.post(prompt=[*prompt, 4, 5, 6], **fields).json
+    assert whole["choices"] == turn["choices"]

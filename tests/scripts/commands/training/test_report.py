@@ -151,8 +151,10 @@ def test_several_runs_are_compared_on_one_page(
     for flags, message in (
         ([], "name one run by --model_dir=DIR, or several"),
         (folders[:1] * 2, "or several, each once"),
-        ([*folders[:1], f"--output={file}"], "--output and --losses are for the page of several"),
-        ([*folders[:1], "--losses=2"], "--output and --losses are for the page of several"),
+        ([*folders[:1], f"--output={file}"], "--losses and --samples are for the page of several"),
+        ([*folders[:1], "--losses=2"], "--losses and --samples are for the page of several"),
+        ([*folders[:1], "--samples=x"], "--losses and --samples are for the page of several"),
+        ([*folders, "--samples=x"], f"{folders[0]}/x"),
         ([*folders, str(tmp_path / "none")], "none: no step in its metrics.jsonl"),
     ):
         answer = run("report", *flags)
@@ -168,6 +170,25 @@ def test_curves_over_tokens_and_time_count_the_steps_between_lines(tmp_path: Pat
     plots = RunPlots(tmp_path)
     assert plots.total("tokens", [0, 1, 2, 4, 5, 6]).tolist() == [0, 10, 20, 60, 90, 120]
     assert plots.total("step_s", [4]).tolist() == [2]
+    assert plots.total("model_flops", [4]).tolist() == [0], "the lines have no rate"
+    more = [{**line, "model_flops_per_s": 3.0} for line in lines]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in more))
+    assert RunPlots(tmp_path).total("model_flops", [1, 4]).tolist() == [1.5, 6]
+
+
+def test_samples_of_several_runs_are_side_by_side(run: Meshloom, tmp_path: Path) -> None:
+    """Texts are escaped; a shorter file leaves cells empty; an end of line of Unicode's is none."""
+    for name, text in (("a", "<b>one\ntwo\u2028three\n"), ("b", "four\n")):
+        (tmp_path / name).mkdir()
+        line = {"step": 1, "loss": 2.0, "tokens": 9.0, "step_s": 0.5, "model_flops_per_s": 2e9}
+        (tmp_path / name / "metrics.jsonl").write_text(json.dumps(line) + "\n")
+        (tmp_path / name / "out.txt").write_text(text)
+    file = tmp_path / "page.html"
+    folders = [str(tmp_path / name) for name in "ab"]
+    answer = run("report", *folders, "--samples=out.txt", f"--output={file}")
+    assert answer.code == 0, answer.error
+    table = file.read_text().split("<h2>Samples")[1].split("<h2>")[0]
+    assert "<td>1<td>&lt;b&gt;one<td>four" in table and "<td>2<td>two\u2028three<td>" in table
 
 
 def test_a_loss_is_reached_by_the_mean_of_ten_lines(run: Meshloom, tmp_path: Path) -> None:
