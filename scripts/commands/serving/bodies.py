@@ -110,6 +110,8 @@ class CompletionBody(SamplingBody):
         None, ge=1, le=MAX_CHOICES, description=f"an integer from n to {MAX_CHOICES}"
     )
 
+    rescore_suffix: Text | None = Field(None, description="a text, without stream")
+
     @property
     def samples(self) -> int:
         return self.best_of or self.n

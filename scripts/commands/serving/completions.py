@@ -40,6 +40,8 @@ class AnswerChoice:
     text: TextStream
     finish: str | None = None
     """Why the text ended; None while it is unfinished."""
+    suffix_log_p: float | None = None
+    """Mean log-probability of a token of `rescore_suffix` behind the text."""
 
     def update(self) -> str:
         """Returns what has come since the last time."""
@@ -63,7 +65,10 @@ class AnswerChoice:
         return [*self.job.tokens[: self.new_tokens], *ends]
 
     @property
-    def mean_log_p(self) -> float:
+    def score(self) -> float:
+        """Returns what the samples of a prompt are ranked by."""
+        if self.suffix_log_p is not None:
+            return self.suffix_log_p
         return statistics.fmean(self.job.log_probabilities[: len(self.tokens)] or [0.0])
 
 
@@ -73,6 +78,7 @@ class CompletionForm:
 
     body: CompletionBody
     vocab: Vocab
+    suffix: Ids = ()
     id_prefix = "cmpl"
     whole = part = "text_completion"  # kind of a whole answer, and of an event
 
@@ -83,7 +89,8 @@ class CompletionForm:
 
     def choice(self, choice: AnswerChoice, text: str) -> dict[str, Any]:
         """Returns a choice of a whole answer."""
-        return self.delta(choice, text, first=True)
+        ranked = {"suffix_log_probability": choice.suffix_log_p} if len(self.suffix) else {}
+        return self.delta(choice, text, first=True) | ranked
 
     def delta(self, choice: AnswerChoice, text: str, *, first: bool) -> dict[str, Any]:
         """Returns what a text adds to a choice of a stream."""
@@ -127,6 +134,7 @@ class CompletionForm:
 class ChatForm:
     """Writes choices as `POST /v1/chat/completions` has them: as messages."""
 
+    suffix: Ids = ()
     id_prefix = "chatcmpl"
     whole, part = "chat.completion", "chat.completion.chunk"
     begins = False
@@ -155,8 +163,10 @@ async def complete(request: Request) -> Response:
         raise bad_field("max_tokens", 0, "at least 1, or 0 with echo, to score the prompt")
     if body.samples < body.n or (body.samples > body.n and body.stream):
         raise bad_field("best_of", body.best_of, f"an integer from n = {body.n}, without stream")
-
     vocab, prompts = served.vocabs.target, list[ServedPrompt]()
+    suffix = vocab.encode_continuation(body.rescore_suffix or "")
+    if body.rescore_suffix is not None and (body.stream or not len(suffix)):
+        raise bad_field("rescore_suffix", body.rescore_suffix, "a text, without stream")
 
     def choices() -> list[AnswerChoice]:
         for prompt in body.prompts:
@@ -168,7 +178,7 @@ async def complete(request: Request) -> Response:
                 prompts.append(ServedPrompt("prompt", prompt, prompt[1:] if begins else prompt))
             else:
                 raise bad_field("prompt", prompt, f"tokens from 0 to {vocab.size - 1:,}")
-        choices = choices_of(prompts, body, served, DEFAULT_MAX_TOKENS)
+        choices = choices_of(prompts, body, served, DEFAULT_MAX_TOKENS, len(suffix))
         for choice in choices:
             choice.job.candidates = body.logprobs or 0
             choice.job.scores_prompt = body.max_tokens == 0 or (
@@ -177,7 +187,7 @@ async def complete(request: Request) -> Response:
         return choices
 
     check_count(len(body.prompts), "prompt", body.prompt, body, served)
-    form = CompletionForm(body, vocab)
+    form = CompletionForm(body, vocab, suffix)
     return await answer(request, await tokenize(body.prompts, body.samples, choices), body, form)
 
 
@@ -205,8 +215,18 @@ async def answer(
     if body.stream:
         await exchange.__aenter__()
         return EventStream(exchange, events(exchange, choices, head, body, served, form))
+    start_s = time.monotonic()
     async with exchange:
         await finish(exchange, choices)
+    if len(form.suffix):
+        left_s = served.time_limit_s - (time.monotonic() - start_s)
+        scored = [scored_suffix(choice, form.suffix) for choice in choices]
+        async with PendingAnswer(request, served.service, scored, left_s) as exchange:
+            async for _ in exchange.changes():
+                pass
+        for choice, job in zip(choices, scored, strict=True):
+            log_p = job.prompt_log_probabilities[-len(form.suffix) :]
+            choice.suffix_log_p = statistics.fmean(log_p)
     best = likeliest_of(choices, body.samples, body.n)
     return JSONResponse(
         head
@@ -219,13 +239,20 @@ async def answer(
 
 
 def likeliest_of(choices: Sequence[AnswerChoice], samples: int, n: int) -> list[AnswerChoice]:
-    """Returns the n samples of each prompt with the highest mean log-probability."""
-    if samples == n:
+    """Returns the n samples of each prompt with the highest scores; all as they are without any."""
+    if samples == n and all(choice.suffix_log_p is None for choice in choices):
         return [*choices]
     best = list[AnswerChoice]()
     for start in range(0, len(choices), samples):
-        best += heapq.nlargest(n, choices[start : start + samples], lambda x: x.mean_log_p)
+        best += heapq.nlargest(n, choices[start : start + samples], lambda x: x.score)
     return [dataclasses.replace(choice, index=index) for index, choice in enumerate(best)]
+
+
+def scored_suffix(choice: AnswerChoice, suffix: Ids) -> Job:
+    """Makes the job that scores a suffix behind the text of a choice."""
+    text = choice.job.tokens[: choice.new_tokens]
+    request = DecodeRequest([*choice.job.request.prompt, *text, *suffix], 0)
+    return Job(request, scores_prompt=True)
 
 
 class ServedPrompt(NamedTuple):
@@ -252,8 +279,12 @@ def choices_of(
     body: SamplingBody,
     served: ServedModel,
     default_max_tokens: int,
+    suffix: int = 0,
 ) -> list[AnswerChoice]:
-    """Makes the jobs of a request, with the seeds that `decode` gives the lines of a file."""
+    """Makes the jobs of a request, with the seeds that `decode` gives the lines of a file.
+
+    Behind each text there is room for a suffix of so many tokens.
+    """
     max_tokens = body.max_tokens
     if max_tokens is None:
         max_tokens = served.options.max_tokens or default_max_tokens
@@ -272,7 +303,7 @@ def choices_of(
     vocab, needs_text = served.vocabs.target, body.stream or bool(body.stops)
     choices = list[AnswerChoice]()
     for prompt in prompts:
-        room = room_for(prompt, body, served.max_length)
+        room = room_for(prompt, body, served.max_length - suffix)
         for _ in range(body.samples):
             seed = line_seed(options, len(choices))
             request = DecodeRequest(prompt.ids, min(max_tokens, room), seed, body.min_tokens + 1)

@@ -257,6 +257,38 @@ def test_a_begin_token_that_a_client_sends_is_not_read_twice(trained: Place) -> 
     assert [*map(set, begun["top_logprobs"][2:])] == [*map(set, lists["top_logprobs"][1:])]
 
 
+def test_samples_are_ranked_by_the_suffix_behind_them(client: Client, model_dir: Path) -> None:
+    """As a plain pass over prompt, text and suffix scores it, also behind a text that stopped."""
+    prompt, suffix = [1, 4, 6], "c a"
+    fields: dict[str, Any] = {"prompt": prompt, "seed": 2, "logprobs": 0, "temperature": 2}
+    fields |= {"max_tokens": 5, "stop": ["d"], "rescore_suffix": suffix}
+    every = client.post(**fields, n=6).json["choices"]
+    assert len({choice["text"] for choice in every}) > 3
+    with restored(model_dir) as model:
+        vocab = model.vocabs.target
+        ids = vocab.encode_continuation(suffix).tolist()
+        numbers = {
+            piece: i for i, piece in enumerate(vocab.pieces(range(model.run.model.vocab_rows)))
+        }
+        for choice in every:
+            pieces = choice["logprobs"]["tokens"]
+            text = [numbers[piece] for piece in pieces if numbers[piece] not in vocab.stop_ids]
+            log_p_LV = forward(model, [*prompt, *text, *ids])
+            expected = np.mean([log_p_LV[i - len(ids) - 1, t] for i, t in enumerate(ids)])
+            assert choice["suffix_log_probability"] == pytest.approx(expected, abs=1e-4)
+    scores = [choice["suffix_log_probability"] for choice in every]
+    assert scores == sorted(scores, reverse=True) and len(set(scores)) > 1
+    best = client.post(**fields, best_of=6).json["choices"]
+    assert [choice["text"] for choice in best] == [every[0]["text"]]
+    for wrong, words in (
+        ({"rescore_suffix": ""}, "rescore_suffix = ''"),
+        ({"stream": True}, "a text, without stream"),
+        ({"max_tokens": LONGEST - 3}, f"1 to {LONGEST - 3 - len(ids)} tokens"),
+    ):
+        answer = client.post(**fields | wrong)
+        assert answer.status == 422 and words in answer.text, answer.text
+
+
 def test_a_prompt_that_begins_as_an_earlier_one_is_read_from_there_on(model_dir: Path) -> None:
     """The usage of an answer counts what was read before, and the text is that of the first."""
     flags = CheckpointFlags(model_dir=model_dir, gin_param=("Layout.rules=''",))
