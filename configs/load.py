@@ -150,13 +150,10 @@ class Config:
         binding = maker.binding(name, scopes)
         return maker.make_value(binding, scopes) if binding else None
 
-    def bindings(self) -> tuple[Binding, ...]:
-        return tuple(self.bound.values())
-
     @property
     def origins(self) -> dict[str, str]:
         """Returns which file set each value."""
-        return {binding.name: binding.origin for binding in self.bindings()}
+        return {binding.name: binding.origin for binding in self.bound.values()}
 
     def table(self, *classes: type[Any]) -> tuple[Binding, ...]:
         """Lists every parameter of these specs and of all specs nested in them."""
@@ -165,21 +162,17 @@ class Config:
     def unused(self, *parts: type[Any] | str) -> tuple[Binding, ...]:
         """Lists the bindings that none of these specs or settings, nor any spec in them, reads."""
         used = self._made(parts).used
-        return tuple(binding for binding in self.bindings() if binding.name not in used)
+        return tuple(binding for binding in self.bound.values() if binding.name not in used)
 
     def replaced(self) -> set[str]:
         """Names the specs and macros in values that later ones replace, and in their settings."""
-        values = [value for binding in self.bindings() for value, _ in binding.overridden]
+        values = [value for binding in self.bound.values() for value, _ in binding.overridden]
         names = [reference.target for value in values for reference in references_in(value)]
         for name in names:  # to which those of its settings are added
-            of_name = [b.value for b in self.bindings() if b.spec == name]
+            of_name = [b.value for b in self.bound.values() if b.spec == name]
             targets = {reference.target for value in of_name for reference in references_in(value)}
             names += targets - set(names)
         return set(names)
-
-    def dump(self, specs: Iterable[Any]) -> str:
-        """Writes specs as one gin text that needs no other file."""
-        return write.dump(specs, self.imports)
 
     def _made(self, parts: Iterable[type[Any] | str]) -> "Maker":
         maker = Maker(self.bound)

@@ -41,7 +41,6 @@ _LINES_PER_RECORD = 500_000
 OnProgress = Callable[[str, Counts, float | None], None]
 """Takes a split, the counts of its rows so far, and the share of its files read, if known."""
 PackedChunk = tuple[dict[str, np.ndarray], Counts]
-Pack = Callable[..., PackedChunk]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,7 +102,7 @@ def checksums(arrays: Mapping[str, np.ndarray]) -> dict[str, int]:
     return {name: zlib.crc32(np.ascontiguousarray(a).data) for name, a in arrays.items()}
 
 
-def packing(task: Task, vocabs: Vocabs) -> Pack:
+def packing(task: Task, vocabs: Vocabs) -> Callable[..., PackedChunk]:
     """Returns what makes rows of a chunk; each worker calls this once."""
     pack = task.chunk_packer(vocabs)
 
@@ -270,7 +269,6 @@ class SplitBuilder:
             chunk = sent.pop(0)
             for name, array in arrays.items():
                 array.append(packed[name])
-                array.flush()
             sums, pieces = checksums(packed), len(packed["pieces"])
             written = WrittenChunk(split, chunk.text_hash, dataclasses.asdict(counts), sums, pieces)
             self.log.add(chunk=dataclasses.asdict(written))

@@ -19,17 +19,16 @@ from data.storage import lookup, remote
 from data.storage.arrays import REBUILD
 from data.storage.files import atomic_write
 from data.task import Task
-from data.tokenizers.tokenizer_json import read_bundle
 from data.vocabs import TARGET_FILE, Vocabs
 
 FORMAT = 1
 NAME = "manifest.json"
-_FILES = ("Task.word_list", "SentencePiece.model_file", "TokenizerJson.path")
 _OF_THE_ORDER = (  # the rows do not depend on these
     "Mixture.rates", "Mixture.temperature", "Mixture.stages",
     "TextMixture.rates", "TextMixture.temperature", "TextMixture.stages",
 )  # fmt: skip
 _GIVEN = "given_vocabs"
+_TEXT = "the text of "
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -94,7 +93,8 @@ class CacheKey:
 
     def digest(self, stamps: dict[str, Any] | None) -> str:
         """Returns a short name for the key and the fingerprint of the text."""
-        text = json.dumps([self.written(), self.vocabs, stamps], sort_keys=True)
+        vocabs = {**self.named_vocabs, **self.vocabs}
+        text = json.dumps([self.written(), vocabs, stamps], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:8]
 
     def differences(self, stored: dict[str, Any], *, any_version: bool = False) -> list[str]:
@@ -102,6 +102,8 @@ class CacheKey:
         if stored["format"] != FORMAT:
             return [difference("the format of caches", stored["format"], FORMAT)]
         cached, now = dict(stored["settings"]), dict(self.settings)
+        for name in [x for x in cached.keys() - now.keys() if x.startswith(_TEXT)]:
+            del cached[name]  # of a vocabulary: its hash says it
         for name in self.defaults - cached.keys():
             now.pop(name, None)
         if not any_version and self.versions:
@@ -111,7 +113,7 @@ class CacheKey:
         return [*different, *self._vocab_differences(stored)]
 
     def _vocab_differences(self, stored: dict[str, Any]) -> Iterator[str]:
-        for name in sorted({*self.vocabs, *stored.get(_GIVEN, ())}):
+        for name in sorted({*self.vocabs, *self.named_vocabs, *stored.get(_GIVEN, ())}):
             before = stored.get(f"{name}_hash", "")[:16]
             now = self.vocabs.get(name, self.named_vocabs.get(name))
             if now is None:
@@ -140,13 +142,10 @@ def settings(task: Task) -> dict[str, Any]:
             )
     for name in (f"{type(task).__name__}.name", *_OF_THE_ORDER):
         values.pop(name, None)
-    for name, path in list(values.items()):
-        if path is not None and name.endswith(_FILES):
-            if name.endswith("TokenizerJson.path"):
-                content = read_bundle(path, {})
-            else:
-                content = lookup.read_bytes(f"{name} = {path!r}", path_of(path).expanduser())
-            values[f"the text of {name}"] = hashlib.sha256(content).hexdigest()[:16]
+    name = f"{type(task).__name__}.word_list"
+    if (path := values[name]) is not None:
+        content = lookup.read_bytes(f"{name} = {path!r}", path_of(path).expanduser())
+        values[f"{_TEXT}{name}"] = hashlib.sha256(content).hexdigest()[:16]
     plain: dict[str, Any] = json.loads(json.dumps(values))  # as a manifest gives it back
     return plain
 

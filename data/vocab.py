@@ -144,10 +144,13 @@ class Tokenizer:
     package: ClassVar[str | None] = None
     """The package that tokenizes, if any: another version may give other tokens."""
 
+    path_setting: ClassVar[str] = "path"
+    """The parameter that names a trained vocab, if any."""
+
     @property
     def given_path(self) -> str | None:
         """Returns the path of the trained vocab to use; None: the task trains one."""
-        return None
+        return getattr(self, self.path_setting, None)
 
     def given(self) -> Vocab | None:
         """Loads the trained vocab to use; None: the task trains one."""

@@ -309,18 +309,6 @@ class Work:
         return run(*map(jax.sharding.reshard, operands, operand_places))
 
 
-def convolving(
-    equation: Equation, windows: Sequence[Window], by_letter: Mapping[str, Axis]
-) -> Work:
-    """Returns a convolution by kernels, whose windows are in the order of their axes."""
-    slides = dict(zip(equation.spatial, windows, strict=True))
-    image, kernel, result = equation[:3]
-    return Work(
-        f"convolve {equation}", (image, kernel), result, equation.channels, slides, 0,
-        equation.convolve, by_letter,
-    )  # fmt: skip
-
-
 def pooling(
     axes: str, windows: Mapping[str, Window], kind: Literal["max", "sum"],
     by_letter: Mapping[str, Axis],

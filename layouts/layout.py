@@ -207,7 +207,12 @@ class Layout:
         windows = axes.windows(kernel.shape, *settings)
         # Of a quantized kernel, its type makes an array.
         operands = (x, reduced_over(kernel.astype(x.dtype), ()))
-        return self._slide(convolution.convolving(axes, windows, by_letter), operands)
+        slides = dict(zip(axes.spatial, windows, strict=True))
+        work = convolution.Work(
+            f"convolve {axes}", axes[:2], axes.result, axes.channels, slides, 0, axes.convolve,
+            by_letter,
+        )  # fmt: skip
+        return self._slide(work, operands)
 
     def pool(
         self,

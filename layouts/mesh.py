@@ -101,9 +101,8 @@ def mesh_of_devices(
     devices: Sequence[Any], sizes: Mapping[str, int], order: str | None, slices: str | None = None
 ) -> Mesh:
     """Makes a mesh of these devices, in `order` if they have coordinates, else in JAX's."""
-    kinds = (AxisType.Explicit,) * len(sizes)
     array = over_slices(devices, sizes, order, slices)
-    return Mesh(array, tuple(sizes), axis_types=kinds)
+    return Mesh(array, tuple(sizes), axis_types=(AxisType.Explicit,) * len(sizes))
 
 
 def over_slices(

@@ -168,10 +168,9 @@ def resized(x: Array, shape: tuple[int, ...], place: jax.P) -> Array:
         return jax.sharding.reshard(x, place)
     sizes = zip(x.shape, shape, place.partitions, strict=True)
     whole = place.update(partitions=[entry if old == new else None for old, new, entry in sizes])
-    kept = tuple(min(old, new) for old, new in zip(x.shape, shape, strict=True))
-    x = jax.lax.slice(jax.sharding.reshard(x, whole), (0,) * x.ndim, kept)
-    padding = [(0, new - old, 0) for old, new in zip(kept, shape, strict=True)]
-    return jax.sharding.reshard(jax.lax.pad(x, jnp.zeros((), x.dtype), padding), place)
+    widths = [(0, new - old, 0) for old, new in zip(x.shape, shape, strict=True)]
+    x = jax.lax.pad(jax.sharding.reshard(x, whole), jnp.zeros((), x.dtype), widths)
+    return jax.sharding.reshard(x, place)
 
 
 def filled(x: Array, true: tuple[int, ...], place: jax.P, fill: float) -> Array:

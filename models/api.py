@@ -10,6 +10,7 @@ from configs.errors import UserError
 from configs.spec import Count, abstract_spec
 from layouts.axes import Axis
 from layouts.layout import Layout
+from models.dropout import Key
 from models.feed_forward.moe.routing import Router
 from models.loss import Criterion, LossSums, TokenLosses
 
@@ -195,9 +196,7 @@ class Model(Decodable, Protocol):
     def merged(self, params: Params) -> Params:
         """Returns the weights, each with its adapter added to it, as a model without them reads."""
 
-    def loss(
-        self, params: Params, batch: Batch, criterion: Criterion, key: Array | None = None
-    ) -> LossSums:
+    def loss(self, params: Params, batch: Batch, criterion: Criterion, key: Key = None) -> LossSums:
         """Sums the loss over the targets of a batch.  With a key, dropout is on."""
 
     def update_routers(self, params: Params, loads: Any) -> Params:

@@ -4,6 +4,7 @@ Hinton et al. 2015; Kim and Rush 2016 for translation.
 """
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Annotated, Any
 
@@ -12,6 +13,7 @@ from pydantic import Field
 
 from configs.spec import spec
 from models.api import Batch, Frozen, Params, WeightInfo
+from models.dropout import Key
 from models.loss import Criterion, LogitOperands, LossSums
 from models.spec import TransformerSpec
 from models.transformer import TransformerModel, join_microbatches
@@ -50,6 +52,12 @@ class DistilledModel(TransformerModel):
     def teacher(self) -> TransformerModel:
         return TransformerModel(self.teacher_spec, self.layout.without("layers"))
 
+    @property
+    def groups(self) -> dict[str, int]:
+        of_both = self.spec.groups, self.teacher_spec.groups
+        names = {name for of in of_both for name in of}
+        return {name: math.lcm(*(of.get(name, 1) for of in of_both)) for name in names}
+
     def init(self, key: jax.Array) -> Params:
         return {**super().init(key), TEACHER: self.teacher.init(key)}
 
@@ -72,8 +80,6 @@ class DistilledModel(TransformerModel):
         x_BLD = join_microbatches(teacher.layout, x_ABLD, "BLD")
         return LogitOperands(x_BLD, teacher.network(weights).output_weights(), bias_V)
 
-    def loss(
-        self, params: Params, batch: Batch, criterion: Criterion, key: jax.Array | None = None
-    ) -> LossSums:
+    def loss(self, params: Params, batch: Batch, criterion: Criterion, key: Key = None) -> LossSums:
         criterion = dataclasses.replace(criterion, teacher_cap=self.teacher_spec.logit_cap)
         return super().loss(params, batch, criterion, key)

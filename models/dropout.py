@@ -7,10 +7,17 @@ from layouts.layout import Layout
 from layouts.random_bytes import random_bytes
 
 Array = jax.Array
+Key = Array | None
+"""Of random numbers; None where nothing is random."""
 LEVELS = 256  # a rate is rounded to a multiple of 1 / LEVELS
 
 
-def dropout(layout: Layout, key: Array | None, rate: float, x: Array, axes: str) -> Array:
+def split_key(key: Key, count: int = 2) -> list[Key]:
+    """Splits a key; None gives None as often."""
+    return [None] * count if key is None else list(jax.random.split(key, count))
+
+
+def dropout(layout: Layout, key: Key, rate: float, x: Array, axes: str) -> Array:
     """Zeroes a share of x and scales the rest up; without a key, returns x.
 
     Four elements share one random number, for drawing is what dropout costs.

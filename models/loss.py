@@ -25,26 +25,27 @@ class LossSums(NamedTuple):
     correct: Array  # tokens whose target had the largest logit
     tokens: Array
     loads: Any = ()  # of the experts, by stack; sums as well
-    source_objective: Array | None = None
-    """What is minimized as well, but summed over source tokens."""
+    router_objectives: Mapping[str, Array] = {}
+    """What is minimized as well, by stack: sums over all of its tokens."""
 
-    def total_objective(self, source_weight: Array) -> Array:
-        """Returns what is minimized, if each source token counts as this many targets."""
-        if self.source_objective is None:
-            return self.objective
-        return self.objective + source_weight * self.source_objective
+    def total_objective(self, weights: Mapping[str, Array]) -> Array:
+        """Returns what is minimized, if a token of a stack counts as so many targets."""
+        weighted = (weights[stack] * total for stack, total in self.router_objectives.items())
+        return sum(weighted, start=self.objective)
 
 
-def source_token_weight(batch: Mapping[str, Array]) -> Array:
-    """Returns how many targets a whole batch has for each source token.
+def token_weights(batch: Mapping[str, Array]) -> dict[str, Array]:
+    """Returns how many counted targets a whole batch has for each token of a stack.
 
-    With this weight, means over source tokens and over targets add up, whatever the microbatches.
+    With these weights, means over tokens and over targets add up, whatever the microbatches.
     """
-    if "segments_BM" not in batch:
-        return jnp.ones(())
-    targets = jnp.sum(batch["segments_BL"] > 0, dtype=float)
-    sources = jnp.sum(batch["segments_BM"] > 0, dtype=float)
-    return targets / jnp.maximum(sources, 1)
+    targets = jnp.sum(counted_targets(batch), dtype=float)
+    stacks = {"decoder": batch["segments_BL"], "encoder": batch.get("segments_BM")}
+    return {
+        stack: targets / jnp.maximum(jnp.sum(segments > 0, dtype=float), 1)
+        for stack, segments in stacks.items()
+        if segments is not None
+    }
 
 
 def counted_targets(batch: Mapping[str, Array]) -> Array:
@@ -172,10 +173,7 @@ def divergence(
     if count == 1:
         return part(0)
 
-    def add(total: Array, index: Array) -> tuple[Array, None]:
-        return total + part(index), None
-
-    return jax.lax.scan(add, jnp.zeros(()), jnp.arange(count, dtype=jnp.int32))[0]
+    return jnp.sum(jax.lax.map(part, jnp.arange(count, dtype=jnp.int32)))
 
 
 def _predictions(
@@ -253,7 +251,8 @@ def _in_slices(
     if gradients:
         zero_VD = zero_gradient(output.softmax_VD, output.softmax_VD.dtype)
         zero_DV = layout.reshard(zero_VD.T, "DV", stored=True)
-    zero = LossSums(*(jnp.zeros(()) for _ in range(4))), zero_DV
+    zero_sum = jnp.zeros(())
+    zero = LossSums(zero_sum, zero_sum, zero_sum, zero_sum), zero_DV
     (sums, dsoftmax_DV), dx_slices = jax.lax.scan(add, zero, jnp.arange(count, dtype=jnp.int32))
     if dsoftmax_DV is None or dx_slices is None:
         return sums, None

@@ -16,6 +16,7 @@ from layouts.mesh import abstract_mesh
 from layouts.padding import with_axes, with_padding
 from models.adapters.lora import ADAPTER, Lora
 from models.api import Batch, Cache, Params, WeightInfo
+from models.dropout import Key
 from models.initializers import Weights, infos_of
 from models.loss import (
     Criterion,
@@ -112,11 +113,11 @@ class NetworkModel(abc.ABC, Generic[NetworkT]):
         """Returns the bias of the logits, which no training changes; None is none."""
         return params.get("logit_bias_V")
 
-    def loss(
-        self, params: Params, batch: Batch, criterion: Criterion, key: jax.Array | None = None
-    ) -> LossSums:
+    def loss(self, params: Params, batch: Batch, criterion: Criterion, key: Key = None) -> LossSums:
+        criterion = dataclasses.replace(criterion, logit_cap=self.spec.logit_cap)
         layout, batch, x_BLD, softmax_VD = self.hidden(params, batch)
-        output, counted_BL = LogitOperands(x_BLD, softmax_VD), counted_targets(batch)
+        output = LogitOperands(x_BLD, softmax_VD, self.logit_bias(params))
+        counted_BL = counted_targets(batch)
         return softmax_loss(layout, criterion, 1, output, batch["targets_BL"], counted_BL)
 
     def prepare(self, params: Params, *, for_one_call: bool = False) -> Params:

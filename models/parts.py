@@ -18,6 +18,7 @@ from models.api import Cache
 from models.attention.bias import Bias
 from models.attention.context import AttentionContext
 from models.attention.flash import Choice
+from models.dropout import Key
 from models.feed_forward.moe.routing import Load, Router
 from models.initializers import Weights
 from models.sizes import Sizes
@@ -119,11 +120,7 @@ class AttentionLayer(Protocol):
     """Attends, in a row or to a source."""
 
     def __call__(
-        self,
-        x_BLD: Array,
-        context: AttentionContext,
-        cache: Cache | None = None,
-        key: Array | None = None,
+        self, x_BLD: Array, context: AttentionContext, cache: Cache | None = None, key: Key = None
     ) -> tuple[Array, Cache | None]:
         """Attends to what the context says, or to the cache after the row is written to it."""
 
@@ -192,12 +189,7 @@ class FeedForwardLayer(Protocol):
     """Computes the part of a block that sees each token alone; reports the load of experts."""
 
     def __call__(
-        self,
-        x_BLD: Array,
-        segments_BL: Array | None,
-        key: Array | None = None,
-        *,
-        drop_tokens: bool = True,
+        self, x_BLD: Array, segments_BL: Array | None, key: Key = None, *, drop_tokens: bool = True
     ) -> tuple[Array, Load | None]: ...
 
 

@@ -125,7 +125,8 @@ class TransformerSpec(Sizes):
             )
         self._check_pattern("layers", self.pattern, len(self.first_blocks))
         if self.encoder_pattern is not None or self.has_encoder:
-            self._check_pattern("encoder_layers", self.encoder_pattern or self.pattern)
+            pattern = self.pattern if self.encoder_pattern is None else self.encoder_pattern
+            self._check_pattern("encoder_layers", pattern)
         for stack, causal in ((self.blocks, True), (self.encoder_blocks, False)):
             for block in stack:
                 self._check_block(block, causal=causal)

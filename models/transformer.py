@@ -17,7 +17,7 @@ from layouts.padding import pad_batch
 from layouts.shards import num_shards
 from models.api import Batch, Cache, Params, step_layout
 from models.attention.context import AttentionContext, cached_context, cross_context, packed_context
-from models.dropout import dropout
+from models.dropout import Key, dropout, split_key
 from models.initializers import Weights
 from models.layers.blocks import Contexts
 from models.layers.pipeline import stage_axes, with_nested_maps
@@ -72,7 +72,7 @@ class Network(nnx.Module):
         )  # fmt: skip
 
     def __call__(
-        self, batch: Batch, key: Array | None = None, *, drop_tokens: bool = True
+        self, batch: Batch, key: Key = None, *, drop_tokens: bool = True
     ) -> tuple[Array, dict[str, Loads]]:
         """Returns the last layer's normed output for every target, and the loads of each stack."""
         segments_BL, memory_BMD = batch["segments_BL"], None
@@ -127,7 +127,7 @@ class Network(nnx.Module):
 
     @jax.named_scope("encoder")
     def encode(
-        self, batch: Batch, key: Array | None = None, *, drop_tokens: bool = True
+        self, batch: Batch, key: Key = None, *, drop_tokens: bool = True
     ) -> tuple[Array, Loads]:
         """Encodes the sources; returns also the loads of the encoder.
 
@@ -203,15 +203,7 @@ def with_updated_biases(
     return traverse_util.unflatten_dict(weights, sep="/")
 
 
-def split_key(key: Array | None) -> tuple[Array | None, Array | None]:
-    """Splits a key in two; None gives None twice."""
-    if key is None:
-        return None, None
-    first, second = jax.random.split(key)
-    return first, second
-
-
-def pass_keys(criterion: Criterion, key: Array | None) -> list[Array | None]:
+def pass_keys(criterion: Criterion, key: Key) -> list[Array | None]:
     """Returns the key of each forward pass: R-drop has two, with other dropout.
 
     Where several microbatches have a key each, the keys of a pass have the same shape.
@@ -219,8 +211,7 @@ def pass_keys(criterion: Criterion, key: Array | None) -> list[Array | None]:
     if key is None or not criterion.r_drop:
         return [key]
     split = jax.random.split if key.ndim == 0 else jax.vmap(jax.random.split, out_axes=1)
-    first, second = split(key)
-    return [first, second]
+    return list(split(key))
 
 
 def mean_of_passes(passes: Sequence[T]) -> T:
@@ -249,11 +240,16 @@ class TransformerModel(NetworkModel[Network]):
 
     def pad_rows(self, params: Params, batch: Batch) -> tuple[Network, Batch]:
         """Returns the network with these weights, and the batch with empty rows if needed."""
-        layout, batch = pad_batch(self.layout, batch, self.spec.groups)
+        layout, batch = pad_batch(self.layout, batch, self.groups)
         blocks = self.spec.traced_blocks(num_shards(stage_axes(layout)))
         segments_BL = with_nested_maps(layout, batch["segments_BL"], blocks)
         batch = {**batch, "segments_BL": segments_BL}
         return dataclasses.replace(self, layout=layout).network(params), batch
+
+    @property
+    def groups(self) -> dict[str, int]:
+        """Names the arrays of a batch whose tokens come in groups of a size of their own."""
+        return self.spec.groups
 
     @property
     def unrounded(self) -> Self:
@@ -265,9 +261,7 @@ class TransformerModel(NetworkModel[Network]):
     def runs_stages(self) -> bool:
         return bool(stage_axes(self.layout))
 
-    def loss(
-        self, params: Params, batch: Batch, criterion: Criterion, key: Array | None = None
-    ) -> LossSums:
+    def loss(self, params: Params, batch: Batch, criterion: Criterion, key: Key = None) -> LossSums:
         criterion = dataclasses.replace(criterion, logit_cap=self.spec.logit_cap)
         if self.runs_stages and batch["targets_BL"].ndim == 2:  # one microbatch
             batch, key = jax.tree.map(lambda x: x[None], (batch, key))
@@ -284,7 +278,7 @@ class TransformerModel(NetworkModel[Network]):
             )
             chunks *= len(batch["targets_BL"])
 
-        def forward(key: Array | None) -> tuple[LogitOperands, dict[str, Loads]]:
+        def forward(key: Key) -> tuple[LogitOperands, dict[str, Loads]]:
             if not self.runs_stages:
                 x_BLD, loads = run(batch, key)
             else:
@@ -311,13 +305,9 @@ class TransformerModel(NetworkModel[Network]):
             sums = sums._replace(objective=sums.objective + criterion.r_drop / 2 * kl_sum)
         if self.spec.router is None:
             return sums
-        decoder_loss = router_loss(self.spec.placed_blocks("decoder"), loads["decoder"])
-        encoder_loss = None
-        if self.spec.has_encoder:
-            encoder_loss = router_loss(self.spec.placed_blocks("encoder"), loads["encoder"])
-        return sums._replace(
-            objective=sums.objective + decoder_loss, source_objective=encoder_loss, loads=loads
-        )
+        blocks = {stack: self.spec.placed_blocks(stack) for stack in loads}
+        objectives = {stack: router_loss(of, loads[stack]) for stack, of in blocks.items()}
+        return sums._replace(router_objectives=objectives, loads=loads)
 
     def teacher_output(self, params: Params, batch: Batch) -> LogitOperands | None:
         """Returns what a teacher makes of a batch, where there is one."""

@@ -147,7 +147,9 @@ def type_of(kind: Any, flag: Flag) -> click.ParamType | type:
         return AnyPath()
     if kind == tuple[int, ...]:
         least = 1 if flag.min is None else int(flag.min)
-        return CommaSeparated(click.IntRange(min=least), "integers")
+        integer = click.IntRange(min=least)
+        integer.name = "integer"  # in errors; click says "integer range"
+        return CommaSeparated(integer, "integers")
     if kind == tuple[float, ...]:
         return CommaSeparated(click.FLOAT, "numbers")
     if flag.choices and kind == tuple[str, ...]:
@@ -158,7 +160,7 @@ def type_of(kind: Any, flag: Flag) -> click.ParamType | type:
         ranges: dict[Any, Any] = {int: click.IntRange, float: click.FloatRange}
         low = flag.min if flag.above is None else flag.above
         limits: click.ParamType = ranges[kind](low, flag.max, min_open=flag.above is not None)
-        limits.name = "integer" if kind is int else "number"  # in errors; click says "float range"
+        limits.name = "integer" if kind is int else "number"
         return limits
     return typing.cast(type, kind if kind in METAVARS else str)
 

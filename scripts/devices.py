@@ -52,8 +52,7 @@ def start_devices(flags: DeviceFlags | None = None) -> None:
     absent_devices.leave_absent_devices()
     if flags is not None and flags.simulate_devices is not None:
         mesh.simulate_devices(flags.simulate_devices)
-    if process is not None:
-        assert isinstance(flags, ProcessFlags)
+    if isinstance(flags, ProcessFlags) and process is not None:
         from scripts.terminal import show_log_records
 
         show_log_records("trainer")  # names the processes that are missing

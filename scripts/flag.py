@@ -7,7 +7,7 @@ import inspect
 import itertools
 import textwrap
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, ClassVar, NamedTuple
 
 
@@ -80,18 +80,11 @@ def given_flags(flags: Any) -> dict[str, Any]:
     return given
 
 
-def field_docstrings(cls: type) -> dict[str, str]:
-    """Returns the docstrings that follow fields of a class or of its bases, each in one line."""
-    texts: dict[str, str] = {}
-    for base in reversed(cls.__mro__[:-1]):
-        texts |= own_docstrings(base)
-    return texts
-
-
 @functools.cache
-def own_docstrings(cls: type) -> dict[str, str]:
-    """Returns those in the body of a class."""
-    texts = {}
+def field_docstrings(cls: type) -> Mapping[str, str]:
+    """Returns the docstrings that follow fields of a class or of its bases, each in one line."""
+    bases = [base for base in reversed(cls.__bases__) if base is not object]
+    texts = {name: text for base in bases for name, text in field_docstrings(base).items()}
     (tree,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
     assert isinstance(tree, ast.ClassDef)
     for statements in itertools.pairwise(tree.body):

@@ -417,6 +417,7 @@ def result(case: Case, rows: int, folder: str | None) -> Result:
         gradients, sums = step_gradients(padding.step_spec, params, batch)
     for name in ("objective", "loss", "correct", "tokens"):
         numbers[f"sums/{name}"] = np.asarray(getattr(sums, name))
+    numbers |= {f"routers/{stack}": np.asarray(x) for stack, x in sums.router_objectives.items()}
     gradients = padding.unpad({"params": gradients})["params"]
     numbers |= by_path({"gradients": jax.device_get(gradients)})
     decoder = Decoder(model, params, mesh, case.search, rows)

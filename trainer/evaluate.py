@@ -9,6 +9,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from configs.errors import UserError
 from data.order import in_order
 from data.packing.rows import Rows
 from models.api import Model, Params
@@ -107,6 +108,8 @@ def evaluate(
     are scaled equally.  The criterion says whether experts drop the tokens beyond their evaluation
     capacity, as validation during training does, or none, as decoding.
     """
+    if not len(rows):
+        raise UserError("There is no row to evaluate: no text is left, or fits a row.")
     spans = {"all": (range(len(rows)), rows.counts.tokens)}  # of each part that has rows
     if rows.parts:
         spans = {part.name: (part.rows, part.counts.tokens) for part in rows.parts if part.rows}

@@ -11,9 +11,6 @@ import numpy as np
 from jax.sharding import AbstractMesh, Mesh, NamedSharding
 
 from configs.errors import UserError
-from data.batch_sizes import BatchSizes
-from data.order import batches
-from data.packing.rows import Rows
 from layouts.layout import Layout
 from layouts.shards import mesh_axes
 from trainer.run import Run
@@ -133,12 +130,3 @@ def dispatch_ahead(dispatched: Iterable[T]) -> Iterator[T]:
         yield from previous
         previous = [output]
     yield from previous
-
-
-def feed(
-    rows: Rows, sharding: BatchSharding, sizes: BatchSizes, *, seed: int, first_step: int
-) -> Iterator[tuple[np.ndarray, dict[str, jax.Array]]]:
-    """Yields the row ids and the device batch of each step, from one to the end of its stage."""
-    host_rows = sharding.host_rows()
-    for row_ids, batch in batches(rows, seed, sizes, first_step, host_rows):
-        yield row_ids, sharding.to_global_arrays(batch)

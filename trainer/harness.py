@@ -24,7 +24,7 @@ from data.task import Task
 from data.tokenizers.chat_template import BadMessages, ChatTemplate, chat_template
 from models.decoding.sampling import Sampling
 from trainer.checkpoints.restore import TrainedModel
-from trainer.decoding.decoder import Request
+from trainer.decoding.decoder import Request, with_finite_score
 from trainer.decoding.requests import LineDecoder, check_tag
 from trainer.decoding.score import row_losses
 from trainer.evaluate import Progress, no_progress
@@ -175,8 +175,8 @@ class HarnessModel(TemplateLM):
             requests = [Request(prompts[i] + tokens[i], new, i, source=sources[i]) for i in left]
             batch_of, left = left, []
             for batch in decoder.decode(requests):
-                for request, [best, *_] in batch:
-                    i = batch_of[request]
+                for request, made in batch:
+                    i, best = batch_of[request], with_finite_score(made)[0]
                     tokens[i] += best.tokens
                     text = vocab.decode(tokens[i])
                     texts[i] = min((text.split(stop)[0] for stop in stops), key=len, default=text)

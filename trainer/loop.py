@@ -11,6 +11,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from data import order
 from data.packing.rows import Rows
 from layouts.hlo.compilation import compile_program
 from layouts.layout import Layout
@@ -21,7 +22,7 @@ from trainer.checkpoints.manager import Checkpoints
 from trainer.checkpoints.restore import StatePadding
 from trainer.checkpoints.warm_start import warm_started
 from trainer.evaluate import evaluate
-from trainer.feed import BatchSharding, feed
+from trainer.feed import BatchSharding
 from trainer.interrupts import Interrupts, StopRequested, check_finite
 from trainer.metrics.step_timer import StepTimer
 from trainer.multihost import connect, gather
@@ -56,7 +57,7 @@ def train(job: TrainJob, observers: Sequence[Observer] = ()) -> Outcome:
     timer = StepTimer()
     with ExitStack() as stack:
         stack.enter_context(jax.set_mesh(job.mesh))
-        kept = (run.keep_last, run.keep_best, run.higher_is_better)
+        kept = (run.keep_last, run.keep_best, run.best_by == "bleu")
         checkpoints = stack.enter_context(Checkpoints(job.model_dir, *kept))
         stack.callback(watch.close)
         interrupts = stack.enter_context(Interrupts())
@@ -163,11 +164,13 @@ def begin_stage(
     watch.notify(Observer.on_compiled, compiled)
     if run.replay_every is not None:
         with timer.spending("compile"):
-            replay = replay_of(job, state)
+            there = dataclasses.replace(job, mesh=rotated(job.mesh))
+            executable = compile_train_step(there, state).executable
+        replay = Replay(job.mesh, executable, train_step_spec(job.run, job.layout).trained)
     rows = job.splits["train"].without(run.exclude)
     sharding = BatchSharding.of(job.run, job.layout, job.mesh)
-    batches = feed(rows, sharding, sizes, seed=run.seed, first_step=step)
-    return compiled, replay, batches
+    on_host = order.batches(rows, run.seed, sizes, step, sharding.host_rows())
+    return compiled, replay, ((ids, sharding.to_global_arrays(batch)) for ids, batch in on_host)
 
 
 def compile_train_step(job: TrainJob, state: State) -> CompiledStep:
@@ -180,13 +183,6 @@ def compile_train_step(job: TrainJob, state: State) -> CompiledStep:
         executable = compile_program(traced, job.mesh, run.compiler_options)
     seconds = time.perf_counter() - start
     return CompiledStep(run, job.layout, job.mesh, state, batch, traced, executable, seconds)
-
-
-def replay_of(job: TrainJob, state: State) -> Replay:
-    """Compiles the step for the mesh on which steps are computed again."""
-    there = dataclasses.replace(job, mesh=rotated(job.mesh))
-    step_spec = train_step_spec(job.run, job.layout)
-    return Replay(job.mesh, compile_train_step(there, state).executable, step_spec.trained)
 
 
 def fetch_finite(

@@ -70,7 +70,7 @@ def shard_bytes(tree: Any) -> int:
 
 def device_memory_bytes(mesh: Mesh) -> int | None:
     """Returns the memory of a device; virtual devices of a CPU share that of the machine."""
-    local = [device for device in mesh.devices.flat if device.process_index == jax.process_index()]
+    local = mesh.local_devices
     limit = (local[0].memory_stats() or {}).get("bytes_limit")
     if limit is None and local[0].platform == "cpu":
         limit = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // len(local)

@@ -79,7 +79,7 @@ class ModelDir:
         self.model_dir.mkdir(parents=True, exist_ok=True)
         for name, model in vocabs.files().items():
             atomic_write(self.model_dir / name, model)
-        settings = config.dump([run])
+        settings = dump([run], config.imports)
         now = time.strftime("%Y-%m-%dT%H:%M:%S%z")
         start = Start(step, now, vocab=vocabs.hashes(), settings=settings, **record)
         record_start(self.model_dir, start)

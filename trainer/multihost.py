@@ -27,14 +27,12 @@ def connect(mesh: Mesh) -> None:
     if jax.process_count() == 1 or mesh.devices.flat[0].platform != "cpu":
         return
     for group in _groups(mesh):
-        processes = {device.process_index for device in group}
-        if len(processes) > 1 and jax.process_index() in processes:
-            group_mesh = Mesh(group, ("all",))
+        group_mesh = Mesh(group, ("all",))
+        if group_mesh.is_multi_process and group_mesh.local_devices:
             sharded = NamedSharding(group_mesh, jax.P("all"))
             replicated = NamedSharding(group_mesh, jax.P())
-            local_devices = sum(device.process_index == jax.process_index() for device in group)
             ones = jax.make_array_from_process_local_data(
-                sharded, np.ones(local_devices, np.float32)
+                sharded, np.ones(len(group_mesh.local_devices), np.float32)
             )
             jax.block_until_ready(jax.jit(jnp.sum, out_shardings=replicated)(ones))
 
@@ -56,9 +54,7 @@ def from_first_process(call: Callable[[], T]) -> T:
 
 def fetched(arrays: Sequence[jax.Array]) -> list[np.ndarray]:
     """Returns whole arrays, on every process of the run."""
-    if jax.process_count() > 1:
-        arrays = multihost_utils.process_allgather(tuple(arrays), tiled=True)
-    return [np.asarray(array) for array in arrays]
+    return [*multihost_utils.process_allgather(tuple(arrays), tiled=True)]
 
 
 def check_same(values: Mapping[str, str], remedy: str) -> None:

@@ -46,8 +46,7 @@ def prepare(
     else:
         if rebuild or manifest() is None:
             logger.info("%s: process 0 prepares it; this one waits.", task.name)
-        no_manifest: dict[str, Any] = {}
-        first = gather(no_manifest)[0]
+        first = gather(dict[str, Any]())[0]
         prepared = prepare_rows(rebuild=rebuild and first != manifest())
     if "validation" in task.source.splits() and "validation" not in prepared.splits:
         remedy = ", ".join([*task.source.remedies("validation"), "or more text"])

@@ -26,8 +26,8 @@ from models.preferences import Dpo as Dpo
 from models.transformer import Transformer
 from trainer.metrics.trackers import TensorBoard, TrackerSpec
 from trainer.optimizers.adafactor import Adafactor
-from trainer.optimizers.adamw import AdamW
-from trainer.optimizers.muon import Muon
+from trainer.optimizers.adamw import AdamW as AdamW  # gin files name these
+from trainer.optimizers.muon import Muon as Muon
 from trainer.optimizers.optimizer import OptimizerSpec
 from trainer.optimizers.spikes import SkipSpikes
 
@@ -36,7 +36,6 @@ ROWS_MULTIPLE = 128
 MAX_STEPS = 2**31 - 1
 """Their counters have 32 bits."""
 Step = Annotated[int, Field(ge=1, le=MAX_STEPS)]
-OPTIMIZERS = (Adafactor, AdamW, Muon)  # gin files name these without an import
 
 
 @spec
@@ -246,11 +245,6 @@ class Run:
     def at_interval(self, step: int, interval: int | None) -> bool:
         """Returns True at multiples of `interval` and at the last step."""
         return step == self.steps or (interval is not None and step % interval == 0)
-
-    @property
-    def higher_is_better(self) -> bool:
-        """Returns whether a higher measure makes the better checkpoint."""
-        return self.best_by == "bleu"
 
     @property
     def rows_together(self) -> int:

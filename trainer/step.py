@@ -19,7 +19,7 @@ from layouts.reduction import defer_sum, zero_gradient
 from layouts.shards import mesh_axes, spec_of
 from models.api import Batch, Model, Params
 from models.distillation import DistilledModel
-from models.loss import Criterion, LossSums, source_token_weight
+from models.loss import Criterion, LossSums, token_weights
 from models.spec import TransformerSpec
 from trainer.metrics.grad_norms import grad_norms
 from trainer.model_dir import teacher_spec
@@ -172,7 +172,7 @@ def train_step(step_spec: TrainStepSpec, state: State, batch: Batch) -> tuple[St
     gradients = jax.tree.map(lambda g, p: (g / tokens).astype(p.dtype), gradients, trained)
     metrics = {
         "loss": sums.loss / tokens,
-        "objective": sums.total_objective(source_token_weight(batch)) / tokens,
+        "objective": sums.total_objective(token_weights(batch)) / tokens,
         "accuracy": sums.correct / tokens,
         "tokens": sums.tokens,
         **grad_norms(gradients),
@@ -198,12 +198,12 @@ def add_microbatches(
 
     Several microbatches are added up in JAX's float type, whatever the types of weights.
     """
-    source_weight = source_token_weight(batch)
+    stack_weights = token_weights(batch)
     weights, params = params, step_spec.trained(params)
 
     def objective(params: Params, batch: Batch, key: Array) -> tuple[Array, LossSums]:
         sums = step_spec.model.loss(weights | params, batch, step_spec.criterion, key)
-        return sums.total_objective(source_weight), sums
+        return sums.total_objective(stack_weights), sums
 
     gradient = jax.grad(objective, has_aux=True)
     if step_spec.microbatches == 1:

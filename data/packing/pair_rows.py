@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from data.packing import pack
-from data.packing.rows import Counts, RowArray, Rows, chunks, read_rows
+from data.packing.rows import Counts, Rows, chunks, read_rows
 from data.sources.pairs import Pair, tagged
 from data.vocabs import Vocabs
 
@@ -16,13 +16,9 @@ LONG = "longer than a row"
 class PairRows(Rows):
     """Holds the rows of one split of a translation; those of a mixture follow part after part."""
 
-    @property
-    def sources_BM(self) -> RowArray:
-        return self.arrays["sources"]
-
     def batch(self, row_ids: np.ndarray) -> dict[str, np.ndarray]:
         sources_BM, segments_BM = read_rows(
-            row_ids, self.sources_BM, self.arrays["source_segments"]
+            row_ids, self.arrays["sources"], self.arrays["source_segments"]
         )
         return {
             "inputs_BM": sources_BM.astype(np.int32),

@@ -25,10 +25,9 @@ _DECOMPRESSORS: dict[str, Callable[[], Any]] = {
     ".xz": lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ),
     ".zst": lambda: zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW_BYTES).decompressobj(),
 }
-ByteFile = IO[bytes] | io.BufferedReader
 
 
-def open_file(name: str) -> ByteFile:
+def open_file(name: str) -> IO[bytes]:
     """Opens a file, local or remote, to read its decompressed content."""
     path = path_of(name).expanduser()
     try:

@@ -84,7 +84,7 @@ def _rows_of_file(
                     place = f"{path}, row {number}"
                     named = zip(row, columns, strict=True)
                     yield [_text(raw, f"{place}: column {name!r}", errors) for raw, name in named]
-    except (pyarrow.ArrowException, OSError) as error:
+    except (pyarrow.ArrowException, OSError, csv.Error) as error:
         remote.raise_failure(error)
         remedy = "  Mend this row." if is_csv else "  Copy it again."
         if not is_csv and head and not head.startswith((PARQUET_MARK, *ARROW_MARKS)):

@@ -6,11 +6,11 @@ import logging
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TypeVar
+from typing import IO, TypeVar
 
 from configs.errors import UserError
 from configs.paths import absolute, is_remote, path_of
-from data.sources.compression import ENDINGS, ByteFile, nearest, open_file, read_errors
+from data.sources.compression import ENDINGS, nearest, open_file, read_errors
 from data.storage import lookup
 
 T = TypeVar("T")
@@ -105,7 +105,7 @@ def read_raw_lines(path: str, errors: str = "strict") -> Iterator[str]:
         yield from decoded_lines(file, path, errors)
 
 
-def decoded_lines(file: ByteFile, name: str, errors: str = "strict") -> Iterator[str]:
+def decoded_lines(file: IO[bytes], name: str, errors: str = "strict") -> Iterator[str]:
     """Yields the lines of an open file as `read_raw_lines` does those of a named one."""
     for number, raw in enumerate(iter(lambda: file.readline(MAX_LINE_BYTES + 1), b""), 1):
         if len(raw) > MAX_LINE_BYTES:

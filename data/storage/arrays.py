@@ -45,13 +45,10 @@ class GrowingArray:
             return None
         return np.frombuffer(content, self._dtype).reshape(count, self._columns)
 
-    def flush(self) -> None:
-        """Flushes the rows to the operating system, so that they survive a kill."""
-        self._file.flush()
-
     def append(self, rows: np.ndarray) -> None:
         assert rows.shape[1:] == (self._columns,) and rows.dtype == self._dtype
         self._file.write(rows.tobytes())
+        self._file.flush()  # so that they survive a kill
         while len(rows):
             in_chunk = self._rows % self._rows_per_chunk
             if not in_chunk:

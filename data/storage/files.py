@@ -10,7 +10,7 @@ import tempfile
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal, Self, TextIO
+from typing import Self, TextIO
 
 from configs.errors import RunError, UserError
 from configs.paths import is_remote, path_of
@@ -95,18 +95,14 @@ def atomic_open(path: Path) -> Iterator[TextIO]:
         with open(os.dup(descriptor), "w", encoding="utf-8") as file:
             yield file
         return
-    with atomic_path(path) as target, open(target, _mode(target, path), encoding="utf-8") as file:
+    with atomic_path(path) as target, open(target, "w", encoding="utf-8") as file:
         yield file
 
 
 def atomic_write(path: Path, content: str | bytes) -> None:
     """Replaces the content of a file: a reader sees the old one or the new one."""
-    with atomic_path(path) as target, target.open(_mode(target, path) + "b") as file:
+    with atomic_path(path) as target, target.open("wb") as file:
         file.write(content.encode() if isinstance(content, str) else content)
-
-
-def _mode(temporary: Path, path: Path) -> Literal["w", "x"]:
-    return "w" if temporary == path else "x"
 
 
 def is_stream(path: Path) -> bool:

@@ -48,7 +48,7 @@ def resumable_folder(target: Path) -> Iterator[Path]:
     storage failed to answer, the next call gives the same folder again, with what is in it.  The
     caller holds the lock of the target.
     """
-    folder = unfinished(target)
+    folder = target.parent / f".{target.name}.building"
     with write_errors(target):
         for stale in target.parent.glob(f"{folder.name}-*"):  # what a kill left of an old one
             shutil.rmtree(stale)
@@ -65,11 +65,6 @@ def resumable_folder(target: Path) -> Iterator[Path]:
             if remote.failure(error) is None:
                 shutil.rmtree(folder, ignore_errors=True)
             raise
-
-
-def unfinished(target: Path) -> Path:
-    """Names the folder in which `resumable_folder` builds."""
-    return target.parent / f".{target.name}.building"
 
 
 def _replace(folder: Path, target: Path) -> None:

@@ -35,10 +35,6 @@ class Marian(Tokenizer):
 
     package = "sentencepiece"
 
-    @property
-    def given_path(self) -> str:
-        return self.path
-
     def given(self) -> Vocab:
         folder = path_of(self.path).expanduser()
         if not folder.is_dir():

@@ -47,10 +47,7 @@ class SentencePiece(Tokenizer):
     """A trained SentencePiece model to use unchanged, with the ids that it has."""
 
     package = "sentencepiece"
-
-    @property
-    def given_path(self) -> str | None:
-        return self.model_file
+    path_setting = "model_file"
 
     @property
     def trained_size(self) -> int | None:

@@ -56,10 +56,6 @@ class TokenizerJson(Tokenizer):
 
     package = "tokenizers"
 
-    @property
-    def given_path(self) -> str:
-        return self.path
-
     def given(self) -> Vocab:
         chosen = {key: token for key in _PARAMETERS if (token := getattr(self, key)) is not None}
         return TokenizerJsonVocab(read_bundle(self.path, chosen), self.path)

@@ -133,7 +133,7 @@ def digest(item: Item, table: str) -> str:
     """Hashes an item, its columns, all settings of its runs, and its table as written."""
     names = {words[0] for row in item.rows for words in (row.of, row.over) if words}
     settings = [
-        (name, RUNS[name], [(b.name, repr(b.value)) for b in load(*files).bindings()])
+        (name, RUNS[name], [(b.name, repr(b.value)) for b in load(*files).bound.values()])
         for name in sorted(names & RUNS.keys())
         for files in [(RUNS[name].files, RUNS[name].settings)]
     ]

@@ -145,9 +145,11 @@ def scaled(amount: float, unit: str) -> str:
 
     >>> scaled(34_628_173_824, "FLOPs")
     '34.6 GFLOPs'
+    >>> scaled(999_700, "B")
+    '1 MB'
     """
     prefixes = iter(" kMGTPEZY")
     prefix = next(prefixes).strip()
-    while amount >= 1000:
+    while float(f"{amount:.3g}") >= 1000:
         amount, prefix = amount / 1000, next(prefixes)
     return f"{amount:.3g} {prefix}{unit}"

@@ -55,12 +55,18 @@ class Topology:
 
         >>> Topology.named("v3:32x32").devices, Topology.named("v4:4x4x8").devices
         (2048, 128)
-        >>> Topology.named("2xv5e:16x16").devices
-        512
+        >>> Topology.named("2xv5e:16x16").devices, Topology.named("h100:4x8").devices
+        (512, 32)
         """
         head, _, sizes = name.partition(":")
         if head in GPUS:
-            return cls.of_nodes(name, head, sizes)
+            nodes = re.fullmatch(rf"([1-9]\d*)x({'|'.join(map(str, GPUS_OF_A_NODE))})", sizes)
+            if nodes is None:
+                raise UserError(
+                    f"--topology={name}: legal: {head}:, then nodes and GPUs of each with x "
+                    f"between them, as in {head}:4x8; a node has 1, 2, 4 or 8."
+                )
+            return cls(name, GPUS[head], (int(nodes[2]),), int(nodes[1]))
         several = re.fullmatch(r"([1-9]\d*)x(.*)", head)
         count, kind = (int(several[1]), several[2]) if several else (1, head)
         if kind in GPUS:
@@ -89,22 +95,6 @@ class Topology:
             )
         name = name if count > 1 else f"{kind}:{sizes}"  # of "1xv5e:4x4" as well
         return cls(name, chip, tuple(int(size) for size in sizes.split("x")), count)
-
-    @classmethod
-    def of_nodes(cls, name: str, kind: str, sizes: str) -> "Topology":
-        """Reads nodes of GPUs: how many, and the GPUs of each.
-
-        >>> Topology.named("h100:4x8").devices
-        32
-        """
-        legal = "|".join(map(str, GPUS_OF_A_NODE))
-        match = re.fullmatch(rf"([1-9]\d*)x({legal})", sizes)
-        if match is None:
-            raise UserError(
-                f"--topology={name}: legal: {kind}:, then nodes and GPUs of each with x between "
-                f"them, as in {kind}:4x8; a node has 1, 2, 4 or 8."
-            )
-        return cls(name, GPUS[kind], (int(match[2]),), int(match[1]))
 
     @classmethod
     def of(cls, devices: np.ndarray) -> "Topology | None":
@@ -147,10 +137,6 @@ class Topology:
     @property
     def devices(self) -> int:
         return self.chips * self.chip.cores
-
-    @property
-    def peak_flops(self) -> float:
-        return self.devices * self.chip.peak_flops
 
     def along(self, coordinates: np.ndarray) -> tuple[GroupOnAxis, ...]:
         """Returns how chips at these coordinates lie along each axis in which they differ."""

@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 
 from configs.errors import did_you_mean
 from configs.spec import SPECS
-from layouts.axes import ABSENT, SYNONYMS, Alphabet
+from layouts.axes import ABSENT, SYNONYMS
 from layouts.layout import AxisAssignment, Layout, Rule, axis_assignments, pairs, parse_rules, parts
 from layouts.lint.recorder import Record, Tensor
 from layouts.padding import with_axes
@@ -65,17 +65,13 @@ class LintContext:
     record: Record
     origins: Mapping[str, str]
 
-    @property
-    def axes(self) -> Alphabet:
-        return self.record.axes
-
     @functools.cached_property
     def scoped_layout(self) -> Layout:
         """Returns the layout that reads the letters of the record."""
         return with_axes(self.layout, *self.record.declared_axes)
 
     def name(self, letter: str) -> str:
-        return self.axes.by_letter[letter].name
+        return self.record.axes.by_letter[letter].name
 
     @property
     def rules(self) -> list[SourcedRule]:
@@ -181,12 +177,14 @@ def _spelling_problem(context: LintContext, part: str, before: list[str]) -> Pro
         )
     # This model may have no part that declares the axis.
     declared = {axis.name: axis for spec in SPECS.values() for axis in getattr(spec, "axes", ())}
-    axis = context.axes.by_name.get(rule.axis) or declared.get(rule.axis)
+    axis = context.record.axes.by_name.get(rule.axis) or declared.get(rule.axis)
     if axis is None:
         letters = {letter for tensor in context.record.tensors for letter in tensor.axes}
         letters |= {"H"} if "J" in letters else set()  # a rule for heads speaks of kv_heads
-        axes = tuple(a.name for letter, a in context.axes.by_letter.items() if letter in letters)
-        near = did_you_mean(rule.axis, [*context.axes.by_name, *SYNONYMS]).strip()
+        axes = tuple(
+            a.name for letter, a in context.record.axes.by_letter.items() if letter in letters
+        )
+        near = did_you_mean(rule.axis, [*context.record.axes.by_name, *SYNONYMS]).strip()
         fix = f"{near}  This model's axes: {', '.join(axes)}.".strip()
         return Problem("error", "unknown-axis", "no such axis.", fix=fix, legal={"axis": axes})
     if rule.mesh_axis not in context.mesh:
@@ -200,7 +198,7 @@ def _spelling_problem(context: LintContext, part: str, before: list[str]) -> Pro
             legal={"mesh_axis": tuple(context.mesh)},
         )
     if rule.pads and not (rule.firm and axis.pads):
-        paddable = tuple(axis.name for axis in context.axes.by_letter.values() if axis.pads)
+        paddable = tuple(axis.name for axis in context.record.axes.by_letter.values() if axis.pads)
         return Problem(
             "error",
             "unpaddable-axis",
@@ -256,7 +254,7 @@ def find_conflicts(context: LintContext) -> Conflicts:
                 winners[mesh_axis] = (sourced, assigned)
                 continue
             winner, won = winners[mesh_axis]
-            meets = context.axes.by_letter[tensor.axes[assigned.position]].meets
+            meets = context.record.axes.by_letter[tensor.axes[assigned.position]].meets
             if assigned.rule.firm and won.rule.firm and tensor.axes[won.position] not in meets:
                 first, second = sorted((winner, sourced), key=order.index)
                 conflicts.shared.setdefault((first, second), []).append(tensor.name)
@@ -415,7 +413,7 @@ def _alternative(context: LintContext, cause: SplitCause) -> str:
     fix = f'Or remove "{rule}" to replicate {rule.axis}'
     if cause.letter == "G":
         fix += ", or set a smaller Moe.group_tokens or a larger Run.batch_sequences"
-    pads = rule.firm and context.axes.by_name[rule.axis].pads
+    pads = rule.firm and context.record.axes.by_name[rule.axis].pads
     if pads and _padded_size(context, cause) < 2 * cause.size:
         return f'{fix}, or pad it: "{rule}+".'
     return f"{fix}.{_expert_mesh_axis(context, cause)}"

@@ -327,7 +327,7 @@ def nearest_layout(context: LintContext, trace: Trace, letters: set[str]) -> Lin
         is_legal = not (conflicts.shared or conflicts.indivisible)
         return is_legal and error_of(trace, candidate.layout, candidate.mesh) is None
 
-    names = {context.name(letter) for letter in letters & {*context.axes.by_letter}}
+    names = {context.name(letter) for letter in letters & {*context.record.axes.by_letter}}
     rules = sorted(context.rules, key=lambda sourced: sourced.rule.axis not in names)
     for sourced in rules:
         for change in (sourced.softened, None):

@@ -40,6 +40,10 @@ class Lora:
     store: FloatType = "float32"
     """Type of the stored matrices."""
 
+    def __post_init__(self) -> None:
+        if not self.targets:
+            raise UserError("Lora.targets = (): trains nothing.  Legal: one name or more.")
+
     def factors(self, base: Infos) -> dict[str, Factors]:
         """Describes the adapters of weights, by the path of the weight."""
         names = {p: p.removesuffix(f"_{letters_of(p)}") for p, info in base.items() if info.reads}

@@ -57,37 +57,20 @@ def bias_gradient(layout: Layout, bias: Bias, dlogits_BJQLM: Array) -> Bias:
     One number per head and bucket crosses devices, instead of one per head, query and key.
     """
     assert bias.buckets is not None
-    layout = with_axes(layout, BUCKETS)
-    equation = f"BJQLM,{'BLM'[-bias.buckets.ndim :]}->RJQ"
-    count = bias.table_RJQ.shape[0]
-    return Bias(segment_sum(layout, equation, dlogits_BJQLM, bias.buckets, count), None, None)
-
-
-def segment_sum(
-    layout: Layout, equation: str, data: Array, segment_ids: Array, num_segments: int
-) -> Array:
-    """Sums data by segment: "BJQLM,LM->RJQ" adds what has the same id in LM, for each J and Q.
-
-    The first axis of the result counts the segments.
-    """
-    operands, out_axes = equation.split("->")
-    axes, id_axes = operands.split(",")
-    kept_axes = out_axes[1:]
-    place = dict(zip(axes, spec_of(data), strict=True))
+    place = dict(zip("BJQLM", spec_of(dlogits_BJQLM), strict=True))
+    id_axes, count = "BLM"[-bias.buckets.ndim :], len(bias.table_RJQ)
     id_place = jax.P(*(place[letter] for letter in id_axes))
-    summed_over = tuple(
-        name for letter in axes if letter not in kept_axes for name in mesh_axes(place[letter])
-    )
+    summed_over = tuple(name for letter in "BLM" for name in mesh_axes(place[letter]))
 
-    def shard_sums(data: Array, segment_ids: Array) -> Array:
-        rows = jnp.einsum(f"{axes}->{id_axes}{kept_axes}".lower(), data)
+    def shard_sums(data: Array, buckets: Array) -> Array:
+        rows = jnp.einsum(f"bjqlm->{id_axes.lower()}jq", data)
         rows = rows.reshape(-1, *rows.shape[len(id_axes) :])
-        sums = jax.ops.segment_sum(rows, segment_ids.reshape(-1), num_segments)
+        sums = jax.ops.segment_sum(rows, buckets.ravel(), count)
         return jax.lax.psum(sums, summed_over) if summed_over else sums
 
-    sums = jax.shard_map(
+    sums_RJQ = jax.shard_map(
         shard_sums,
         in_specs=(jax.P(*place.values()), id_place),
-        out_specs=jax.P(None, *(place[letter] for letter in kept_axes)),
-    )(data, jax.sharding.reshard(segment_ids, id_place))
-    return layout.reshard(sums, out_axes)
+        out_specs=jax.P(None, place["J"], place["Q"]),
+    )(dlogits_BJQLM, jax.sharding.reshard(bias.buckets, id_place))
+    return Bias(with_axes(layout, BUCKETS).reshard(sums_RJQ, "RJQ"), None, None)

@@ -18,6 +18,7 @@ from models.api import Cache
 from models.attention.context import AttentionContext
 from models.attention.multi_head import SoftmaxAttention, write
 from models.attention.plain import Operands, capped, masked_probs
+from models.dropout import Key
 from models.initializers import Weights
 from models.parts import BlockParts, Norm
 from models.sizes import Sizes
@@ -105,11 +106,7 @@ class LatentAttention(nnx.Module):
 
     @jax.named_scope("latent_attention")
     def __call__(
-        self,
-        x_BLD: Array,
-        context: AttentionContext,
-        cache: Cache | None = None,
-        key: Array | None = None,
+        self, x_BLD: Array, context: AttentionContext, cache: Cache | None = None, key: Key = None
     ) -> tuple[Array, Cache | None]:
         """Attends within a row, or to the cache after the row is written to it."""
         queries, compressed = self.queries(x_BLD, context), self.compress(x_BLD, context)
@@ -157,9 +154,7 @@ class LatentAttention(nnx.Module):
         rotated_BMP = self.positions.rotate(self.layout, rotated_BMP, "BMP", context.prepared)
         return latent_BMr, reshard(rotated_BMP, "BMp")
 
-    def attend(
-        self, queries: Pair, compressed: Pair, context: AttentionContext, key: Array | None
-    ) -> Array:
+    def attend(self, queries: Pair, compressed: Pair, context: AttentionContext, key: Key) -> Array:
         """Expands keys and values to heads, as training needs them."""
         layout = self.layout
         (q_BJQLK, q_rotated_BJQLP), (latent_BMr, rotated_BMp) = queries, compressed

@@ -11,12 +11,13 @@ from configs.errors import UserError
 from configs.spec import Count, Fraction, Positive, abstract_spec, spec
 from layouts.einsum import platform
 from layouts.layout import Layout
-from layouts.low_rank import merged
+from layouts.low_rank import Adapted
 from layouts.reduction import reduced_alike
 from models.api import Cache
 from models.attention.context import AttentionContext
 from models.attention.flash import Call, Choice, Implementation, choose, flash_attention
 from models.attention.plain import Operands, attend_in_chunks, attend_with_dropout
+from models.dropout import Key
 from models.initializers import Weights
 from models.parts import Attention, BlockParts
 from models.sizes import Sizes
@@ -76,7 +77,7 @@ class SoftmaxAttention(Attention):
         return choose(Call(self, sizes, layout, lengths, is_cross, training, has_bias))
 
     def attend(
-        self, layout: Layout, operands: Operands, context: AttentionContext, key: Array | None
+        self, layout: Layout, operands: Operands, context: AttentionContext, key: Key
     ) -> Array:
         """Averages the values by the softmax of query-key products, by a kernel or by products."""
         if context.kernel is not None:  # it needs segments in place of a mask
@@ -175,11 +176,7 @@ class MultiHeadAttention(nnx.Module):
 
     @jax.named_scope("attention")
     def __call__(
-        self,
-        x_BLD: Array,
-        context: AttentionContext,
-        cache: Cache | None = None,
-        key: Array | None = None,
+        self, x_BLD: Array, context: AttentionContext, cache: Cache | None = None, key: Key = None
     ) -> tuple[Array, Cache | None]:
         """Attends within a row, or to the cache after the row is written to it."""
         q_BJQLK, k_BJMK, v_BJMK = self.project(x_BLD, context)
@@ -205,8 +202,11 @@ class MultiHeadAttention(nnx.Module):
     def project(self, x_BLD: Array, context: AttentionContext) -> tuple[Array, Array, Array]:
         """Projects a row to queries, keys and values."""
         einsum, rotate = self.layout.einsum, self.positions.rotate
-        if self.spec.combined_qkv and x_BLD.shape[1] > 1:  # a token would read all weights twice
-            q_BLJQK, k_BMJK, v_BMJK = self.project_combined(x_BLD)
+        weights = [weight[...] for weight in (self.wq_DJQK, self.wk_DJK, self.wv_DJK)]
+        is_adapted = any(isinstance(weight, Adapted) for weight in weights)
+        # One token would read all weights twice; thin matrices are not of one shape.
+        if self.spec.combined_qkv and x_BLD.shape[1] > 1 and not is_adapted:
+            q_BLJQK, k_BMJK, v_BMJK = self.project_combined(x_BLD, *weights)
         else:
             q_BLJQK = einsum("BLD,DJQK->BLJQK", x_BLD, self.wq_DJQK[...])
             k_BMJK = einsum("BMD,DJK->BMJK", x_BLD, self.wk_DJK[...])
@@ -237,11 +237,11 @@ class MultiHeadAttention(nnx.Module):
         k_BJMK, v_BJMK = (self.layout.einsum("BMJK->BJMK", x_BMJK) for x_BMJK in (k_BMJK, v_BMJK))
         return self.k_norm(k_BJMK, "BJMK") if self.spec.qk_norm else k_BJMK, v_BJMK
 
-    def project_combined(self, x_BLD: Array) -> tuple[Array, Array, Array]:
+    def project_combined(
+        self, x_BLD: Array, w_DJQK: Array, k_DJK: Array, v_DJK: Array
+    ) -> tuple[Array, Array, Array]:
         """Computes the three projections as one product over Q + 2 columns of heads."""
         reshard, queries = self.layout.reshard, self.sizes.queries
-        names = ("wq_DJQK", "wk_DJK", "wv_DJK")
-        w_DJQK, k_DJK, v_DJK = (merged(getattr(self, name)[...]) for name in names)
         parts = (w_DJQK, k_DJK[:, :, None], v_DJK[:, :, None])
         whole = [reshard(part, "DJqK", stored=True) for part in parts]
         w_DJqK = jax.tree.map(lambda *x: jnp.concatenate(reduced_alike(x), axis=2), *whole)
@@ -250,7 +250,7 @@ class MultiHeadAttention(nnx.Module):
         k_BMJK, v_BMJK = (reshard(part[:, :, :, 0], "BMJK") for part in (k_BLJ1K, v_BLJ1K))
         return reshard(q_BLJqK, "BLJQK"), k_BMJK, v_BMJK
 
-    def attend(self, operands: Operands, context: AttentionContext, key: Array | None) -> Array:
+    def attend(self, operands: Operands, context: AttentionContext, key: Key) -> Array:
         """Averages the values by the softmax of query-key products."""
         bias = context.bias if self.is_self_attention else None
         if self.bias is not None:
@@ -268,11 +268,7 @@ class SourceAttention(MultiHeadAttention):
 
     @jax.named_scope("source_attention")
     def __call__(
-        self,
-        x_BLD: Array,
-        context: AttentionContext,
-        cache: Cache | None = None,
-        key: Array | None = None,
+        self, x_BLD: Array, context: AttentionContext, cache: Cache | None = None, key: Key = None
     ) -> tuple[Array, Cache | None]:
         """Attends to the source, whose keys and values are in the cache if there is one."""
         q_BLJQK = self.layout.einsum("BLD,DJQK->BLJQK", x_BLD, self.wq_DJQK[...])

@@ -107,12 +107,10 @@ class Sampling:
 
     def start(self, layout: Layout, inputs: DecodeInputs, new_tokens: int) -> Samples:
         rows = inputs.prompt_lengths_B.shape[0]
-        tokens_BWT = jnp.zeros((rows, self.width, new_tokens), jnp.int32)
-        score_BW, finished_BW = jnp.zeros((rows, self.width)), jnp.zeros((rows, self.width), bool)
         return Samples(
-            layout.reshard(tokens_BWT, "BWT"),
-            layout.reshard(score_BW, "BW"),
-            layout.reshard(finished_BW, "BW"),
+            layout.zeros((rows, self.width, new_tokens), "BWT", jnp.int32),
+            layout.zeros((rows, self.width), "BW", float),
+            layout.zeros((rows, self.width), "BW", bool),
         )
 
     def advance(

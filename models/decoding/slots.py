@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from layouts.axes import letters_of
+from layouts.convolution import pad
 from layouts.layout import Layout
 from layouts.shards import spec_of
 from models.api import Cache, Decodable, step_layout
@@ -361,12 +362,8 @@ def move_rows(axes: str, old: Array, slots_B: Array, cache_index: Array, *, leng
     if "M" not in axes:
         return new
     memory = batch + axes.index("M")
-    before = old.shape[memory]
     new = jnp.roll(new, -cache_index, axis=memory)
-    new = jax.lax.slice_in_dim(new, max(before - length, 0), before, axis=memory)
-    return jnp.pad(
-        new, [(max(length - before, 0) * (axis == memory), 0) for axis in range(new.ndim)]
-    )
+    return pad(new, memory, (length - old.shape[memory], 0, 0), 0)  # a negative width cuts
 
 
 def set_length(axes: str, old: Array, *, length: int) -> Array:
@@ -374,6 +371,4 @@ def set_length(axes: str, old: Array, *, length: int) -> Array:
     if "M" not in axes:
         return old
     memory = old.ndim - len(axes) + axes.index("M")
-    new = jax.lax.slice_in_dim(old, 0, min(old.shape[memory], length), axis=memory)
-    added = length - new.shape[memory]
-    return jnp.pad(new, [(0, added * (axis == memory)) for axis in range(new.ndim)])
+    return pad(old, memory, (0, length - old.shape[memory], 0), 0)

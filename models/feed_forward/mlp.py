@@ -12,7 +12,7 @@ from jax.ad_checkpoint import checkpoint_name
 from configs.errors import UserError
 from configs.spec import Fraction, spec
 from layouts.layout import Layout
-from models.dropout import dropout
+from models.dropout import Key, dropout
 from models.initializers import Weights
 from models.parts import FeedForward
 from models.sizes import Sizes
@@ -91,7 +91,7 @@ class MlpLayer(nnx.Module):
         self,
         x_BLD: Array,
         segments_BL: Array | None = None,
-        key: Array | None = None,
+        key: Key = None,
         *,
         drop_tokens: bool = True,
     ) -> tuple[Array, None]:

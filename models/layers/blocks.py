@@ -9,7 +9,7 @@ from flax import nnx
 from layouts.layout import Layout
 from models.api import Cache
 from models.attention.context import AttentionContext
-from models.dropout import dropout
+from models.dropout import Key, dropout, split_key
 from models.feed_forward.moe.routing import Load
 from models.initializers import Weights
 from models.parts import BlockParts, NormLayer, NormPlaces
@@ -69,15 +69,12 @@ class BlockLayer(nnx.Module):
         x_BLD: Array,
         contexts: Sequence[Contexts],
         cache: Cache | None = None,
-        key: Array | None = None,
+        key: Key = None,
     ) -> tuple[Array, Cache | None, Load | None]:
         """Returns the row after this block, the cache with it, and the load of its experts."""
         context, source_context = contexts[self.kind]
-        keys: list[Array | None] = [None] * 4
-        source_keys: list[Array | None] = [None] * 2
-        if key is not None:
-            keys = list(jax.random.split(key, 4))
-            source_keys = list(jax.random.split(jax.random.fold_in(key, 4)))
+        keys = split_key(key, 4)
+        source_keys = split_key(None if key is None else jax.random.fold_in(key, 4))
         y_BLD = normed(self.attention_norm, x_BLD)
         y_BLD, cache = self.attention(y_BLD, context, cache, keys[0])
         x_BLD = self.add(x_BLD, y_BLD, self.attention_post_norm, keys[1])
@@ -96,7 +93,7 @@ class BlockLayer(nnx.Module):
             return cache
         return {**cache, **self.source_attention.init_cache(rows, length, memory_BMD)}
 
-    def add(self, x_BLD: Array, y_BLD: Array, norm: NormLayer | None, key: Array | None) -> Array:
+    def add(self, x_BLD: Array, y_BLD: Array, norm: NormLayer | None, key: Key) -> Array:
         """Adds to the residual, scaled and with dropout; normalizes what is added or the sum."""
         y_BLD = y_BLD if self.norms_sum else normed(norm, y_BLD)
         if self.residual_scale != 1:
@@ -133,7 +130,7 @@ class BlockSequence(nnx.Module):
         x_BLD: Array,
         contexts: Sequence[Contexts],
         cache: Cache | None = None,
-        key: Array | None = None,
+        key: Key = None,
     ) -> tuple[Array, Cache | None, dict[str, Load | None]]:
         """Returns the row after all blocks; caches and loads by the name of each block."""
         caches: Cache = {}

@@ -11,6 +11,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from layouts.layout import Layout
 from models.api import Cache, Params
+from models.dropout import Key
 from models.initializers import Weights
 from models.layers.blocks import BlockLayer, BlockSequence, Contexts, normed
 from models.layers.pipeline import before_stages, has_repeats, in_stages, inside_stages
@@ -73,7 +74,7 @@ class Stack(nnx.Module):
         self.norm = None if is_normed else spec.norm.build(layout, weights)
 
     def __call__(
-        self, x_BLD: Array, make_contexts: MakeContexts, key: Array | None = None
+        self, x_BLD: Array, make_contexts: MakeContexts, key: Key = None
     ) -> tuple[Array, Loads]:
         """Runs whole rows through all layers and the norm; also returns the experts' loads."""
         inputs, loads = (self.contexts(make_contexts), key), Loads()

@@ -73,7 +73,7 @@ class RelativeBias(nnx.Module):
         buckets = relative_buckets(
             relative_positions, self.spec.buckets, self.spec.max_distance, causal
         )
-        # Its gradient is a few numbers, which `segment_sum` adds up over devices at once.
+        # Its gradient is a few numbers, which `bias_gradient` adds up over devices at once.
         table_RJQ = reduced_over(self.bias_RJQ[...].astype(float), ())
         table_RJQ = self.layout.reshard(table_RJQ, "RJQ")
         axes = "BLM"[-buckets.ndim :]

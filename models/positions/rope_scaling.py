@@ -67,10 +67,7 @@ class Llama3Scaling(RopeScaling):
 
     def scaled(self, rates_k: Rates, theta: float) -> Rates:
         rotations_k = rates_k * self.original_length / (2 * math.pi)
-        kept_k = (rotations_k - self.low_freq_factor) / (
-            self.high_freq_factor - self.low_freq_factor
-        )
-        kept_k = np.clip(kept_k, 0, 1)
+        kept_k = np.interp(rotations_k, [self.low_freq_factor, self.high_freq_factor], [0, 1])
         return kept_k * rates_k + (1 - kept_k) * (rates_k / self.factor)
 
 

@@ -165,10 +165,11 @@ def starters(
                 f"--baseline={flags.baseline} is not a checkout: it has no scripts/benchmarks."
             )
         checkouts[BASELINE] = flags.baseline.resolve()
+    systems = installed(flags.systems)
     return {
         prefix + name: functools.partial(Worker, *command, f"--worker={name}", checkout=checkout)
         for prefix, checkout in checkouts.items()
-        for name in installed(flags.systems)
+        for name in systems
         if not (prefix and name.startswith(tuple(LIBRARIES)))
     }
 

@@ -72,7 +72,7 @@ def settings_of(flags: SavedSettingsFlags) -> Config:
 
 def check_same_settings(config: Config) -> None:
     """Refuses processes of one run that were started with different settings."""
-    values = {binding.name: repr(binding.value) for binding in config.bindings()}
+    values = {binding.name: repr(binding.value) for binding in config.bound.values()}
     check_same(values, "Start all with the same --gin_file and --gin_param.")
 
 
@@ -154,11 +154,7 @@ def open_output(path: str) -> Iterator[TextIO]:
     if path in STREAMS:
         yield sys.stdout
         return
-    if not is_first_process():
-        with open(os.devnull, "w", encoding="utf-8") as file:
-            yield file
-        return
-    output = path_of(path)
+    output = path_of(path if is_first_process() else os.devnull)
     with write_errors(output, "give another file"), atomic_open(output) as file:
         yield file
 

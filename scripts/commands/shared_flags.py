@@ -33,18 +33,6 @@ Beam = Annotated[
     int | None,
     Flag("Beam size. Default: 4 for a translation; other texts are decoded greedily.", min=1),
 ]
-GinFile = Annotated[
-    Strings, Flag("Settings file. Repeat it for several files; later files win.", metavar="FILE")
-]
-GinParam = Annotated[
-    Strings, Flag("One setting, such as 'Run.steps=100'. Wins over files.", metavar="'NAME=VALUE'")
-]
-GinImportPath = Annotated[
-    Strings,
-    Flag(
-        "Allows gin files to import, and so to run, the Python modules of FOLDER.", metavar="FOLDER"
-    ),
-]
 Weights = Annotated[
     Literal["stored", "int8"],
     Flag("Weights of products: as stored, or rounded to 8 bits with a scale for each channel."),
@@ -55,9 +43,12 @@ class SettingsFlags(FlagGroup):
     """Selects the settings."""
 
     HEADING = "Settings"
-    gin_file: GinFile = ()
-    gin_param: GinParam = ()
-    gin_import_path: GinImportPath = ()
+    gin_file: Annotated[Strings, Flag(metavar="FILE")] = ()
+    """Settings file. Repeat it for several files; later files win."""
+    gin_param: Annotated[Strings, Flag(metavar="'NAME=VALUE'")] = ()
+    """One setting, such as 'Run.steps=100'. Wins over files."""
+    gin_import_path: Annotated[Strings, Flag(metavar="FOLDER")] = ()
+    """Allows gin files to import, and so to run, the Python modules of FOLDER."""
 
 
 class SavedSettingsFlags(SettingsFlags):
@@ -67,7 +58,7 @@ class SavedSettingsFlags(SettingsFlags):
     """Starts from the settings that a run saved."""
 
 
-class StoredModelFlags(FlagGroup):
+class StoredModelFlags(SettingsFlags):
     """Selects weights of a run, and settings that change for this command."""
 
     HEADING = "Model"
@@ -76,9 +67,6 @@ class StoredModelFlags(FlagGroup):
     """Checkpoint to load: the latest, the best by its evaluation, all, or steps."""
     average: Annotated[str | None, Flag(metavar="N|ema")] = None
     """Averages the weights of the last N checkpoints; ema loads their moving average (Run.ema)."""
-    gin_file: GinFile = ()
-    gin_param: GinParam = ()
-    gin_import_path: GinImportPath = ()
 
 
 class CheckpointFlags(StoredModelFlags):

@@ -8,6 +8,7 @@ from configs import imports
 from configs.errors import UserError
 from configs.imports import CHECKOUT
 from configs.load import load
+from configs.write import dump
 from tests.configs.gin_specs import message
 
 
@@ -29,7 +30,7 @@ def test_import_lines_make_specs_known(write, imported):
     config = load([write("import gin_extension\nGinMine.x = 2\n")])
     made = config.make(sys.modules["gin_extension"].GinMine)
     assert made.x == 2
-    text = config.dump([made])
+    text = dump([made], config.imports)
     assert text == "import gin_extension\n\nGinMine.x = 2\n"
 
 

@@ -12,7 +12,7 @@ from tests.configs.gin_specs import MODEL, RUN, GinModel, GinRun, GinSgd, messag
 def test_later_wins_and_what_it_replaced_is_kept(write):
     a, b = write(RUN, "a.gin"), write("\nGinRun.steps = 20\n", "b.gin")
     config = load([a, b], ["GinRun.steps=30"])
-    by_name = {binding.name: binding for binding in config.bindings()}
+    by_name = {binding.name: binding for binding in config.bound.values()}
     steps = by_name["GinRun.steps"]
     assert (steps.value, steps.origin) == (30, "--gin_param")
     assert steps.overridden == ((10, "a.gin:2"), (20, "b.gin:2"))
@@ -29,7 +29,7 @@ def test_includes_stand_where_they_are_written(write):
     text = "GinModel.layers = 3\ninclude 'models/tiny.gin'\nGinModel.width = 5\n"
     config = load([write(text)])
     assert config.make(GinModel) == GinModel(layers=1, width=5)
-    assert [b.origin for b in config.bindings()] == ["models/tiny.gin:1", "run.gin:3"]
+    assert [b.origin for b in config.bound.values()] == ["models/tiny.gin:1", "run.gin:3"]
 
 
 def test_files_are_found_in_the_current_folder_then_in_the_checkout(folder, write, monkeypatch):
@@ -65,7 +65,7 @@ def test_two_configs_live_side_by_side(write):
     a = load([write(RUN)])
     b = load(["run.gin"], ["GinRun.steps=99", "GinModel.layers=9"])
     assert (a.make(GinRun).steps, b.make(GinRun).steps, a.make(GinRun).steps) == (10, 99, 10)
-    assert a.make(GinRun).model.layers == 2 and not load([]).bindings()
+    assert a.make(GinRun).model.layers == 2 and not load([]).bound
 
 
 def test_odd_names_and_files_are_refused(write, folder):
@@ -102,7 +102,7 @@ def test_what_grows_without_end_is_refused_soon(write):
     macros = f"{RUN}GinRun.steps = %A0\n{chain}A500 = 1\n"
     assert "too many references" in message(write(macros), make=GinRun)
     assert "… and " in message(write("".join(f"GinRun.x{i} = 1\n" for i in range(200))))
-    again = load([write(MODEL * 2_000)]).bindings()[0].overridden
+    again = next(iter(load([write(MODEL * 2_000)]).bound.values())).overridden
     assert len(again) == 1_999 and again[0] == (2, "run.gin:1")
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from configs.load import Config, load
+from configs.load import load
 from configs.write import diff, dump, values
 from tests.configs.gin_specs import GinAdam, GinModel, GinNorm, GinRun, GinSgd, GinStack
 
@@ -39,7 +39,7 @@ def test_values_are_by_name():
 
 def test_dump_spells_everything_out():
     run = GinRun(steps=10, model=GinModel(layers=2), others=(GinModel(layers=3),))
-    assert load([]).dump([run]).split("\n") == [
+    assert dump([run]).split("\n") == [
         "GinRun.steps = 10",
         "GinRun.model = @GinModel()",
         "GinRun.name = 'toy'",
@@ -101,7 +101,7 @@ runs = st.builds(
 @given(run=runs, norm=norms)
 def test_dump_is_read_back_to_equal_specs(tmp_path_factory, run, norm):
     path = tmp_path_factory.getbasetemp() / "dump.gin"
-    path.write_text(Config(bound={}).dump([run, norm]), encoding="utf-8")
+    path.write_text(dump([run, norm]), encoding="utf-8")
     config = load([str(path)])
     assert config.make(GinRun) == run and config.make(GinNorm) == norm
     assert config.unused(GinRun, GinNorm) == ()

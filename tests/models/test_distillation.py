@@ -12,6 +12,7 @@ from layouts.mesh import make_mesh
 from models.attention.multi_head import MultiHead
 from models.distillation import TEACHER, DistilledModel
 from models.feed_forward.moe.layer import Moe
+from models.feed_forward.moe.routing import TopK
 from models.loss import Criterion
 from models.transformer import Transformer
 from tests.toys import FLOAT64, ROUND_OFF, SPLITTABLE, WHOLE, packed_rows
@@ -74,6 +75,17 @@ def test_no_layout_changes_what_a_student_learns(name: str) -> None:
     )  # fmt: skip
     assert objective == pytest.approx(expected_objective, rel=ROUND_OFF)
     assert computed.keys() == of_one_device.keys() and not any("teacher" in x for x in computed)
+    for path, gradient in of_one_device.items():
+        np.testing.assert_allclose(computed[path], gradient, atol=ROUND_OFF, rtol=0, err_msg=path)
+
+
+def test_the_groups_of_a_teacher_pad_the_rows_of_both() -> None:
+    """Two rows are a group; a device has one of four."""
+    experts = Moe(experts=4, router=TopK(k=1), group_tokens=48)
+    teacher = dataclasses.replace(OTHER, feed_forward=experts)
+    expected, of_one_device = gradients(WHOLE, teacher)
+    objective, computed = gradients(Layout(mesh="data:8", rules="batch:data+"), teacher)
+    assert objective == pytest.approx(expected, rel=ROUND_OFF)
     for path, gradient in of_one_device.items():
         np.testing.assert_allclose(computed[path], gradient, atol=ROUND_OFF, rtol=0, err_msg=path)
 

@@ -22,6 +22,7 @@ from models.feed_forward.mlp import Mlp
 from models.feed_forward.moe.layer import Moe
 from models.loss import CROSS_ENTROPY
 from models.parts import Block
+from models.positions.relative import Relative
 from models.positions.rotary import Rotary
 from models.precision import Precision, is_rounded, quantize_weights
 from models.transformer import SOURCE_ARRAYS, Transformer, TransformerModel
@@ -83,6 +84,15 @@ def test_weights_of_8_bits_decode_as_what_they_stand_for(name: str, case: str) -
     np.testing.assert_allclose(output.score_BW, expected.score_BW, rtol=1e-4)
     np.testing.assert_allclose(output.log_probability_BW, expected.log_probability_BW, rtol=1e-4)
     assert not np.allclose(output.score_BW, stored.score_BW, rtol=1e-4)  # they were rounded
+
+
+def test_biases_by_distance_stay_as_they_are() -> None:
+    model = dataclasses.replace(DECODER, positions=Relative()).model(WHOLE)
+    with jax.set_mesh(make_mesh(WHOLE)):
+        params = quantize_weights(model, model.init(jax.random.key(0)))
+    leaves = jax.tree.leaves_with_path(params, is_leaf=is_rounded)
+    kept = {leaf_path(path).split("/")[-1] for path, leaf in leaves if not is_rounded(leaf)}
+    assert "bias_RJQ" in kept and not {"wq_DJQK", "wi_DF"} & kept
 
 
 PRODUCTS = {"decoder": DECODER, "experts": dataclasses.replace(EXPERTS, tied=False)}

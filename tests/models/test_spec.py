@@ -38,6 +38,7 @@ ILLEGAL: dict[str, tuple[dict[str, Any], str]] = {
         "MultiHead.window = 4: found encoder_layers = 2.  Legal: windows in models without",
     ),
     "pattern": ({**EXPERTS, "layers": 5}, "Legal: layers 4 or 6, or another pattern"),
+    "no blocks": ({"encoder_layers": 2, "encoder_pattern": ()}, "legal: at least one block"),
     "one layer": ({**EXPERTS, "layers": 1}, "Legal: layers 2, or another pattern"),
     "encoder's": ({**EXPERTS, "encoder_layers": 3}, "Legal: encoder_layers 2 or 4"),
     "not causal": (

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 import pytest
 
+from configs.errors import UserError
 from data.packing.pair_rows import PairRows
 from data.packing.rows import Counts, Rows, RowsOfPart
 from layouts.layout import Layout
@@ -133,6 +134,12 @@ def of_parts(rows: PairRows, batches: int | None) -> tuple[Evaluation, dict[str,
     mesh = make_mesh(WHOLE)
     options = {"batch_sequences": 4, "batches": batches}
     return evaluate(Bigram(WHOLE), params, rows, mesh, **options)
+
+
+def test_no_row_is_refused() -> None:
+    empty = dataclasses.replace(ROWS, arrays={name: x[:0] for name, x in ROWS.arrays.items()})
+    with pytest.raises(UserError, match="no row to evaluate"):
+        evaluate(Bigram(WHOLE), weights(), empty, make_mesh(WHOLE), batch_sequences=4)
 
 
 def test_a_hopeless_model_has_an_infinite_perplexity_and_no_error() -> None:

@@ -9,13 +9,14 @@ from jax.sharding import NamedSharding
 
 from configs.errors import UserError
 from data.batch_sizes import BatchSizes
+from data.order import batches
 from data.packing.pair_rows import PairRows
 from data.packing.rows import Rows
 from layouts.layout import Layout
 from layouts.mesh import make_mesh
 from tests.toys import row_ids
 from tests.trainer.bigram import text_rows
-from trainer.feed import BatchSharding, dispatch_ahead, feed, part_of
+from trainer.feed import BatchSharding, dispatch_ahead, part_of
 
 HOSTS = {
     "batch over both hosts": ("batch:data", (slice(0, 2),), (0, 12)),
@@ -90,9 +91,9 @@ def test_a_device_batch_is_the_rows_of_its_step(
 ) -> None:
     """Microbatch m holds the rows m, m + 3, m + 6 … of the batch: together each row once."""
     rows, mesh = kind(41), make_mesh(layout)
-    fed = feed(
-        rows, BatchSharding(layout, mesh, 24, microbatches), BatchSizes(24), seed=3, first_step=5
-    )
+    sharding = BatchSharding(layout, mesh, 24, microbatches)
+    on_host = batches(rows, 3, BatchSizes(24), 5, sharding.host_rows())
+    fed = ((ids, sharding.to_global_arrays(batch)) for ids, batch in on_host)
     for step, (ids, batch) in zip(range(5, 8), itertools.islice(fed, 3), strict=True):
         assert list(ids) == list(row_ids(3, step, 24, 41))
         for name, expected in rows.batch(ids).items():

@@ -13,7 +13,7 @@ import math
 import time
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -62,6 +62,13 @@ LISTED = 10
 logger = logging.getLogger(__name__)
 
 
+class Score(NamedTuple):
+    """Holds a metric, negated where a lower one is better."""
+
+    higher_is_better: bool
+    signed: float
+
+
 @dataclasses.dataclass
 class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
     """Saves and restores the checkpoints in `<model_dir>/checkpoints`.  Only `save` changes them.
@@ -89,7 +96,7 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
         self._current: int | None = None  # the step saved or restored last
         self._noted: int | None = None  # the step that the record has as saved
         self._damaged: list[int] = []
-        self._scores: dict[int, float | None] = {}  # metrics, as `_score` returns them
+        self._scores: dict[int, Score | None] = {}
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         try:
@@ -122,8 +129,11 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
         return self.best_of(self.steps())
 
     def best_of(self, steps: Sequence[int]) -> int | None:
-        scores = ((self._score(step), step) for step in steps)
-        return max(((s, step) for s, step in scores if s is not None), default=(0, None))[1]
+        """Returns the best of some steps by the metric of the last one; a run may change it."""
+        scores = {step: score for step in steps if (score := self._score(step)) is not None}
+        direction = scores[max(scores)].higher_is_better if scores else None
+        alike = [step for step, score in scores.items() if score.higher_is_better == direction]
+        return max(alike, key=lambda step: (scores[step].signed, step), default=None)
 
     def files(self, step: int) -> list[tuple[str, int, int]]:
         """Lists those files of a checkpoint that are there: name, size, time of the last change."""
@@ -187,15 +197,14 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
     def _path(self, step: int) -> epath.Path:
         return self.folder / str(step) / ITEM
 
-    def _score(self, step: int) -> float | None:
-        """Returns the metric of a checkpoint, negated where a lower one is better."""
+    def _score(self, step: int) -> Score | None:
+        """Returns the metric of a checkpoint, where it has one."""
         if step not in self._scores:
             try:
                 manifest = read_manifest(self._path(step))
             except DamagedCheckpoint:
                 return None
-            higher = manifest.higher_is_better
-            self._scores[step] = signed(manifest.metric, higher_is_better=higher)
+            self._scores[step] = score_of(manifest.metric, manifest.higher_is_better)
         return self._scores[step]
 
     # Saving
@@ -211,7 +220,7 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
         self._set_aside([old for old in self.steps() if old >= step or old in self._damaged])
         metric = metric if metric is not None and math.isfinite(metric) else None
         self._current = step
-        self._scores[step] = signed(metric, higher_is_better=self.higher_is_better)
+        self._scores[step] = score_of(metric, self.higher_is_better)
         try:
             self._manager = self._manager or self._open()
             item = Save(_nested(state), metric=metric, higher_is_better=self.higher_is_better)
@@ -417,9 +426,9 @@ class _KeepBest(PreservationPolicy):
         return [step == best for step in steps]
 
 
-def signed(metric: float | None, *, higher_is_better: bool) -> float | None:
-    """Returns the metric, negated where a lower one is better."""
-    return metric if metric is None or higher_is_better else -metric
+def score_of(metric: float | None, higher_is_better: bool) -> Score | None:
+    signed = metric if metric is None or higher_is_better else -metric
+    return None if signed is None else Score(higher_is_better, signed)
 
 
 def _by_path(tree: Tree) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 import dataclasses
 import itertools
-import math
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -11,9 +10,10 @@ import numpy as np
 from jax.sharding import AbstractMesh, Mesh, NamedSharding
 from jax.typing import DTypeLike
 
+from configs.errors import RunError
 from data.vocab import EOS, PAD
 from layouts.layout import Layout
-from layouts.shards import num_shards
+from layouts.mesh import batch_shards
 from models.api import Decodable
 from models.decoding.generate import DecodeInputs, DecodeOutput, Search, generate, initial_cache
 from trainer.feed import dispatch_ahead
@@ -95,7 +95,7 @@ class Decoder:
         The result of a request depends on that request alone, not on its batch.  The next batch
         starts before this one is fetched, so that no device waits for the slowest one.
         """
-        shards = row_shards(self.model.layout, self.mesh)
+        shards = batch_shards(self.model.layout, self.mesh.shape, rows_are_groups=True)
         batches = batches_of(requests, self.batch_sequences, shards)
         self.check_memory([batch.shape for batch in batches])
         started = (
@@ -188,16 +188,20 @@ class Decoder:
         return jax.device_put(array, NamedSharding(self.mesh, self.model.layout.place(axes)))
 
 
+def with_finite_score(hypotheses: list[TokenHypothesis]) -> list[TokenHypothesis]:
+    """Returns the hypotheses of a text, all with finite scores; raises where there are none."""
+    if not hypotheses:
+        raise RunError(
+            "The model gives a text no finite log-probability: its weights, or what it computes, "
+            "are NaN or infinite."
+        )
+    return hypotheses
+
+
 def prepared(model: Decodable, params: Any, mesh: Mesh) -> Any:
     """Returns weights as decoding reads them, so that no batch prepares them again."""
     with jax.set_mesh(mesh):
         return jax.jit(model.prepare)(params)
-
-
-def row_shards(layout: Layout, mesh: Mesh) -> int:
-    """Returns what the rows of a batch are a multiple of: the shards of rows and of groups."""
-    with jax.set_mesh(mesh):
-        return math.lcm(*(num_shards(layout.place(axis)[0]) for axis in "BG"))
 
 
 def abstract_inputs(

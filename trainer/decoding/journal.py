@@ -80,7 +80,6 @@ class Journal(contextlib.AbstractContextManager["Journal"]):
             write(file)
             atomic_write(self.settings_file, _line({"settings": self.settings}))
         self.journal_file.unlink()
-        self._file.close()
 
     def _compare(self, path: Path, header: list[dict[str, Any]]) -> None:
         before = header[0].get("settings", {}) if header else {}

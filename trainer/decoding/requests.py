@@ -16,7 +16,7 @@ from data.sources.pairs import chosen_tag, tagged
 from data.task import Task
 from data.vocabs import Vocabs
 from models.decoding.sampling import Sampling
-from trainer.decoding.decoder import Decoder, Request, TokenHypothesis
+from trainer.decoding.decoder import Decoder, Request, TokenHypothesis, with_finite_score
 from trainer.evaluate import Progress, no_progress
 
 logger = logging.getLogger(__name__)
@@ -268,7 +268,8 @@ class LineDecoder:
         for batch in self.decoder.decode([requests[line] for line in lines]):
             decoded = list[tuple[int, list[Hypothesis]]]()
             for line, texts in ((lines[i], texts) for i, texts in batch):
-                hypotheses = [to_hypothesis(requests[line], one, self.vocabs) for one in texts]
+                finite = with_finite_score(texts)
+                hypotheses = [to_hypothesis(requests[line], one, self.vocabs) for one in finite]
                 decoded.append((line, rank(hypotheses, self.options)))
             yield decoded
 

@@ -76,7 +76,8 @@ class TextStream:
         else:
             self._context_text = self.vocab.text(self._ids[self._context :])
         self._whole = len(self._ids)
-        settled = without_start_of_stop(added, self.stops)
+        starts = (start_of_stop(added, stop) for stop in self.stops)
+        settled = added[: min(starts, default=len(added))]
         self._kept = added[len(settled) :]
         return settled
 
@@ -90,15 +91,6 @@ class TextStream:
     def _text_of(self, tokens: Sequence[int]) -> str:
         """Returns what tokens add to the prompt."""
         return self.vocab.text([*self._before, *tokens])[len(self._text_before) :]
-
-
-def without_start_of_stop(text: str, stops: Sequence[str]) -> str:
-    """Drops the end of a text where a stop may begin.
-
-    >>> without_start_of_stop("one, tw", ["two", "x"]), without_start_of_stop("one", ["two"])
-    ('one, ', 'one')
-    """
-    return text[: min((start_of_stop(text, stop) for stop in stops), default=len(text))]
 
 
 def start_of_stop(text: str, stop: str) -> int:

@@ -34,10 +34,10 @@ def part_of(path: str) -> str:
 def grad_norms(gradients: Params) -> dict[str, jax.Array]:
     """Returns the norm of all gradients, "grad_norm", and of each part, "grad_norm/attention".
 
-    Each gradient is read, and its sum crosses devices, once for both.
+    Each gradient is read, and its sum crosses devices, once for both.  Sums have JAX's float type.
     """
     parts = dict[str, list[jax.Array]]()
-    squares = jax.tree.map(lambda gradient: jnp.sum(gradient * gradient), gradients)
+    squares = jax.tree.map(lambda gradient: jnp.sum(jnp.square(gradient.astype(float))), gradients)
     for path, square in jax.tree.leaves_with_path(squares):
         part = part_of(leaf_path(path))
         parts.setdefault(f"grad_norm/{part}", []).append(square)

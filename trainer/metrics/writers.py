@@ -111,8 +111,7 @@ class MetricsWriter(Observer):
         step_s, peak = result.line.get("step_s"), self.peak_flops
         rate = None if flops is None or step_s is None else flops / step_s
         share = None if rate is None or peak is None else rate / peak
-        line = result.line | {"model_flops_per_s": rate, "share_of_peak": share}
-        line = {name: x if x is None or math.isfinite(x) else None for name, x in line.items()}
+        line = finite(result.line | {"model_flops_per_s": rate, "share_of_peak": share})
         layers = stats_by_layer(result.loads)
         self._train.write({**line, "experts": layers} if layers else line)
         self._track("train", line)
@@ -120,6 +119,7 @@ class MetricsWriter(Observer):
 
     def on_evaluation(self, line: Line, parts: Mapping[str, Part]) -> None:
         """Writes an evaluation's numbers; those of a mixture's parts go under "parts"."""
+        line = finite(line)
         self._evaluations.write({**line, "parts": parts} if parts else line)
         self._track("validation", line)
         losses: Line = {name: part["loss"] for name, part in parts.items()}
@@ -149,6 +149,11 @@ class MetricsWriter(Observer):
             tracker.log(int(line["step"] or 0), numbers)
 
 
+def finite(line: Line) -> Line:
+    """Replaces what is NaN or infinite, which JSON does not have, by None."""
+    return {name: x if x is None or math.isfinite(x) else None for name, x in line.items()}
+
+
 class LossPlot(Observer):
     """Draws loss.png when a run ends."""
 
@@ -156,7 +161,10 @@ class LossPlot(Observer):
         self._model_dir = model_dir
 
     def close(self) -> None:
-        RunPlots(self._model_dir).save(self._model_dir, "loss")
+        try:
+            RunPlots(self._model_dir).save(self._model_dir, "loss")
+        except UserError as error:  # the extra that draws is not installed
+            logger.warning("Warning: no plot of the loss: %s", error)
 
 
 def parse_profile_steps(text: str, steps: int) -> range:

@@ -1,19 +1,17 @@
 """Makes Adafactor from its settings and parts."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from configs.spec import Fraction, NotNegative, Positive, spec
 from layouts.layout import Layout
 from models.api import WeightInfo
+from trainer.optimizers import chain, factored
 from trainer.optimizers.optimizer import FloatType, OptimizerSpec
 from trainer.optimizers.schedules import InverseSqrt, ScheduleSpec
-
-if TYPE_CHECKING:
-    import optax
 
 
 @spec
@@ -42,12 +40,8 @@ class Adafactor(OptimizerSpec):
 
     def transform(
         self, steps: int, weights: Mapping[str, WeightInfo], layout: Layout
-    ) -> "optax.GradientTransformation":
+    ) -> optax.GradientTransformation:
         """Returns the update of these weights, by path; their shapes here have no padding."""
-        import optax
-
-        from trainer.optimizers import chain, factored
-
         scaling = factored.FactoredScaling(self.decay, self.factored_from, weights)
         parts = [
             optax.GradientTransformation(scaling.init, scaling.update),

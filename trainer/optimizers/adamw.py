@@ -1,16 +1,15 @@
 """Makes AdamW from optax's parts."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+
+import optax
 
 from configs.spec import Fraction, NotNegative, Positive, spec
 from layouts.layout import Layout
 from models.api import WeightInfo
+from trainer.optimizers import chain
 from trainer.optimizers.optimizer import FloatType, OptimizerSpec
 from trainer.optimizers.schedules import Cosine, ScheduleSpec
-
-if TYPE_CHECKING:
-    import optax
 
 
 @spec
@@ -33,15 +32,11 @@ class AdamW(OptimizerSpec):
 
     def transform(
         self, steps: int, weights: Mapping[str, WeightInfo], layout: Layout
-    ) -> "optax.GradientTransformation":
+    ) -> optax.GradientTransformation:
         """Returns the update of all weights.  Padding stays zero by itself."""
-        from trainer.optimizers import chain
-
         outer = [chain.clip(self.clip_global_norm), self.adam()]
         return chain.finish(outer, self.weight_decay, self.schedule.rate(steps), weights)
 
-    def adam(self) -> "optax.GradientTransformation":
+    def adam(self) -> optax.GradientTransformation:
         """Returns the update before weight decay and learning rate."""
-        import optax
-
         return optax.scale_by_adam(self.beta1, self.beta2, self.epsilon, mu_dtype=self.first_moment)

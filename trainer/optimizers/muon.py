@@ -2,15 +2,15 @@
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+
+import optax
+from optax.contrib import MuonDimensionNumbers, scale_by_muon
 
 from configs.spec import Count, Fraction, Positive, spec
 from layouts.layout import Layout
 from models.api import WeightInfo
+from trainer.optimizers import chain
 from trainer.optimizers.adamw import AdamW
-
-if TYPE_CHECKING:
-    import optax
 
 
 @spec
@@ -30,10 +30,8 @@ class Muon(AdamW):
 
     def transform(
         self, steps: int, weights: Mapping[str, WeightInfo], layout: Layout
-    ) -> "optax.GradientTransformation":
+    ) -> optax.GradientTransformation:
         """Returns the update of these weights.  Padding stays zero by itself."""
-        from trainer.optimizers import chain
-
         matrices = {path: info for path, info in weights.items() if is_matrix(path, info)}
         outer = [
             chain.clip(self.clip_global_norm),
@@ -43,10 +41,8 @@ class Muon(AdamW):
         ]
         return chain.finish(outer, self.weight_decay, self.schedule.rate(steps), weights)
 
-    def orthogonalize(self, matrices: Mapping[str, WeightInfo]) -> "optax.GradientTransformation":
+    def orthogonalize(self, matrices: Mapping[str, WeightInfo]) -> optax.GradientTransformation:
         """Returns the update of matrices, by path, each with the same root mean square."""
-        import optax
-        from optax.contrib import MuonDimensionNumbers, scale_by_muon
 
         def dimensions(info: WeightInfo) -> MuonDimensionNumbers:
             axes = range(info.stacked, len(info.axes))

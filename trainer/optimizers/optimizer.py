@@ -1,18 +1,14 @@
-"""Defines the settings that all optimizers share.
-
-optax, and flax with it, load when an optimizer makes its transform, so that settings load fast.
-"""
+"""Defines the settings that all optimizers share."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
+
+import optax
 
 from configs.spec import abstract_spec
 from layouts.layout import Layout
 from models.api import WeightInfo
 from trainer.optimizers.schedules import ScheduleSpec
-
-if TYPE_CHECKING:
-    import optax
 
 FloatType = Literal["float32", "bfloat16"]
 
@@ -26,6 +22,6 @@ class OptimizerSpec:
 
     def transform(
         self, steps: int, weights: Mapping[str, WeightInfo], layout: Layout
-    ) -> "optax.GradientTransformation":
+    ) -> optax.GradientTransformation:
         """Returns the update of these weights, by path, in a run of this many steps."""
         raise NotImplementedError

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from configs.errors import UserError
 from configs.spec import Count, Fraction, Positive, abstract_spec, spec
@@ -71,11 +72,9 @@ class Cosine(Warmup):
     """Share of the peak that remains at the last step."""
 
     def rate_of_update(self, steps: int) -> Schedule:
-        from optax import warmup_cosine_decay_schedule
-
         final = self.peak * self.final_fraction
         last = max(steps, self.warmup_steps + 1)
-        return warmup_cosine_decay_schedule(0.0, self.peak, self.warmup_steps, last, final)
+        return optax.warmup_cosine_decay_schedule(0.0, self.peak, self.warmup_steps, last, final)
 
 
 @spec
@@ -85,9 +84,7 @@ class Constant(Warmup):
     warmup_steps: Count = 1
 
     def rate_of_update(self, steps: int) -> Schedule:
-        from optax import linear_schedule
-
-        return linear_schedule(0.0, self.peak, self.warmup_steps)
+        return optax.linear_schedule(0.0, self.peak, self.warmup_steps)
 
 
 @spec
@@ -107,8 +104,6 @@ class WarmupStableDecay(Warmup):
     """Share of the peak that would remain at the update after the last."""
 
     def rate_of_update(self, steps: int) -> Schedule:
-        from optax import join_schedules, linear_schedule
-
         first = self.decay_from or steps - round(steps * self.decay_fraction)
         if self.decay_from is not None and self.decay_from >= steps:
             raise UserError(
@@ -116,7 +111,7 @@ class WarmupStableDecay(Warmup):
                 f"{steps}.  Legal: a step before, or None."
             )
         first = max(first, self.warmup_steps)
-        warmup = linear_schedule(0.0, self.peak, self.warmup_steps)
+        warmup = optax.linear_schedule(0.0, self.peak, self.warmup_steps)
         final = self.peak * self.final_fraction
-        decay = linear_schedule(self.peak, final, max(1, steps + 1 - first))
-        return join_schedules([warmup, decay], [first])
+        decay = optax.linear_schedule(self.peak, final, max(1, steps + 1 - first))
+        return optax.join_schedules([warmup, decay], [first])

@@ -181,7 +181,7 @@ class StepPlan(ProgramPlan):
     def _share_of_peak(self, flops: float) -> float | None:
         if self.step_s is None or self.topology is None:
             return None
-        return flops / (self.step_s * self.topology.peak_flops)
+        return flops / (self.step_s * self.topology.devices * self.topology.chip.peak_flops)
 
 
 def trace_step(run: Run, layout: Layout, mesh: Mesh | AbstractMesh) -> TracedStep:

@@ -10,7 +10,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Self, TypeVar, get_args
 
+import jax
+
 from configs.errors import RunError, UserError
+from configs.json_reader import whole_lines
+from data.storage.files import atomic_write
 from layouts.cost.interconnect import Topology
 from layouts.layout import Layout
 from layouts.mesh import batch_shards, mesh_sizes
@@ -78,27 +82,19 @@ class TrialLog:
     def __init__(self, path: Path, subject: Mapping[str, Any]):
         """Opens the log of a subject; refuses that of another one."""
         self._path, self._trials, self._values = path, dict[str, Trial](), dict[str, Any]()
-        first = json.dumps({"subject": subject})
-        text = path.read_text() if path.exists() else ""
-        lines = text.splitlines()
-        if lines and lines[0] != first:
+        lines, first = whole_lines(path), json.loads(json.dumps({"subject": subject}))
+        if path.exists() and lines[:1] != [first]:
             raise UserError(
                 f"{path}: is the log of another search: its run, devices or versions differ.  "
                 "Remove it, or give another --output."
             )
-        for line in lines[1:]:
-            try:
-                entry = json.loads(line)
-            except json.JSONDecodeError:  # a kill left half a line
-                continue
+        for entry in lines[1:]:
             if "value" in entry:
                 self._values[entry["name"]] = entry["value"]
             else:
                 self._trials[self._key(entry["by"], entry["settings"])] = Trial(**entry["trial"])
-        if not lines:
-            self._append(first)
-        elif not text.endswith("\n"):  # ends the half line
-            self._append("")
+        # Half a line, as a kill leaves it, is not taken over.
+        atomic_write(path, "".join(f"{json.dumps(line)}\n" for line in lines or [first]))
 
     def once(self, name: str, compute: Callable[[], T]) -> T:
         """Returns what the first search of this log computed: a value that JSON can hold."""
@@ -172,7 +168,7 @@ class Tuner:
     def _try(self, candidate: Candidate) -> Trial:
         try:
             return self._measure(candidate)
-        except (CompilerAborted, RunError) as error:
+        except (CompilerAborted, RunError, jax.errors.JaxRuntimeError) as error:
             return Trial(problem=str(error))
 
     def _promising(self, ladders: list[list[Candidate]]) -> list[Candidate]:

@@ -1,5 +1,6 @@
 """Ends a process at once, whatever its main thread is doing; handles the signals that stop it."""
 
+import contextlib
 import faulthandler
 import os
 import signal
@@ -19,12 +20,14 @@ SHOW_CURSOR = "\x1b[?25h"  # a progress bar hides it
 
 def end_process(code: int, line: str | None = None) -> NoReturn:
     """Prints a line and ends the process: nothing is unwound, no other thread is waited for."""
-    show_cursor()
-    if line is not None:
-        sys.stderr.write(f"meshloom: {line}\n")
-    for stream in (sys.stdout, sys.stderr):
-        stream.flush()
-    os._exit(code)
+    try:
+        show_cursor()
+        if line is not None:
+            sys.stderr.write(f"meshloom: {line}\n")
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+    finally:  # also where nobody reads them any more
+        os._exit(code)
 
 
 def show_cursor() -> None:
@@ -36,7 +39,8 @@ def show_cursor() -> None:
 
 def dump_stacks() -> None:
     """Prints the stack of every thread to the standard error."""
-    sys.stderr.flush()
+    with contextlib.suppress(OSError):  # of a pipe that nobody reads any more
+        sys.stderr.flush()
     faulthandler.dump_traceback(sys.stderr, all_threads=True)
 
 

@@ -44,8 +44,9 @@ class Hub:
             while self._missing:
                 for key, _ in selector.select(POLL_S):
                     if key.fileobj is server:
-                        link = Link(server.accept()[0])
-                        selector.register(link.connection, selectors.EVENT_READ, link)
+                        with contextlib.suppress(OSError):  # a probe that is gone again
+                            link = Link(server.accept()[0])
+                            selector.register(link.connection, selectors.EVENT_READ, link)
                     elif not self._greet(key.data):
                         selector.unregister(key.fileobj)
                 now = time.monotonic()
@@ -94,7 +95,7 @@ class Hub:
             for index in [index for index, other in self._links.items() if other is link]:
                 del self._links[index]
                 logger.info("Process %d left before the run started.", index)
-            link.close()
+            link.connection.close()
             return False
         for _, index, count, link.host in messages:
             if count != self._count:
@@ -126,7 +127,7 @@ def reach_hub(address: str, count: int, index: int, timeout_s: float) -> Link:
             peer = (host.strip("[]"), int(port))
             link = Link(socket.create_connection(peer, timeout=min(left, LOG_EVERY_S)))
             with contextlib.ExitStack() as stack:
-                stack.callback(link.close)
+                stack.callback(link.connection.close)
                 link.send([GREETING, index, count, socket.gethostname()])
                 if _wait_until_ready(link, start + timeout_s + LOG_EVERY_S):
                     stack.pop_all()

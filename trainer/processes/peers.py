@@ -57,9 +57,6 @@ class Link:
         *lines, self._rest = (self._rest + data).split(b"\n")
         return [json.loads(line) for line in lines]
 
-    def close(self) -> None:
-        self.connection.close()
-
 
 def join_names(processes: Iterable[int]) -> str:
     """Lists processes in words.
@@ -93,7 +90,7 @@ class Peers:
         # Of this process.
         self._step = 0
         self._checks = 0
-        self._stop_sent = self._frozen = self._all_left = False
+        self._frozen = self._all_left = False
         self._stop_requested: int | None = None
         self._stop_signal: int | None = None
         self._stop_at: int | None = None
@@ -170,9 +167,9 @@ class Peers:
                 for message in messages or []:
                     (self._collect if self.index == 0 else self._obey)(key.data, *message)
             with self._changed:
-                if self._stop_requested is not None and not self._stop_sent:
-                    self._stop_sent = True
-                    self._to_hub(["stop", self._stop_requested])
+                if (number := self._stop_requested) is not None:
+                    self._stop_requested = None
+                    self._to_hub(["stop", number])
                 due = [call for when, call in self._timers if when <= time.monotonic()]
                 self._timers = [t for t in self._timers if t[1] not in due]
                 for call in due:

@@ -8,15 +8,8 @@ import dataclasses
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from trainer.decoding.decoder import (
-    BatchShape,
-    Decoder,
-    Request,
-    padded,
-    prepared,
-    row_shards,
-    rows_of_batch,
-)
+from layouts.mesh import batch_shards
+from trainer.decoding.decoder import BatchShape, Decoder, Request, padded, prepared, rows_of_batch
 from trainer.decoding.requests import DecodeOptions
 from trainer.serving.service import Job, NoFiniteScore, Service
 from trainer.serving.slot_engine import powers
@@ -28,7 +21,8 @@ class BatchService(Service):
     def __init__(self, decoder: Decoder, step: int, queue: int, *, shapes: Sequence[BatchShape]):
         super().__init__(decoder.mesh, step, queue, decoder.batch_sequences)
         self.decoder, self.shapes = decoder, shapes
-        self.shards = row_shards(decoder.model.layout, decoder.mesh)
+        layout, sizes = decoder.model.layout, decoder.mesh.shape
+        self.shards = batch_shards(layout, sizes, rows_are_groups=True)
         self._running: list[Job] = []
 
     def warm_up(self) -> None:

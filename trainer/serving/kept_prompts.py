@@ -26,7 +26,14 @@ class KeptPrompt(NamedTuple):
 
 
 class KeptPrompts:
-    """Keeps the latest prompts, at most `limit` of them."""
+    """Keeps the latest prompts, at most `limit` of them.
+
+    >>> prompts = KeptPrompts(limit=2)
+    >>> for tokens in ([1, 2], [1, 2, 3], [4, 5]):
+    ...     prompts.keep(KeptPrompt(np.array(tokens), 16, {}))
+    >>> prompts.nearest(np.array([1, 2, 5])).tokens.tolist()
+    [1, 2, 3]
+    """
 
     def __init__(self, limit: int):
         self.limit = limit

@@ -17,9 +17,10 @@ from jax.sharding import Mesh, NamedSharding
 from jax.typing import DTypeLike
 
 from data.vocab import Vocab
+from layouts.mesh import batch_shards
 from models.api import Decodable
 from models.decoding.slots import Joining, NewTokens, PromptScores, SlotDecoder, Slots, SlotSettings
-from trainer.decoding.decoder import SHORTEST, Request, row_shards, rows_of, split_begins
+from trainer.decoding.decoder import SHORTEST, Request, rows_of, split_begins
 from trainer.memory import check_cache_memory
 from trainer.serving.kept_prompts import SHORTEST_KEPT, KeptPrompt, KeptPrompts
 from trainer.serving.service import MAX_CANDIDATES, Job
@@ -63,7 +64,7 @@ class SlotEngine:
     ):  # fmt: skip
         self.mesh, self.vocab, self.max_length = mesh, vocab, max_length
         self.model, self.layout = model, model.layout
-        self.shards = row_shards(self.layout, mesh)
+        self.shards = batch_shards(self.layout, mesh.shape, rows_are_groups=True)
         self.slots = self.rounded(slots)
         self.lengths = powers(2, SHORTEST_CACHE, max_length)
         counts = {*powers(8, 1, slots), *powers(8, 4, slots)}  # 1, 4, 8, 32, 64, ...
@@ -262,17 +263,18 @@ class SlotEngine:
         kept = self._kept.nearest(tokens) if is_kept else None
         start = 0 if kept is None else min(kept.shared(tokens), len(tokens) - 1)
         count = next(n for n in powers(2, SHORTEST, length) if n >= len(tokens) - start)
+        start = min(start, length - count)
         if kept is None or count == length:
             cache, last_B, scores = self.compiled(
                 f"a pass over {about}", ("read", rows, length, candidates), decoder.read,
                 self._weights, joining, in_shardings=(None, shardings),
             )  # fmt: skip
         else:
-            filled[0].cached_tokens, scores = start, None
+            filled[0].cached_tokens, scores = start - self.vocab.reads_begin, None
             cache, last_B = self.compiled(
                 f"a pass over {count} more of {about}", ("rest", count, length, kept.length),
                 functools.partial(decoder.read_rest, count=count),
-                self._weights, joining, kept.cache, np.int32(min(start, length - count)),
+                self._weights, joining, kept.cache, np.int32(start),
                 in_shardings=(None, shardings, None, None),
             )  # fmt: skip
         if is_kept:

@@ -20,7 +20,7 @@ from layouts.quantized import Operand, Quantized
 from layouts.random_bytes import random_bytes_of_rows, random_bytes_of_shard
 from layouts.reduction import reduced_over
 from layouts.shards import gather_shard, is_gatherable, mesh_axes, num_shards, shard_index, spec_of
-from models.dropout import drop
+from models.dropout import Key, drop
 from models.feed_forward.mlp import Mlp
 from models.feed_forward.moe.exchange import Exchange
 from models.feed_forward.moe.grouped_matmul import (
@@ -45,7 +45,7 @@ class Experts(NamedTuple):
     num_experts: int
     weights: Mapping[str, Weight]
     rate: float
-    key: Array | None
+    key: Key
     hidden_axes: tuple[str, ...] = ()
     """Mesh axes that split F where weights are shards: outputs are parts of a sum over them."""
 
@@ -408,9 +408,7 @@ def choice_at_slot(slot_Gsi: Array, slots: int) -> Array:
 
 def gather_rows_or_zeros(x_GsD: Array, index_Gc: Array) -> Array:
     """Gathers rows of each group by index, zeros where an index is beyond the last."""
-    inside_Gc1 = (index_Gc < x_GsD.shape[1])[:, :, None]
-    taken_GcD = jnp.take_along_axis(x_GsD, index_Gc[:, :, None], axis=1, mode="clip")
-    return jnp.where(inside_Gc1, taken_GcD, 0)
+    return jnp.take_along_axis(x_GsD, index_Gc[:, :, None], axis=1, mode="fill", fill_value=0)
 
 
 @jax.custom_vjp

@@ -45,17 +45,6 @@ def padded(x: Array, *axes: int) -> Array:
     return jnp.pad(x, ends) if any(end for _, end in ends) else x
 
 
-def cropped(x: Array, *sizes: int) -> Array:
-    """Removes what pads the last axes beyond these sizes."""
-    whole = x.shape[: x.ndim - len(sizes)] + sizes
-    return x if x.shape == whole else jax.lax.slice(x, (0,) * x.ndim, whole)
-
-
-def can_multiply(x_lcd: Array) -> bool:
-    """Tells whether the kernels can take blocks of this many tokens."""
-    return x_lcd.shape[1] % MIN_TOKENS == 0
-
-
 def kernel_product(
     x_lcd: Array, weights_edf: Array, expert_l: Array, *, transposed: bool, interpret: bool
 ) -> Array:
@@ -107,7 +96,7 @@ def kernel_product(
         flops=2 * blocks * tokens * d * f,
         interpret=interpret,
     )
-    return cropped(y_lcf, width)
+    return y_lcf[:, :, :width]
 
 
 def kernel_weight_gradient(
@@ -161,7 +150,7 @@ def kernel_weight_gradient(
         flops=2 * blocks * tokens * d * f,
         interpret=interpret,
     )
-    dw_edf = cropped(dw_edf, *shape)
+    dw_edf = dw_edf[:, : shape[0], : shape[1]]
     if blocks >= 2 * experts:
         return dw_edf
     # There may be too few blocks without an expert.

@@ -8,7 +8,6 @@ import jax.numpy as jnp
 from layouts.einsum import has_tpu_kernels, platform
 from models.feed_forward.moe.grouped_kernel import (
     MIN_TOKENS,
-    can_multiply,
     kernel_product,
     kernel_weight_gradient,
 )
@@ -25,7 +24,7 @@ def grouped_product(
 
     Blocks are in the order of their experts; the last ones may have no expert, and give zeros.
     """
-    if has_kernels() and can_multiply(x_lcd):
+    if has_kernels():
         return kernel_product(
             x_lcd, weights_edf, expert_l, transposed=transposed, interpret=is_interpreted()
         )
@@ -81,7 +80,7 @@ def times_gates(x_lcd: Array, gate_lc: Array) -> Array:
 
 def weight_gradient(left: Array, right: Array, weights_edf: Array, expert_l: Array) -> Array:
     """Adds up the products of blocks with their gradients, for each expert."""
-    if has_kernels() and can_multiply(left):
+    if has_kernels():
         gradient = functools.partial(kernel_weight_gradient, interpret=is_interpreted())
         return gradient(left, right, expert_l, len(weights_edf)).astype(weights_edf.dtype)
 

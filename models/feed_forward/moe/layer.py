@@ -13,6 +13,7 @@ from configs.spec import Count, spec
 from layouts.layout import Layout
 from layouts.low_rank import merged
 from layouts.padding import with_padding
+from models.dropout import Key, split_key
 from models.feed_forward.mlp import Mlp, MlpLayer
 from models.feed_forward.moe.dispatch import WITH_CAPACITY, Experts, in_blocks
 from models.feed_forward.moe.routing import Load, Router, Routing, Top2
@@ -125,21 +126,14 @@ class MoeLayer(nnx.Module):
 
     @jax.named_scope("experts")
     def __call__(
-        self,
-        x_BLD: Array,
-        segments_BL: Array | None,
-        key: Array | None = None,
-        *,
-        drop_tokens: bool = True,
+        self, x_BLD: Array, segments_BL: Array | None, key: Key = None, *, drop_tokens: bool = True
     ) -> tuple[Array, Load]:
         """Runs each token through its experts; returns also the load of the experts.
 
         Without dropped tokens, as in decoding, no token depends on another segment.
         """
         layout = self.layout
-        route_key, jitter_key, dropout_key = (
-            (None,) * 3 if key is None else jax.random.split(key, 3)
-        )
+        route_key, jitter_key, dropout_key = split_key(key, 3)
         router = self.spec.router
         (rows,), tokens = layout.unpadded_shape("B", x_BLD.shape[:1]), x_BLD.shape[1]
         if drop_tokens and self.spec.group_tokens is not None:  # else a row is a group
@@ -175,13 +169,15 @@ class MoeLayer(nnx.Module):
             shared_key = None if key is None else jax.random.fold_in(key, 3)
             y_BLD = y_BLD + self.shared(x_BLD, segments_BL, shared_key)[0]
         probs_Gse = router.probabilities(gates_Gse)
-        return y_BLD, load_of(layout, logits_Gse, probs_Gse, routing, segments_Gs > 0)
+        is_token_Gs = segments_Gs > 0
+        load = load_of(layout, logits_Gse, probs_Gse, routing, is_token_Gs, router.balanced)
+        return y_BLD, load
 
     def regrouped(self, x: Array, shape: tuple[int, ...], axes: str, regrouped: str) -> Array:
         """Reshapes rows to groups, or back; a group is a part of a row, or some rows."""
         return self.layout.reshape(self.layout.reshard(x, axes), shape, regrouped)
 
-    def logits(self, x_GsD: Array, key: Array | None) -> Array:
+    def logits(self, x_GsD: Array, key: Key) -> Array:
         """Returns the router's logits, in JAX's float type, not in that of products."""
         rate, wide_GsD = self.spec.router.jitter, x_GsD.astype(float)
         if key is not None and rate:
@@ -198,8 +194,9 @@ class MoeLayer(nnx.Module):
 
 
 def load_of(
-    layout: Layout, logits_Gse: Array, probs_Gse: Array, routing: Routing, is_token_Gs: Array
-) -> Load:
+    layout: Layout, logits_Gse: Array, probs_Gse: Array, routing: Routing, is_token_Gs: Array,
+    balanced: bool,
+) -> Load:  # fmt: skip
     """Sums what a router did with the tokens, padding left out."""
     shape = (*routing.expert_Gsi.shape, probs_Gse.shape[-1])
     here_Gsie = layout.iota("Gsie", shape, "e") == routing.expert_Gsi[..., None]
@@ -209,6 +206,7 @@ def load_of(
     tokens_G1 = jnp.sum(count_Gs1, axis=1)
     first_Gse = jnp.where(here_Gsie[:, :, 0], count_Gs1, 0)
     share_Ge = jnp.sum(first_Gse, axis=1) / jnp.maximum(tokens_G1, 1)
+    share_Ge = jnp.full_like(share_Ge, 1 / shape[-1]) if balanced else share_Ge
     mean_Ge = jnp.sum(probs_Gse * count_Gs1, axis=1) / jnp.maximum(tokens_G1, 1)
     # Algorithm 1 of GShard, line 13, which is 1 / experts^2 if all are used equally.
     aux_G1 = shape[-1] ** 2 * jnp.mean(share_Ge * mean_Ge, axis=-1, keepdims=True)

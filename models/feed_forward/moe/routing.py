@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from configs.errors import UserError
 from configs.spec import Count, Fraction, NotNegative, Positive, abstract_spec, spec
 from layouts.layout import Layout
+from models.dropout import Key
 
 Array = jax.Array
 
@@ -54,6 +55,8 @@ class Router:
     """Whether each expert has a bias, which `updated_bias` changes after a step."""
     causal: ClassVar[bool] = True
     """Whether a token's experts depend on no later token."""
+    balanced: ClassVar[bool] = False
+    """Whether all experts take equally many tokens, so that the auxiliary loss is 1."""
 
     capacity_factor: Positive = 1.0
     """Slots of an expert, relative to an even share of the choices, in training."""
@@ -113,7 +116,7 @@ class Router:
         gates_Gse: Array,
         segments_Gs: Array,
         capacity: int | None,
-        key: Array | None,
+        key: Key,
         bias_e: Array | None = None,
     ) -> Routing:
         """Routes all tokens except padding.  With a key, a router may be random.
@@ -140,9 +143,7 @@ class Router:
         """Returns the gates and the experts of each token's choices, the best first."""
         raise NotImplementedError
 
-    def sample(
-        self, layout: Layout, gate_Gsi: Array, chosen_Gsi: Array, key: Array | None
-    ) -> Array:
+    def sample(self, layout: Layout, gate_Gsi: Array, chosen_Gsi: Array, key: Key) -> Array:
         """Returns which of the choices are used."""
         return chosen_Gsi
 
@@ -163,9 +164,7 @@ class Top2(Router):
         gate_Gsi, expert_Gsi = layout.top_k(gates_Gse, 2, "Gse")
         return normalized(gate_Gsi), expert_Gsi
 
-    def sample(
-        self, layout: Layout, gate_Gsi: Array, chosen_Gsi: Array, key: Array | None
-    ) -> Array:
+    def sample(self, layout: Layout, gate_Gsi: Array, chosen_Gsi: Array, key: Key) -> Array:
         if key is None or not self.random_second:
             return chosen_Gsi
         drawn_Gs = layout.random(jax.random.uniform, key, "Gs", gate_Gsi.shape[:2])
@@ -280,7 +279,7 @@ class ExpertChoice(Router):
     def mean_experts(self) -> float:
         return self.mean_choices * self.capacity_factor
 
-    causal = False
+    causal, balanced = False, True
 
     def route(
         self,
@@ -288,7 +287,7 @@ class ExpertChoice(Router):
         gates_Gse: Array,
         segments_Gs: Array,
         capacity: int | None,
-        key: Array | None,
+        key: Key,
         bias_e: Array | None = None,
     ) -> Routing:
         experts, is_token_Gs = gates_Gse.shape[-1], segments_Gs > 0

@@ -38,15 +38,14 @@ def doctor(flags: DoctorFlags) -> None:
         findings += machine.clocks()
         findings = merged(multihost.gather(findings))
     others = peers.current() if is_joined else None
-    if others is None or others.index == 0:
-        for finding in findings:
-            text = f"{finding.status:8} {finding.check}: {finding.text}"
-            if finding.status != "ok":
-                if others is not None and finding.processes:
-                    text += f" ({join_names(finding.processes)})"
-                text += "" if finding.fix is None else f"\n{'':9}fix: {finding.fix}"
-            print(text)
-        write_json(flags.json_file, [finding._asdict() for finding in findings])
+    for finding in findings:
+        text = f"{finding.status:8} {finding.check}: {finding.text}"
+        if finding.status != "ok":
+            if others is not None and finding.processes:
+                text += f" ({join_names(finding.processes)})"
+            text += "" if finding.fix is None else f"\n{'':9}fix: {finding.fix}"
+        print(text)
+    write_json(flags.json_file, [finding._asdict() for finding in findings])
     errors = sum(finding.status == "error" for finding in findings)
     if errors:
         raise RunError(f"{errors} of {len(findings)} findings are errors.")
@@ -77,7 +76,7 @@ def checks(flags: DoctorFlags, config: Config | None) -> dict[str, Check]:
             "--model_dir", model_dir, runs.newest_checkpoint_bytes(model_dir)
         )
         every["run"] = lambda: runs.run_files(model_dir, flags.data)
-    names_task = config is not None and any(b.spec != "Layout" for b in config.bindings())
+    names_task = config is not None and any(b.spec != "Layout" for b in config.bound.values())
     every["data"] = (
         functools.partial(runs.every_cache, data_dir, flags.data)
         if config is None or not names_task

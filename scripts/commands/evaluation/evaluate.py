@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from configs.errors import UserError, extra_required
+from configs.paths import path_of
 from data.packing.pair_rows import packed_pairs
 from data.packing.rows import Rows
 from data.sources.pairs import Pair, chosen_tag
 from data.sources.text_files import read_lines, read_raw_lines
+from data.storage.files import is_stream
 from data.task import Task
 from models.loss import Criterion
 from scripts.commands.common import STREAMS, data_dir_of, open_output, write_json
@@ -53,8 +55,11 @@ def check_text(flags: EvaluateFlags, task: Task) -> None:
             "--split=train: half of its answers are rejected ones.  Legal: another split, or "
             "--input=FILE; `meshloom score` scores single answers."
         )
-    if flags.hypotheses is not None and flags.hypotheses in (text.text_file, *text.references):
-        raise UserError(f"--hypotheses={flags.hypotheses} is also read.  Name another file.")
+    for read in filter(None, (text.text_file, *text.references)):
+        if flags.hypotheses is not None and f"{read}.".startswith(f"{flags.hypotheses}."):
+            raise UserError(
+                f"--hypotheses={flags.hypotheses}: {read} is also read.  Name another file."
+            )
     if task.translates:
         if flags.hypotheses is not None and flags.sentences == 0:
             raise UserError("--hypotheses with --sentences=0, which translates none: remove one.")
@@ -245,7 +250,7 @@ def write_hypotheses(flags: EvaluateFlags, made: Sequence[TranslatedSet]) -> Non
     if (path := flags.hypotheses) is None:
         return
     files = made[0].files()
-    if path in STREAMS:
+    if path in STREAMS or is_stream(path_of(path)):
         files = {"": files[""]}
     for end, lines in files.items():
         with open_output(path + end) as file:

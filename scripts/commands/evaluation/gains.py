@@ -126,7 +126,7 @@ def draw(output: str, names: list[str], pairs: list[int], gained: dict[str, list
     axes.set(xlabel="pairs to train on", ylabel="BLEU over the baseline's")
     axes.grid(alpha=0.3)
     axes.legend()
-    kind, legal = Path(output).suffix[1:] or "png", figure.canvas.get_supported_filetypes()
+    kind, legal = Path(output).suffix[1:].lower() or "png", figure.canvas.get_supported_filetypes()
     if kind not in legal:
         raise UserError(
             f"--output={output}: not a picture format.  Legal endings: {', '.join(legal)}."

@@ -67,7 +67,7 @@ def specs() -> list[type[Any]]:
     return [spec for _, spec in sorted(SPECS.items()) if folder_of(spec) in TITLES]
 
 
-def settings_of(spec: type[Any]) -> list[Setting]:
+def settings_of(spec: Any) -> list[Setting]:
     """Returns the parameters of a spec, in the order in which the class declares them."""
     meanings = field_docstrings(spec)
     return [

@@ -12,7 +12,6 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict
 
-from configs.errors import UserError, did_you_mean
 from configs.json_reader import checked
 
 FOLDER = Path(__file__).parent
@@ -153,13 +152,3 @@ def key_of(paper: str, item: Item) -> str:
 
 
 ITEMS_BY_KEY = {key_of(name, item): item for name, paper in PAPERS.items() for item in paper.items}
-
-
-def item_named(name: str) -> Item:
-    """Returns the item of a name."""
-    if name not in ITEMS_BY_KEY:
-        raise UserError(
-            f"--table={name}: no such item.{did_you_mean(name, ITEMS_BY_KEY)}  "
-            "Legal: the names that `meshloom papers` lists, such as gshard_table_3."
-        )
-    return ITEMS_BY_KEY[name]

@@ -4,19 +4,19 @@ import re
 import textwrap
 from collections.abc import Iterator
 
-from configs.errors import UserError
+from configs.errors import UserError, did_you_mean
 from layouts.cost.collectives import CHECKOUT
 from scripts.commands.common import write_json
 from scripts.commands.papers.figures import SOURCES
 from scripts.commands.papers.flags import PapersFlags
 from scripts.commands.papers.items import (
     COLUMNS,
+    ITEMS_BY_KEY,
     PAPERS,
     RUNS,
     Column,
     Item,
     Row,
-    item_named,
     key_of,
 )
 from scripts.devices import start_devices
@@ -44,7 +44,12 @@ def show_papers(flags: PapersFlags) -> None:
 
 def show_item(flags: PapersFlags, name: str) -> None:
     """Computes an item and prints its rows, what implements it, and its commands."""
-    item = item_named(name)
+    if name not in ITEMS_BY_KEY:
+        raise UserError(
+            f"--table={name}: no such item.{did_you_mean(name, ITEMS_BY_KEY)}  "
+            "Legal: the names that `meshloom papers` lists, such as gshard_table_3."
+        )
+    item = ITEMS_BY_KEY[name]
     head, rows = table_of(item)
     print(f"{item.shows}.  {item.note}".strip())
     if rows:

@@ -236,7 +236,7 @@ def subject(
     return {
         "run": hashlib.sha256(dump([run]).encode()).hexdigest(),
         "layouts": [*map(one_line, configured), f"best {best}"],
-        "devices": len(jax.devices()) if topology is None else topology.name,
+        "devices": topology.name if topology else [device.device_kind for device in jax.devices()],
         "versions": {name: installed(name) for name in packages},
     }
 

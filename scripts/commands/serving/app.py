@@ -53,8 +53,7 @@ async def translate(request: Request) -> Response:
     if body.n > served.width:
         raise bad_field("n", body.n, f"an integer from 1 to {served.width}, the beam size")
     jobs = await tokenize(body.texts, 1, lambda: jobs_of(body, served))
-    blank = [is_blank(job.request, served.vocabs) for job in jobs]
-    running = [job for job, is_blank in zip(jobs, blank, strict=True) if not is_blank]
+    running = [job for job in jobs if not is_blank(job.request, served.vocabs)]
     if len(running) > (limit := served.service.queue_limit):
         raise bad_field("text", body.text, f"at most {limit} texts, not {len(running)}: --queue")
     async with PendingAnswer(request, served.service, running, served.time_limit_s) as exchange:
@@ -144,7 +143,8 @@ async def tokens_of(request: Request) -> Response:
     served: ServedModel = request.app.state.served
     body = await read_body(request, TokenizeBody, served)
     vocab = served.vocabs.of_source if served.translates else served.vocabs.target
-    [ids] = await tokenize([body.prompt], 1, lambda: vocab.encode([body.prompt]))
+    text = body.prompt if served.translates else served.run.task.prompt(body.prompt)
+    [ids] = await tokenize([text], 1, lambda: vocab.encode([text]))
     answer = {"count": len(ids), "max_model_len": served.max_length, "tokens": [*map(int, ids)]}
     return JSONResponse(answer)
 
@@ -156,7 +156,7 @@ async def text_of(request: Request) -> Response:
     vocab = served.vocabs.target
     if unknown := [token for token in body.tokens if not 0 <= token < vocab.size]:
         raise bad_field("tokens", unknown[0], f"integers from 0 to {vocab.size - 1}")
-    return JSONResponse({"prompt": vocab.decode(body.tokens)})
+    return JSONResponse({"prompt": vocab.text(body.tokens)})
 
 
 async def page(request: Request) -> Response:

@@ -164,9 +164,11 @@ async def complete(request: Request) -> Response:
     if body.samples < body.n or (body.samples > body.n and body.stream):
         raise bad_field("best_of", body.best_of, f"an integer from n = {body.n}, without stream")
     vocab, prompts = served.vocabs.target, list[ServedPrompt]()
-    suffix = vocab.encode_continuation(body.rescore_suffix or "")
-    if body.rescore_suffix is not None and (body.stream or not len(suffix)):
-        raise bad_field("rescore_suffix", body.rescore_suffix, "a text, without stream")
+    suffix: Ids = ()
+    if (text := body.rescore_suffix) is not None:
+        suffix = await tokenize([text], 1, lambda: vocab.encode_continuation(text))
+        if body.stream or not len(suffix):
+            raise bad_field("rescore_suffix", text, "a text, without stream")
 
     def choices() -> list[AnswerChoice]:
         for prompt in body.prompts:
@@ -226,7 +228,7 @@ async def answer(
                 pass
         for choice, job in zip(choices, scored, strict=True):
             log_p = job.prompt_log_probabilities[-len(form.suffix) :]
-            choice.suffix_log_p = statistics.fmean(log_p)
+            choice.suffix_log_p = statistics.fmean(log_p or [0.0])
     best = likeliest_of(choices, body.samples, body.n)
     return JSONResponse(
         head
@@ -303,29 +305,22 @@ def choices_of(
     vocab, needs_text = served.vocabs.target, body.stream or bool(body.stops)
     choices = list[AnswerChoice]()
     for prompt in prompts:
-        room = room_for(prompt, body, served.max_length - suffix)
+        length, room = len(prompt.ids), served.max_length - suffix - len(prompt.ids)
+        longest = served.max_length - suffix - (body.max_tokens != 0)
+        if length > longest:
+            raise bad_field(prompt.field, prompt.value, f"at most {longest} tokens, not {length}")
+        if body.max_tokens is not None and body.max_tokens > room:
+            legal = f"1 to {room} tokens for a prompt of {length}"
+            raise bad_field(body.maximum, body.max_tokens, legal)
+        if body.min_tokens > room:
+            legal = f"0 to {room} tokens for a prompt of {length}"
+            raise bad_field("min_tokens", body.min_tokens, legal)
         for _ in range(body.samples):
             seed = line_seed(options, len(choices))
             request = DecodeRequest(prompt.ids, min(max_tokens, room), seed, body.min_tokens + 1)
             text = TextStream(vocab, prompt.ids, body.stops, apart=served.run.task.has_answers)
             choices.append(AnswerChoice(len(choices), Job(request, sampling, needs_text), text))
     return choices
-
-
-def room_for(prompt: ServedPrompt, body: SamplingBody, max_length: int) -> int:
-    """Returns how many new tokens fit behind a prompt; refuses to make more."""
-    length = len(prompt.ids)
-    room = max_length - length
-    longest = max_length - (body.max_tokens != 0)
-    if length > longest:
-        raise bad_field(prompt.field, prompt.value, f"at most {longest} tokens, not {length}")
-    if body.max_tokens is not None and body.max_tokens > room:
-        legal = f"1 to {room} tokens for a prompt of {length}"
-        raise bad_field("max_tokens", body.max_tokens, legal)
-    if body.min_tokens > room:
-        legal = f"0 to {room} tokens for a prompt of {length}"
-        raise bad_field("min_tokens", body.min_tokens, legal)
-    return room
 
 
 async def finish(exchange: PendingAnswer, choices: Sequence[AnswerChoice]) -> None:
@@ -371,6 +366,8 @@ async def events(
     What comes at once is sent at once.
     """
     begun, ended, last = set[int](), set[int](), ""
+    if body.stream_options.include_usage:
+        head = {**head, "usage": None}
     try:
         async for _ in exchange.changes():
             new = list[str]()

@@ -21,7 +21,6 @@ from trainer.serving.service import Job, NoFiniteScore, QueueFull, Service, Stop
 
 B = TypeVar("B", bound=Body)
 T = TypeVar("T")
-Text = str | list[int]
 SHORT_CHARACTERS, TEXT_CHARACTERS = 2000, 50
 """Texts of up to SHORT_CHARACTERS are tokenized in the event loop; each adds TEXT_CHARACTERS.
 
@@ -110,7 +109,7 @@ async def read_body(request: Request, kind: type[B], served: ServedModel) -> B:
     return checked
 
 
-async def tokenize(texts: Sequence[Text], n: int, call: Callable[[], T]) -> T:
+async def tokenize(texts: Sequence[str | list[int]], n: int, call: Callable[[], T]) -> T:
     """Calls what tokenizes each text n times: in a thread if it takes long, as others wait."""
     characters = n * sum(len(text) + TEXT_CHARACTERS for text in texts)
     return call() if characters <= SHORT_CHARACTERS else await run_in_threadpool(call)

@@ -110,8 +110,9 @@ class Guard:
             # A page of another site, whose name resolves to this machine, sends that name.
             return ApiError(403, f"Host = {host!r}.  Legal: {', '.join(sorted(self.hosts))}.")
         if self.token is not None and scope["path"] not in OPEN:
-            given = headers.get("authorization", "")
-            if not hmac.compare_digest(given.encode(), f"Bearer {self.token}".encode()):
+            scheme, _, given = headers.get("authorization", "").partition(" ")
+            is_same = hmac.compare_digest(given.encode(), self.token.encode())
+            if not (is_same and scheme.lower() == "bearer"):
                 return ApiError(401, "Send the token of the server: Authorization: Bearer TOKEN.")
         if self.is_stopping and scope["path"] != "/metrics":
             return STOPPING

@@ -2,10 +2,11 @@
 
 import contextlib
 import dataclasses
+import functools
 import ipaddress
 import re
 import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from prometheus_client import CollectorRegistry
 
@@ -68,7 +69,17 @@ def server_of(flags: ServeFlags) -> Iterator[tuple[Server, socket.socket]]:
         print_note(f"Compiled what the first request needs in {compilations.seconds:.1f} s.")
         host, port = listener.getsockname()[:2]
         url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-        server = make_server(served, flags, lambda: print_note(f"Serving {served.name} at {url}"))
+        registry = CollectorRegistry()
+        registry.register(ServiceCollector(served.service, Compilations()))  # of requests
+        guard = Guard(
+            application(served, registry),
+            paths=[route.path for route in ROUTES],
+            token=flags.token,
+            hosts=host_names(flags.host, flags.token),
+            registry=registry,
+        )
+        announce = functools.partial(print_note, f"Serving {served.name} at {url}")
+        server = Server(guard, served.service, flags.time_limit_s, announce)
         reload_s = flags.reload_s if flags.model.checkpoint == "latest" else 0.0
         checkpoints = models.checkpoints
         watcher = CheckpointWatcher(
@@ -190,17 +201,3 @@ def served_model(members: Sequence[TrainedModel], flags: ServeFlags) -> ServedMo
         )
     limits, sizes = (flags.body_bytes, flags.time_limit_s), (length, max_new_tokens)
     return ServedModel(name, run, vocabs, service, options, *limits, search.width, *sizes, chat)
-
-
-def make_server(served: ServedModel, flags: ServeFlags, on_start: Callable[[], None]) -> Server:
-    """Makes the server, which counts compilations from now on."""
-    registry = CollectorRegistry()
-    registry.register(ServiceCollector(served.service, Compilations()))
-    guard = Guard(
-        application(served, registry),
-        paths=[route.path for route in ROUTES],
-        token=flags.token,
-        hosts=host_names(flags.host, flags.token),
-        registry=registry,
-    )
-    return Server(guard, served.service, flags.time_limit_s, on_start)

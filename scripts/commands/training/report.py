@@ -15,9 +15,11 @@ from configs.paths import path_of
 from configs.write import values
 from data.sources.text_files import identity, read_lines
 from data.storage.files import atomic_write
+from scripts.commands.common import open_output
 from scripts.commands.planning.page import head
 from scripts.commands.training.flags import ReportFlags
 from scripts.templates import columns, render
+from scripts.terminal import print_note
 from scripts.texts import with_unit
 from trainer.checkpoints.interval import HOUR_S
 from trainer.metrics.goodput import USES, spent_seconds
@@ -43,11 +45,12 @@ def report(flags: ReportFlags) -> None:
     if not folders or len(set(map(identity, folders))) < len(folders):
         raise UserError("report: name one run by --model_dir=DIR, or several, each once: DIR DIR.")
     if len(folders) > 1:
-        file = path_of(flags.output or "report.html")
+        output = flags.output or "report.html"
         runs = {name: path_of(name) for name in folders}
         page = comparison_page(runs, flags.losses or (), flags.samples)
-        atomic_write(file, page)
-        click.echo(f"Wrote {file}.")
+        with open_output(output) as file:
+            file.write(page)
+        print_note(f"Wrote {output}.")
         return
     if flags.output is not None or flags.losses or flags.samples is not None:
         raise UserError("--output, --losses and --samples are for the page of several runs.")

@@ -44,20 +44,25 @@ def supervise(flags: SuperviseFlags) -> None:
 
 def run(command: Sequence[str]) -> tuple[int, bool]:
     """Runs the command and hands signals on to it; returns its exit code, and whether one came."""
-    try:
-        # In a group of its own, or it would get Ctrl-C twice: the second one saves nothing.
-        process = subprocess.Popen(command, process_group=0)
-    except OSError as error:
-        raise UserError(f"{command[0]}: {error.strerror}.") from None
-    received: list[int] = []
+    received, early = list[int](), list[int]()
+    process: subprocess.Popen[bytes] | None = None
 
     def forward(number: int, frame: FrameType | None) -> None:
         received.append(number)
-        process.send_signal(number)
+        if process is None:
+            early.append(number)
+        else:
+            process.send_signal(number)
 
     before = {number: handle(number, forward) for number in STOPS}
     try:
+        # In a group of its own, or it would get Ctrl-C twice: the second one saves nothing.
+        process = subprocess.Popen(command, process_group=0)
+        for number in early:
+            process.send_signal(number)
         code = process.wait()
+    except OSError as error:
+        raise UserError(f"{command[0]}: {error.strerror}.") from None
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -50,13 +50,13 @@ def test_counts_are_of_the_pairs_that_fit(rows, vocabs):
     )
     assert rows.counts.tokens == (rows.segments_BL > 0).sum()
     assert rows.counts.source_tokens == (rows.arrays["source_segments"] > 0).sum()
-    assert (rows.targets_BL.shape[1], rows.sources_BM.shape[1]) == (20, 30)
+    assert (rows.targets_BL.shape[1], rows.arrays["sources"].shape[1]) == (20, 30)
 
 
 def test_pieces_lead_from_each_pair_to_its_tokens_on_both_sides(rows, vocabs):
     assert sorted(rows.pieces[:, 0]) == KEPT
     for number, row, segment in rows.pieces:
-        source = rows.sources_BM[row][rows.arrays["source_segments"][row] == segment]
+        source = rows.arrays["sources"][row][rows.arrays["source_segments"][row] == segment]
         target = rows.targets_BL[row][rows.segments_BL[row] == segment]
         assert source[-1] == target[-1] == EOS
         assert (vocabs[0].decode(source), vocabs[1].decode(target)) == PAIRS[number]
@@ -71,7 +71,7 @@ def test_a_batch_has_seven_int32_arrays_and_empty_rows_where_asked(rows):
     }
     assert {array.dtype for array in batch.values()} == {np.dtype(np.int32)}
     assert not any(array[1].any() for array in batch.values())
-    np.testing.assert_array_equal(batch["inputs_BM"][0], rows.sources_BM[0])
+    np.testing.assert_array_equal(batch["inputs_BM"][0], rows.arrays["sources"][0])
     np.testing.assert_array_equal(batch["targets_BL"][0], rows.targets_BL[0])
 
 

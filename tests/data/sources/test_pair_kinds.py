@@ -9,6 +9,7 @@ import pytest
 
 from configs.errors import UserError
 from configs.load import load
+from configs.write import dump
 from data.corpora import phrases
 from data.sources.json_lines import Jsonl
 from data.sources.pair_kinds import Mixture, ParallelFiles, Phrases, Tsv
@@ -306,5 +307,5 @@ def test_a_gin_file_names_the_parts_of_a_mixture_by_scopes():
         ),
         rates=(3, 1),
     )
-    again = load([], [line for line in config.dump([made]).splitlines() if line])
+    again = load([], [line for line in dump([made], config.imports).splitlines() if line])
     assert again.make(Mixture) == made

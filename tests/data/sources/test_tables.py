@@ -137,6 +137,8 @@ def test_a_folder_of_arrow_files_and_one_that_is_read_as_text(tmp_path):
         (b"text,text\n1,2\n", r"has 2 columns 'text'\.  Rename all but one\."),
         (b"text\na\xff\n", "row 1: column 'text': byte 2 is 0xff"),
         (b"a;b\n1;2\n", "no column 'text'.*Its columns: a;b"),
+        (b"text,b\rone,1\r", "cannot be read as Parquet, Arrow or .csv.*new-line"),
+        (b"text," + b"b" * 200_000 + b"\n1,2\n", "field larger than field limit"),
     ],
 )
 def test_a_csv_that_is_none_is_named(tmp_path, raw, message):

@@ -17,7 +17,7 @@ from models.attention.latent import Latent
 from models.attention.multi_head import MultiHead
 from models.feed_forward.mlp import Mlp
 from models.feed_forward.moe.layer import Moe
-from models.loss import CROSS_ENTROPY
+from models.loss import CROSS_ENTROPY, token_weights
 from models.parts import Block
 from models.positions.relative import Relative
 from models.positions.rotary import Rotary
@@ -88,7 +88,8 @@ def test_gradients_are_those_through_the_merged_weights(name: str) -> None:
         params = trained(model)
 
         def loss(model: TransformerModel, params: Params) -> jax.Array:
-            return model.loss(params, batch, CROSS_ENTROPY, key).total_objective(jnp.ones(()))
+            sums = model.loss(params, batch, CROSS_ENTROPY, key)
+            return sums.total_objective(token_weights(batch))
 
         gradient = jax.jit(jax.grad(lambda adapter: loss(model, {**params, ADAPTER: adapter})))
         computed = flat({ADAPTER: gradient(params[ADAPTER])})
@@ -142,6 +143,25 @@ def test_what_no_weight_is_called() -> None:
     )
     with pytest.raises(UserError, match="no weight has the name 'scale'"):
         model_of(toy(), Lora(targets=("scale",))).weights()
+
+
+def test_adapters_without_targets_are_refused() -> None:
+    with pytest.raises(UserError, match="trains nothing"):
+        Lora(targets=())
+
+
+@pytest.mark.parametrize("targets", [("wq",), ("w*",)])
+def test_combined_products_round_the_weights_of_adapters_as_single_ones(targets: Any) -> None:
+    """All three products, where one weight of three has an adapter as well."""
+    precision, losses = Precision(products="int8"), []
+    for combined in (True, False):
+        spec = toy(precision=precision, attention=MultiHead(combined_qkv=combined))
+        mesh, batch = on_mesh(WHOLE, ROWS)
+        with jax.set_mesh(mesh):
+            model = model_of(spec, Lora(targets=targets))
+            run = jax.jit(model.loss, static_argnums=2)
+            losses.append(run(trained(model), batch, CROSS_ENTROPY).loss)
+    assert losses[0] == losses[1]
 
 
 @pytest.mark.parametrize(

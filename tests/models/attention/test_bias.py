@@ -1,4 +1,4 @@
-"""Sums by segment equal numpy's, and devices exchange nothing but sums."""
+"""Gradients of biases equal numpy's, and devices exchange nothing but sums."""
 
 import jax
 import numpy as np
@@ -8,7 +8,7 @@ from jax.sharding import NamedSharding
 from layouts.hlo.program import CompiledText
 from layouts.layout import Layout
 from layouts.mesh import make_mesh
-from models.attention.bias import segment_sum
+from models.attention.bias import Bias, bias_gradient
 
 SHAPE, SEGMENTS = {"B": 4, "J": 2, "Q": 3, "L": 6, "M": 8}, 5
 LAYOUTS = {
@@ -29,7 +29,8 @@ def test_what_shares_an_id_is_added(name: str, id_axes: str) -> None:
     expected = np.einsum(f"BJQLM,{id_axes}R->RJQ", data, is_segment)
 
     def sums(data: jax.Array, ids: jax.Array) -> jax.Array:
-        return segment_sum(layout, f"BJQLM,{id_axes}->RJQ", data, ids, SEGMENTS)
+        table_RJQ = layout.zeros((SEGMENTS, SHAPE["J"], SHAPE["Q"]), "rJQ", float)
+        return bias_gradient(layout, Bias(table_RJQ, ids, None), data).table_RJQ
 
     with jax.set_mesh(mesh):
         placed = jax.device_put(data, NamedSharding(mesh, layout.place("BJQLM")))

@@ -8,7 +8,7 @@ import pytest
 from configs.errors import UserError
 from layouts.mesh import make_mesh
 from models.positions.rope_scaling import LinearScaling
-from models.positions.rotary import Rotary, swap_by_product, swap_halves
+from models.positions.rotary import Rotary, swap_by_product
 from tests.toys import WHOLE
 
 
@@ -44,4 +44,4 @@ def test_wavelengths_that_are_scaled_grow() -> None:
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
 def test_a_product_swaps_halves_exactly(dtype: jnp.dtype) -> None:
     x = jax.random.normal(jax.random.key(0), (3, 5, 6), dtype)
-    np.testing.assert_array_equal(swap_by_product(x), swap_halves(x).astype(jnp.float32))
+    np.testing.assert_array_equal(swap_by_product(x), jnp.roll(x, 3, axis=-1).astype(jnp.float32))

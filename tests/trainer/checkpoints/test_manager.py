@@ -227,6 +227,16 @@ def test_a_higher_metric_may_be_better(tmp_path: Path) -> None:
     assert Checkpoints(tmp_path).best == 1  # whoever reads them
 
 
+def test_a_metric_of_another_kind_is_no_rival(tmp_path: Path) -> None:
+    """A run may change from BLEU to the loss: its checkpoints of before are not the best."""
+    for steps, higher in ((((1, 20.0), (2, 30.0)), True), (((3, 2.0), (4, 1.5), (5, 1.7)), False)):
+        with Checkpoints(tmp_path, keep_last=9, higher_is_better=higher) as checkpoints:
+            for step, metric in steps:
+                checkpoints.save(step, make_state(make_mesh(1)), metric)
+    every = Checkpoints(tmp_path)
+    assert every.best == 4 and every.best_of([1, 2]) == 2
+
+
 def test_without_keep_best_only_the_newest_are_kept(tmp_path: Path) -> None:
     with Checkpoints(tmp_path, keep_last=1, keep_best=False) as checkpoints:
         for step, loss in enumerate([1.0, 9.0, 3.0]):

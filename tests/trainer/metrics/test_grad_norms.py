@@ -45,3 +45,11 @@ def test_each_weight_has_its_part(changes: dict[str, Any], parts: set[str]) -> N
     attention = [x for path, x in flat.items() if "/attention/" in path]
     expected = np.sqrt(sum((np.asarray(x, np.float64) ** 2).sum() for x in attention))
     np.testing.assert_allclose(norms["grad_norm/attention"], expected, rtol=1e-5)
+
+
+def test_sums_of_half_precision_are_not_in_half_precision() -> None:
+    """In bfloat16 the sum of 1,000 ones is 256, in float16 the square of 1e-4 is 0."""
+    ones = {str(i): jnp.ones((), jnp.bfloat16) for i in range(1000)}
+    np.testing.assert_allclose(grad_norms(ones)["grad_norm"], 1000**0.5, rtol=1e-5)
+    small = {"x": jnp.full(10_000, 1e-4, jnp.float16)}
+    np.testing.assert_allclose(grad_norms(small)["grad_norm"], 1e-2, rtol=1e-2)

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import json
 import math
+import sys
 from pathlib import Path
 
 import pytest
@@ -126,6 +127,26 @@ def test_each_skipped_step_has_a_line_that_any_json_reader_takes(tmp_path: Path)
     assert [(line["step"], line["loss"], line["loss_bound"]) for line in lines] == [
         (2, None, None), (3, 1.0, None)
     ]  # fmt: skip
+
+
+def test_an_evaluation_is_json_where_a_perplexity_is_infinite(tmp_path: Path) -> None:
+    writer = MetricsWriter(tmp_path)
+    writer.on_start(RUN, 0)
+    writer.on_evaluation({"step": 1, "loss": 9.0, "perplexity_per_word": math.inf}, {})
+    writer.close()
+    [line] = (tmp_path / "evaluations.jsonl").read_text().splitlines()
+    assert json.loads(line, parse_constant=pytest.fail)["perplexity_per_word"] is None
+
+
+def test_a_run_ends_well_where_nothing_can_draw(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    observers = Observers([MetricsWriter(tmp_path), LossPlot(tmp_path)])
+    observers.notify(Observer.on_start, RUN, 0)
+    observers.notify(Observer.on_step, result(1, loss=5.0))
+    observers.close()
+    assert "no plot of the loss: a plot needs matplotlib" in caplog.text
 
 
 def test_what_a_checkpoint_relies_on_is_on_the_disk_before_it(

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import jax
 import pytest
 
 from configs.errors import UserError
@@ -152,6 +153,17 @@ def test_a_program_that_the_compiler_refuses_is_no_end(tmp_path: Path) -> None:
     search.search(candidates())
     assert search.ranking and all(not c.run.compiler_options for c, _ in search.ranking)
     assert {trial.problem for trial in search.trials.values()} == {None, "no such option"}
+
+
+def test_memory_that_runs_out_is_no_end(tmp_path: Path) -> None:
+    def measured(candidate: Candidate) -> Trial:
+        if candidate.run.compiler_options:
+            raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory")
+        return compiled(1e9)(candidate)
+
+    search = tuner(tmp_path, measured)
+    search.search(candidates())
+    assert search.ranking and any(trial.problem for trial in search.trials.values())
 
 
 def test_what_a_search_begins_with_is_computed_once(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """A process that ends at once, whatever its other threads do."""
 
+import os
 import subprocess
 import sys
 
@@ -28,3 +29,13 @@ def test_a_process_prints_why_and_ends_without_unwinding() -> None:
     assert done.returncode == STALLED and done.stdout == "before\n"
     assert "wait_for_ever" in done.stderr
     assert done.stderr.endswith("meshloom: no step ended.\n")
+
+
+def test_a_process_whose_output_nobody_reads_ends_as_well() -> None:
+    """As after `train 2>&1 | tee log`, where tee was killed."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "wb") as closed:
+        command = [sys.executable, "-c", PROGRAM.replace('print("before")', "")]
+        done = subprocess.run(command, cwd=ROOT, stdout=closed, stderr=closed, timeout=60)
+    assert done.returncode == STALLED

@@ -30,6 +30,7 @@ DTYPES = {
     "F32": np.dtype(np.float32),
     "BF16": np.dtype(ml_dtypes.bfloat16),
     "F16": np.dtype(np.float16),
+    "F64": np.dtype(np.float64),
 }
 """Types of weights by their names in safetensors."""
 
@@ -114,10 +115,11 @@ def with_joined_blocks(stored: Mapping[str, StoredTensor]) -> dict[str, StoredTe
     joined = dict(stored)
     for name, tensor in stored.items():
         scales = stored.get(name.removesuffix(mxfp4.BLOCKS) + mxfp4.SCALES)
-        whole, shape = name.removesuffix(mxfp4.BLOCKS), tensor.info.shape
+        whole = name.removesuffix(mxfp4.BLOCKS)
         if scales and whole not in stored and mxfp4.is_weight(tensor.info, scales.info):
             del joined[name], joined[scales.name]
-            info = TensorInfo(mxfp4.shape_of(shape), "bfloat16")
+            experts, outputs, blocks, size = tensor.info.shape  # a byte has two numbers
+            info = TensorInfo((experts, 2 * blocks * size, outputs), "bfloat16")
             joined[whole] = tensor._replace(info=info, scales=scales)
     return joined
 

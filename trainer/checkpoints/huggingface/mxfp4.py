@@ -32,16 +32,6 @@ def is_weight(blocks: TensorInfo, scales: TensorInfo) -> bool:
     return are_bytes and len(scales.shape) == 3 and blocks.shape == (*scales.shape, BLOCK_BYTES)
 
 
-def shape_of(blocks: tuple[int, ...]) -> tuple[int, ...]:
-    """Returns the shape of the weight with these blocks: [E, O, I / 32, 16] -> [E, I, O].
-
-    >>> shape_of((4, 6, 2, 16))
-    (4, 64, 6)
-    """
-    experts, outputs, count, size = blocks
-    return experts, count * size * 2, outputs
-
-
 def dequantized(blocks: np.ndarray, scales: np.ndarray) -> np.ndarray:
     """Returns the weight in bfloat16, which holds all its numbers.
 

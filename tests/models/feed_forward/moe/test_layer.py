@@ -16,7 +16,7 @@ from models.feed_forward.moe.grouped_matmul import in_turn
 from models.feed_forward.moe.layer import Moe, MoeLayer
 from models.feed_forward.moe.routing import ExpertChoice, Load, Router, Top2, TopK
 from models.initializers import Weights
-from models.loss import Criterion, LossSums
+from models.loss import Criterion, LossSums, token_weights
 from models.parts import Block
 from models.positions.rotary import Rotary
 from models.positions.sinusoidal import Sinusoidal
@@ -53,7 +53,7 @@ def trained_on(
 
     def objective(params: Any) -> tuple[jax.Array, LossSums]:
         sums = model.loss(params, batch, Criterion(), key)
-        return sums.objective, sums
+        return sums.total_objective(token_weights(batch)), sums
 
     mesh, batch = on_mesh(WHOLE, batch)
     with jax.set_mesh(mesh):
@@ -229,7 +229,22 @@ def test_the_objective_has_the_routers_losses() -> None:
     load = load_of(more)
     added = (0.5 * load.aux + 0.25 * load.z)[0] / load.tokens[0]
     np.testing.assert_allclose(plain.objective, plain.loss, rtol=1e-6)
-    np.testing.assert_allclose(more.objective - more.loss, added * more.tokens, rtol=1e-4)
+    total = more.total_objective(token_weights(ROWS))
+    np.testing.assert_allclose(total - more.loss, added * more.tokens, rtol=1e-4)
+
+
+def test_a_loss_of_few_targets_has_the_routers_losses_of_all_tokens_as_a_mean() -> None:
+    """The router reads prompts, whose tokens are no targets, as well."""
+    spec, mask_BL = moe(Top2(aux_loss=0.5, random_second=False)), np.zeros_like(ROWS["targets_BL"])
+    mask_BL[:, ::3] = 1
+    batch = {**ROWS, "loss_mask_BL": mask_BL}
+    (every, _), (few, _) = trained_on(spec), trained_on(spec, batch)
+    means = [
+        (sums.total_objective(token_weights(of)) - sums.loss) / sums.tokens
+        for sums, of in ((every, ROWS), (few, batch))
+    ]
+    assert 0 < few.tokens < every.tokens / 2
+    np.testing.assert_allclose(means[1], means[0], rtol=1e-4)
 
 
 @pytest.mark.parametrize(

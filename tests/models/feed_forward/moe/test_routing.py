@@ -76,7 +76,8 @@ def routed_and_loaded(
     segments_Gs = is_token_Gs.astype(jnp.int32)
     gates_Gse = jax.nn.softmax(logits_Gse, axis=-1)
     routing = router.route(WHOLE, gates_Gse, segments_Gs, fixed_capacity or capacity, key)
-    return gates_Gse, routing, load_of(WHOLE, logits_Gse, gates_Gse, routing, is_token_Gs)
+    load = load_of(WHOLE, logits_Gse, gates_Gse, routing, is_token_Gs, router.balanced)
+    return gates_Gse, routing, load
 
 
 def routed(
@@ -147,7 +148,9 @@ def test_top_k_takes_the_best_in_order_until_an_expert_is_full(case, k, normalis
 def test_experts_choose_their_best_tokens(case) -> None:
     logits_SE, is_token_S, capacity, _ = case
     capacity = min(capacity, 3)  # each is a program of its own
-    gates_SE, routing, _ = routed(ExpertChoice(), logits_SE, is_token_S, capacity, None)
+    gates_SE, routing, load = routed(ExpertChoice(), logits_SE, is_token_S, capacity, None)
+    # Experts are used equally by design: the loss is 1, whatever the gates.
+    np.testing.assert_allclose(load.aux, is_token_S.sum(), rtol=1e-5)
     weight_SE = np.zeros_like(gates_SE)
     for expert in range(gates_SE.shape[1]):
         order = np.argsort(-np.where(is_token_S, gates_SE[:, expert], -1), kind="stable")

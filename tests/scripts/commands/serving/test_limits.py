@@ -74,3 +74,5 @@ def test_a_request_needs_the_token(client: Client) -> None:
         assert Client(client.port, token).post(prompt="lo").status == 401
         assert Client(client.port, token).get("/health").status == 200
     assert client.get("/v1/models", Host="its.name.example").status == 200
+    small = {"Authorization": "bearer secret"}  # the case of a scheme means nothing
+    assert Client(client.port, None).get("/v1/models", **small).status == 200
