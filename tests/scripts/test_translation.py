@@ -145,9 +145,11 @@ def test_the_files_of_a_subset_give_the_same_bleu(
     assert sources == [split[number - 1] for number in numbers] and len(set(numbers)) == 3
     answer = run("evaluate", place.model_dir, f"--hypotheses={texts}", "--sentences=0")
     assert answer.code == 2 and "--hypotheses with --sentences=0, which tr" in answer.error
-    for flag in (f"--input={texts}", f"--references={texts}"):
-        answer = run("evaluate", place.model_dir, f"--hypotheses={texts}", flag)
-        assert answer.code == 2 and f"--hypotheses={texts} is also read.  Name" in answer.error
+    for name in (f"{texts}", f"{texts}.source", f"{texts}.reference"):  # it writes all three
+        for flag in ("--input", "--references"):
+            answer = run("evaluate", place.model_dir, f"--hypotheses={texts}", f"{flag}={name}")
+            assert answer.code == 2, answer.error
+            assert f"--hypotheses={texts}: {name} is also read.  Name another" in answer.error
     answer = run("evaluate", place.model_dir, "--checkpoint=80,160", f"--hypotheses={texts}")
     assert answer.code == 2 and "Choose one --checkpoint." in answer.error
 

@@ -4,9 +4,11 @@ import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
+from configs.errors import UserError
 from configs.load import Config
 from data import manifest
 from data.cache import TaskCaches, cache_folders, check_rows
+from data.storage.arrays import REBUILD
 from data.storage.lookup import sizes_below
 from scripts.commands.common import epochs_text, task_of
 from scripts.commands.doctor.findings import Finding, failure
@@ -73,10 +75,12 @@ def every_cache(data_dir: Path, reads_rows: bool) -> Iterator[Finding]:
     for folder in folders:
         name = f"data of {folder.name}"
         try:
-            content_hash = manifest.read(folder)["content_hash"]
+            content_hash = manifest.read(folder).get("content_hash")
+            if content_hash is None:
+                raise UserError(f"{folder}: is a cache of another version.  {REBUILD}")
             if reads_rows:
                 check_rows(folder)
-        except (ValueError, KeyError) as error:  # another version writes other keys
+        except ValueError as error:
             yield failure(name, error)
         else:
             yield Finding(name, "ok", f"content hash {content_hash[:16]}")

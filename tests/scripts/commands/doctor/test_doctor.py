@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from configs.json_reader import sign
 from scripts.commands.doctor import machine
 from tests.scripts.conftest import Meshloom, Place
 from tests.toys import ROOT
@@ -93,7 +94,11 @@ def test_a_deleted_file_of_the_cache_and_no_cache(run: Meshloom, broken: Place) 
 
 
 def test_every_cache_of_a_folder_without_settings(run: Meshloom, broken: Place) -> None:
-    (broken.folder / "data/toy/manifest.json").unlink()
+    manifest = broken.folder / "data/toy/manifest.json"
+    manifest.write_text(json.dumps(sign({"format": 9})))
+    answer = run("doctor", f"--data_dir={broken.folder / 'data'}")
+    assert answer.code == 1 and "is a cache of another version" in answer.out, answer.error
+    manifest.unlink()
     answer = run("doctor", f"--data_dir={broken.folder / 'data'}")
     assert answer.code == 1 and "error    data of toy: " in answer.out
 

@@ -110,8 +110,9 @@ def test_an_answer_may_fill_what_the_chat_leaves(client: Client) -> None:
     answer = client.post("/v1/chat/completions", messages=CHAT, temperature=1, seed=1)
     used = answer.json["usage"]
     assert answer.json["choices"][0]["finish_reason"] == "stop" or used["total_tokens"] == 32
-    long = client.post("/v1/chat/completions", messages=CHAT, min_tokens=99)
-    assert long.status == 422 and "min_tokens = 99" in long.text
+    for name in ("min_tokens", "max_tokens", "max_completion_tokens"):
+        long = client.post("/v1/chat/completions", messages=CHAT, **{name: 99})
+        assert long.status == 422 and long.json["error"]["message"].startswith(f"{name} = 99.")
 
 
 @pytest.mark.parametrize(

@@ -105,7 +105,9 @@ def test_a_stream_adds_up_to_the_answer(running: Client, client: openai.OpenAI) 
     for part in client.completions.create(
         **settings, stream=True, stream_options={"include_usage": True}
     ):
+        assert used is None, "the last event alone has the usage"
         used = part.usage
+        assert "usage" in part.model_fields_set
         for choice in part.choices:
             texts[choice.index] += choice.text
             ends[choice.index] = choice.finish_reason or ""
@@ -379,5 +381,7 @@ def test_tokens_of_a_text_and_back(running: Client, trained: Place) -> None:
     assert answer.json["tokens"] == ids.tolist() and answer.json["count"] == len(ids)
     back = running.post("/detokenize", tokens=ids.tolist())
     assert back.json == {"prompt": PROMPTS[0]}
+    turns = [*ids.tolist(), model.vocabs.target.end_id, *ids.tolist()]  # as those of a chat
+    assert running.post("/detokenize", tokens=turns).json["prompt"].count(PROMPTS[0]) == 2
     refused = running.post("/detokenize", tokens=[3, 10**6])
     assert refused.status == 422 and "tokens = 1000000.  Legal: integers from 0 to" in refused.text

@@ -136,7 +136,7 @@ def test_several_runs_are_compared_on_one_page(
     assert run("train", f"--model_dir={other}", *changed).code == 0
     folders = [str(trained.folder / "run"), str(other), str(model_dir)]
     answer = run("report", *folders, f"--output={file}")
-    assert answer.code == 0 and f"Wrote {file}." in answer.out, answer.error
+    assert answer.code == 0 and f"Wrote {file}." in answer.error
     page = Page(file)
     assert page.elements <= ELEMENTS and page.attributes <= ATTRIBUTES
     assert page.text.count(str(model_dir)) == 2 and "src=" not in page.text
@@ -187,6 +187,7 @@ def test_samples_of_several_runs_are_side_by_side(run: Meshloom, tmp_path: Path)
     folders = [str(tmp_path / name) for name in "ab"]
     answer = run("report", *folders, "--samples=out.txt", f"--output={file}")
     assert answer.code == 0, answer.error
+    assert run("report", *folders, "--samples=out.txt", "--output=-").out == file.read_text()
     table = file.read_text().split("<h2>Samples")[1].split("<h2>")[0]
     assert "<td>1<td>&lt;b&gt;one<td>four" in table and "<td>2<td>two\u2028three<td>" in table
 
