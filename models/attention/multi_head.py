@@ -131,7 +131,8 @@ class MultiHead(SoftmaxAttention):
     """Gives each head a learned logit beside those of its keys, which takes a part of the
     probability, as in gpt-oss."""
     combined_qkv: bool = False
-    """Computes queries, keys and values in one product; the stored weights stay separate."""
+    """Computes queries, keys and values in one product, unless weights of them have adapters; the
+    stored weights stay separate."""
 
     def build(
         self, parts: BlockParts, sizes: Sizes, layout: Layout, weights: Weights
