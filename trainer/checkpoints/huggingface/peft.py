@@ -29,6 +29,7 @@ def check_settings(settings: Settings, source: object) -> None:
         for name, value in settings.items()
         if name not in FREE and value and value != LEGAL.get(name)
     ]
+    problems += [f"{n} is missing." for n in ("r", "lora_alpha") if settings.get(n) is None]
     if problems:
         raise UserError(listed(str(source), problems))
 

@@ -167,6 +167,7 @@ REFUSED = {
     "kind": ({"peft_type": "IA3"}, "peft_type = 'IA3': legal: 'LORA'"),
     "initial weights": ({"init_lora_weights": "pissa"}, "init_lora_weights = 'pissa'"),
     "rank": ({"r": 0}, "Lora.rank = 0"),
+    "no rank": ({"r": None, "lora_alpha": None}, "(?s)r is missing.*lora_alpha is missing"),
     "other rank": ({"r": 4}, r"12 of another shape"),
 }
 
