@@ -60,22 +60,6 @@ class Evaluation:
             f"{self.perplexity_per_word:,.1f} per word, {self.bits_per_byte:.3f} bits per byte"
         )
 
-    @classmethod
-    def from_sums(cls, loss: float, correct: float, tokens: int, rows: Rows) -> "Evaluation":
-        """Computes perplexities from the summed negative log-likelihood of all tokens."""
-        counts = rows.counts
-        return cls(
-            loss=loss / tokens,
-            perplexity_per_token=_exp(loss / tokens),
-            perplexity_per_word=_exp(loss / (counts.words + counts.lines)),
-            bits_per_byte=loss / math.log(2) / counts.bytes if counts.bytes else math.nan,
-            accuracy=correct / tokens,
-            tokens=tokens,
-            words=counts.words,
-            lines=counts.lines,
-            bytes=counts.bytes,
-        )
-
 
 def _exp(x: float) -> float:
     return math.exp(x) if x < 700 else math.inf
@@ -132,7 +116,18 @@ def evaluate(
             loads = jax.tree.map(lambda *x: np.sum(x, axis=0), *(batch.loads for batch in sums))
             experts = stats_by_layer(loads or {})
             parts[name] = {"loss": loss_of_part / counted, "tokens": tokens, "experts": experts}
-    evaluation = Evaluation.from_sums(loss, correct, rows.counts.tokens, rows)
+    counts = rows.counts
+    evaluation = Evaluation(
+        loss=loss / counts.tokens,
+        perplexity_per_token=_exp(loss / counts.tokens),
+        perplexity_per_word=_exp(loss / (counts.words + counts.lines)),
+        bits_per_byte=loss / math.log(2) / counts.bytes if counts.bytes else math.nan,
+        accuracy=correct / counts.tokens,
+        tokens=counts.tokens,
+        words=counts.words,
+        lines=counts.lines,
+        bytes=counts.bytes,
+    )
     return evaluation, parts if len(parts) > 1 else {}
 
 

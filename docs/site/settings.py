@@ -3,7 +3,7 @@
 import inspect
 
 from configs.imports import CHECKOUT
-from scripts.commands.inspect.settings import TITLES, folder_of, settings_of, specs
+from scripts.commands.inspect.settings import TITLES, settings_of, specs
 from scripts.templates import render
 
 PAGE = CHECKOUT / "docs" / "settings.md"
@@ -16,7 +16,7 @@ def page() -> str:
         title: [
             (spec.__name__, inspect.cleandoc(spec.__doc__ or ""), settings_of(spec))
             for spec in known
-            if folder_of(spec) == folder
+            if spec.__module__.startswith(f"{folder}.")
         ]
         for folder, title in TITLES.items()
     }

@@ -18,7 +18,7 @@ from jax.typing import DTypeLike
 
 from data.vocab import Vocab
 from layouts.mesh import batch_shards
-from models.api import Decodable
+from models.api import Cache, Decodable
 from models.decoding.slots import Joining, NewTokens, PromptScores, SlotDecoder, Slots, SlotSettings
 from trainer.decoding.decoder import SHORTEST, Request, rows_of, split_begins
 from trainer.memory import check_cache_memory
@@ -257,28 +257,12 @@ class SlotEngine:
         by_field: dict[str, Any] = dict.fromkeys(Joining._fields, by_row)
         shardings = Joining(**by_field | {"prompts_BL": of_prompts})
         size, about = self.size, f"{rows} x {length} tokens of prompts"
-        decoder = self.decoder(size, candidates)
-        is_kept = length >= SHORTEST_KEPT and candidates is None
-        tokens = np.array([begins[0], *prompts[0]], np.int32)[:-1]
-        kept = self._kept.nearest(tokens) if is_kept else None
-        start = 0 if kept is None else min(kept.shared(tokens), len(tokens) - 1)
-        count = next(n for n in powers(2, SHORTEST, length) if n >= len(tokens) - start)
-        start = min(start, length - count)
-        if kept is None or count == length:
-            cache, last_B, scores = self.compiled(
-                f"a pass over {about}", ("read", rows, length, candidates), decoder.read,
-                self._weights, joining, in_shardings=(None, shardings),
-            )  # fmt: skip
+        if candidates is None and length >= SHORTEST_KEPT:
+            tokens = np.array([begins[0], *prompts[0]], np.int32)[:-1]  # the last one is not read
+            scores = None
+            cache, last_B, filled[0].cached_tokens = self._read_rest(tokens, joining, shardings)
         else:
-            filled[0].cached_tokens, scores = start - self.vocab.reads_begin, None
-            cache, last_B = self.compiled(
-                f"a pass over {count} more of {about}", ("rest", count, length, kept.length),
-                functools.partial(decoder.read_rest, count=count),
-                self._weights, joining, kept.cache, np.int32(start),
-                in_shardings=(None, shardings, None, None),
-            )  # fmt: skip
-        if is_kept:
-            self._kept.keep(KeptPrompt(tokens, length, cache))
+            cache, last_B, scores = self._read(joining, shardings, candidates)
         if min(jobs, default=0) < size.slots:
             self._slots = self.compiled(
                 f"the entry of {about} to {size}", ("join", rows, length, size, scores is None),
@@ -286,6 +270,43 @@ class SlotEngine:
                 in_shardings=(None, shardings, None, None), donate_argnums=0,
             )  # fmt: skip
         return scores
+
+    def _read(
+        self, joining: Joining, shardings: Joining, candidates: int | None
+    ) -> tuple[Cache, jax.Array, PromptScores | None]:
+        """Reads whole prompts, as `SlotDecoder.read` does."""
+        rows, length = joining.prompts_BL.shape
+        read: tuple[Cache, jax.Array, PromptScores | None] = self.compiled(
+            f"a pass over {rows} x {length} tokens of prompts", ("read", rows, length, candidates),
+            self.decoder(self.size, candidates).read, self._weights, joining,
+            in_shardings=(None, shardings),
+        )  # fmt: skip
+        return read
+
+    def _read_rest(
+        self, tokens: np.ndarray, joining: Joining, shardings: Joining
+    ) -> tuple[Cache, jax.Array, int]:
+        """Reads what a prompt does not share with a kept one, and keeps it.
+
+        Returns its cache and last token, and how many tokens were there.
+        """
+        length = joining.prompts_BL.shape[1]
+        kept = self._kept.nearest(tokens)
+        start = 0 if kept is None else min(kept.shared(tokens), len(tokens) - 1)
+        count = next(n for n in powers(2, SHORTEST, length) if n >= len(tokens) - start)
+        start = min(start, length - count)
+        if kept is None or count == length:
+            start, (cache, last_B, _) = 0, self._read(joining, shardings, None)
+        else:
+            cache, last_B = self.compiled(
+                f"a pass over {count} more of {length} tokens of a prompt",
+                ("rest", count, length, kept.length),
+                functools.partial(self.decoder(self.size).read_rest, count=count),
+                self._weights, joining, kept.cache, np.int32(start),
+                in_shardings=(None, shardings, None, None),
+            )  # fmt: skip
+        self._kept.keep(KeptPrompt(tokens, length, cache))
+        return cache, last_B, max(start - self.vocab.reads_begin, 0)
 
 
 def powers(base: int, first: int, last: int) -> list[int]:

@@ -1,7 +1,6 @@
 """Defines what imports and exports share: checks of folders, settings of imported runs, notes."""
 
 import fnmatch
-import json
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -85,11 +84,6 @@ def note_import(model_dir: Path, left_out: Iterable[str], types: Iterable[str], 
     if len(types) > 1:
         print_note(f"Stored as float32: the tensors are of several types, {' and '.join(types)}.")
     print_note(f"Imported {count:,} weights into {model_dir}.")
-
-
-def json_bytes(settings: Mapping[str, object]) -> bytes:
-    """Writes settings as Hugging Face does."""
-    return (json.dumps(settings, indent=2, sort_keys=True) + "\n").encode()
 
 
 def export_weights(

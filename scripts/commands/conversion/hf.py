@@ -38,6 +38,7 @@ from trainer.checkpoints.huggingface.folder import (
     TENSORS,
     StoredTensor,
     existing,
+    json_bytes,
     read_json,
     stored_tensors,
     tensors_of_file,
@@ -134,7 +135,7 @@ def import_hf(flags: ImportHfFlags) -> None:
         if (folder / name).is_file():
             (model_dir / HUGGINGFACE).mkdir(parents=True, exist_ok=True)
             is_changed = name == SETTINGS and settings is not whole
-            kept = folders.json_bytes(settings) if is_changed else (folder / name).read_bytes()
+            kept = json_bytes(settings) if is_changed else (folder / name).read_bytes()
             atomic_write(model_dir / HUGGINGFACE / name, kept)
     atomic_write(model_dir / MODEL_FILE, model_text(run))
     ModelDir(model_dir).save(config, run, vocabs)  # last: it is what makes a run of the folder
@@ -208,7 +209,7 @@ def export_hf(flags: ExportHfFlags) -> None:
         if "max_position_embeddings" in settings:
             settings["max_position_embeddings"] = run.task.length
     if settings != original:
-        files[SETTINGS] = folders.json_bytes(settings)
+        files[SETTINGS] = json_bytes(settings)
     weights = list(convert.weights_of(model, FAMILIES[settings["model_type"]]))
     factors, store = convert.factors(model, settings), model.precision.store
     merged = None if run.model.adapter is None else run
@@ -267,7 +268,7 @@ def export_peft(flags: ExportPeftFlags) -> None:
         raise UserError(f"{model_dir}: no adapters there.  `meshloom export hf` writes the model.")
     weights = peft.weights_of(model, adapter, FAMILIES[settings["model_type"]])
     kept = model_dir / HUGGINGFACE / peft.SETTINGS
-    made = folders.json_bytes(peft.settings_of(adapter, weights))
+    made = json_bytes(peft.settings_of(adapter, weights))
     files = {peft.SETTINGS: kept.read_bytes() if kept.is_file() else made}
     stems = {f"/{p.rpartition('_')[0]}/b_": f for p, f in convert.factors(model, settings).items()}
     scales = {w.path: f for w in weights for stem, f in stems.items() if stem in w.path}

@@ -64,7 +64,7 @@ def specs() -> list[type[Any]]:
         for path in sorted((CHECKOUT / folder).rglob("*.py")):
             if re.search(r"^@spec\b", path.read_text(), re.MULTILINE):
                 importlib.import_module(".".join(path.relative_to(CHECKOUT).with_suffix("").parts))
-    return [spec for _, spec in sorted(SPECS.items()) if folder_of(spec) in TITLES]
+    return [SPECS[n] for n in sorted(SPECS) if SPECS[n].__module__.partition(".")[0] in TITLES]
 
 
 def settings_of(spec: Any) -> list[Setting]:
@@ -80,10 +80,6 @@ def settings_of(spec: Any) -> list[Setting]:
         for field in dataclasses.fields(spec)
         for info in [spec.__pydantic_fields__[field.name]]
     ]
-
-
-def folder_of(spec: type[Any]) -> str:
-    return spec.__module__.partition(".")[0]
 
 
 def _written(value: object) -> str:

@@ -35,6 +35,11 @@ DTYPES = {
 """Types of weights by their names in safetensors."""
 
 
+def json_bytes(content: Mapping[str, Any]) -> bytes:
+    """Writes settings as Hugging Face does."""
+    return (json.dumps(content, indent=2, sort_keys=True, ensure_ascii=False) + "\n").encode()
+
+
 def existing(folder: Path, name: str) -> Path:
     """Returns the path of a file of a folder."""
     if not folder.is_dir():

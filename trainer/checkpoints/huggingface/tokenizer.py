@@ -1,6 +1,5 @@
 """Writes the files with which Hugging Face's library tokenizes as a vocab does."""
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,6 +11,7 @@ from configs.errors import UserError
 from configs.json_reader import read_json
 from data.tokenizers.tokenizer_json import CONFIG, GENERATION, TOKENIZER, TokenizerJsonVocab
 from data.vocab import EOS, PAD, Vocab
+from trainer.checkpoints.huggingface.folder import json_bytes
 
 SENTENCE_PIECE, T5_PIECES = SENTENCE_PIECES = ("tokenizer.model", "spiece.model")
 """Names of models of SentencePiece."""
@@ -64,10 +64,12 @@ def tokenizer_files(vocab: Vocab) -> tuple[dict[str, bytes], dict[str, int]]:
         files[TOKENIZER] = tokenizer.to_str(pretty=True).encode()
     for name, i in ids.items():
         [names[name.removesuffix("_id")]] = vocab.pieces([i])
-    files[CONFIG] = _json({**read_json(kept.get(CONFIG, "{}"), dict[str, Any], CONFIG), **names})
+    files[CONFIG] = json_bytes(
+        {**read_json(kept.get(CONFIG, "{}"), dict[str, Any], CONFIG), **names}
+    )
     ends = vocab.stop_ids if len(vocab.stop_ids) > 1 else vocab.end_id
     generation = read_json(kept.get(GENERATION, "{}"), dict[str, Any], GENERATION)
-    files[GENERATION] = _json({**generation, **ids, "eos_token_id": ends})
+    files[GENERATION] = json_bytes({**generation, **ids, "eos_token_id": ends})
     return files, ids
 
 
@@ -98,7 +100,7 @@ def source_files(vocab: Vocab, kind: str) -> tuple[dict[str, bytes], dict[str, i
     }
     if GENERATION in files:
         generation = read_json(files[GENERATION], dict[str, Any], GENERATION)
-        files[GENERATION] = _json({**generation, **ids})
+        files[GENERATION] = json_bytes({**generation, **ids})
     return files, ids
 
 
@@ -174,7 +176,3 @@ def _unigram(pieces: list[Any], unknown: int) -> models.Unigram:
     read = (_Piece.NORMAL, _Piece.USER_DEFINED)
     scores = [(piece.piece, piece.score if piece.type in read else lowest) for piece in pieces]
     return models.Unigram(scores, unknown, any(piece.type == _Piece.BYTE for piece in pieces))
-
-
-def _json(content: Mapping[str, Any]) -> bytes:
-    return (json.dumps(content, indent=2, sort_keys=True, ensure_ascii=False) + "\n").encode()
