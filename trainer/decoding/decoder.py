@@ -191,10 +191,7 @@ class Decoder:
 def with_finite_score(hypotheses: list[TokenHypothesis]) -> list[TokenHypothesis]:
     """Returns the hypotheses of a text, all with finite scores; raises where there are none."""
     if not hypotheses:
-        raise RunError(
-            "The model gives a text no finite log-probability: its weights, or what it computes, "
-            "are NaN or infinite."
-        )
+        raise RunError("A text has no finite log-probability: the model computes NaN or infinity.")
     return hypotheses
 
 

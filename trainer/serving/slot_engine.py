@@ -80,8 +80,9 @@ class SlotEngine:
         with jax.set_mesh(mesh):  # while slots grow to twice the length, both are there
             weights = jax.eval_shape(model.prepare, params)
             sizes = [SlotSize(self.slots, length) for length in self.lengths[-2:]]
-            sizes += [SlotSize(1, max_length)] * self._kept.limit
-            caches = [jax.eval_shape(self.decoder(size).start, weights).cache for size in sizes]
+            sizes.append(SlotSize(self.shards, max_length))  # of a kept prompt
+            *caches, kept = (jax.eval_shape(self.decoder(x).start, weights).cache for x in sizes)
+            caches += [kept] * self._kept.limit
             check_cache_memory(weights, caches, mesh)
 
     def decoder(self, size: SlotSize, candidates: int | None = None) -> SlotDecoder:

@@ -86,11 +86,6 @@ class SamplingBody(Body):
     )
 
     @property
-    def maximum(self) -> str:
-        """Returns the name of the field that has max_tokens."""
-        return "max_tokens"
-
-    @property
     def samples(self) -> int:
         """Returns how many texts are made of each prompt."""
         return self.n
@@ -194,10 +189,6 @@ class ChatBody(SamplingBody):
         """Takes the newer name of max_tokens for the older one."""
         self.max_tokens = self.max_completion_tokens or self.max_tokens
         return self
-
-    @property
-    def maximum(self) -> str:
-        return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
 
 
 class TokenizeBody(Body):

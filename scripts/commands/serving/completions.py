@@ -78,7 +78,6 @@ class CompletionForm:
 
     body: CompletionBody
     vocab: Vocab
-    suffix: Ids = ()
     id_prefix = "cmpl"
     whole = part = "text_completion"  # kind of a whole answer, and of an event
 
@@ -89,7 +88,8 @@ class CompletionForm:
 
     def choice(self, choice: AnswerChoice, text: str) -> dict[str, Any]:
         """Returns a choice of a whole answer."""
-        ranked = {"suffix_log_probability": choice.suffix_log_p} if len(self.suffix) else {}
+        suffix_log_p = choice.suffix_log_p
+        ranked = {} if suffix_log_p is None else {"suffix_log_probability": suffix_log_p}
         return self.delta(choice, text, first=True) | ranked
 
     def delta(self, choice: AnswerChoice, text: str, *, first: bool) -> dict[str, Any]:
@@ -134,7 +134,6 @@ class CompletionForm:
 class ChatForm:
     """Writes choices as `POST /v1/chat/completions` has them: as messages."""
 
-    suffix: Ids = ()
     id_prefix = "chatcmpl"
     whole, part = "chat.completion", "chat.completion.chunk"
     begins = False
@@ -167,8 +166,9 @@ async def complete(request: Request) -> Response:
     suffix: Ids = ()
     if (text := body.rescore_suffix) is not None:
         suffix = await tokenize([text], 1, lambda: vocab.encode_continuation(text))
-        if body.stream or not len(suffix):
-            raise bad_field("rescore_suffix", text, "a text, without stream")
+        longest = served.max_length - 2
+        if body.stream or not 0 < len(suffix) <= longest:
+            raise bad_field("rescore_suffix", text, f"1 to {longest} tokens, without stream")
 
     def choices() -> list[AnswerChoice]:
         for prompt in body.prompts:
@@ -189,8 +189,8 @@ async def complete(request: Request) -> Response:
         return choices
 
     check_count(len(body.prompts), "prompt", body.prompt, body, served)
-    form = CompletionForm(body, vocab, suffix)
-    return await answer(request, await tokenize(body.prompts, body.samples, choices), body, form)
+    made = await tokenize(body.prompts, body.samples, choices)
+    return await answer(request, made, body, CompletionForm(body, vocab), suffix)
 
 
 def served_decoder(request: Request) -> ServedModel:
@@ -202,9 +202,13 @@ def served_decoder(request: Request) -> ServedModel:
 
 
 async def answer(
-    request: Request, choices: Sequence[AnswerChoice], body: SamplingBody, form: Form
+    request: Request,
+    choices: Sequence[AnswerChoice],
+    body: SamplingBody,
+    form: Form,
+    suffix: Ids = (),
 ) -> Response:
-    """Answers with choices, whole or as they come."""
+    """Answers with choices, whole or as they come; a suffix ranks whole ones."""
     served: ServedModel = request.app.state.served
     jobs = [choice.job for choice in choices]
     exchange = PendingAnswer(request, served.service, jobs, served.time_limit_s)
@@ -220,14 +224,14 @@ async def answer(
     start_s = time.monotonic()
     async with exchange:
         await finish(exchange, choices)
-    if len(form.suffix):
+    if len(suffix):
         left_s = served.time_limit_s - (time.monotonic() - start_s)
-        scored = [scored_suffix(choice, form.suffix) for choice in choices]
+        scored = [scored_suffix(choice, suffix) for choice in choices]
         async with PendingAnswer(request, served.service, scored, left_s) as exchange:
             async for _ in exchange.changes():
                 pass
         for choice, job in zip(choices, scored, strict=True):
-            log_p = job.prompt_log_probabilities[-len(form.suffix) :]
+            log_p = job.prompt_log_probabilities[-len(suffix) :]
             choice.suffix_log_p = statistics.fmean(log_p or [0.0])
     best = likeliest_of(choices, body.samples, body.n)
     return JSONResponse(
@@ -251,8 +255,10 @@ def likeliest_of(choices: Sequence[AnswerChoice], samples: int, n: int) -> list[
 
 
 def scored_suffix(choice: AnswerChoice, suffix: Ids) -> Job:
-    """Makes the job that scores a suffix behind the text of a choice."""
-    text = choice.job.tokens[: choice.new_tokens]
+    """Makes the job that scores a suffix behind the text of a choice, as it is sent."""
+    text: Ids = choice.job.tokens
+    if choice.text.is_stopped:  # its tokens hold the stop
+        text = choice.text.vocab.encode_continuation(choice.text.text)[: choice.new_tokens]
     request = DecodeRequest([*choice.job.request.prompt, *text, *suffix], 0)
     return Job(request, scores_prompt=True)
 
@@ -311,7 +317,9 @@ def choices_of(
             raise bad_field(prompt.field, prompt.value, f"at most {longest} tokens, not {length}")
         if body.max_tokens is not None and body.max_tokens > room:
             legal = f"1 to {room} tokens for a prompt of {length}"
-            raise bad_field(body.maximum, body.max_tokens, legal)
+            newer = getattr(body, "max_completion_tokens", None)
+            name = "max_tokens" if newer is None else "max_completion_tokens"
+            raise bad_field(name, body.max_tokens, legal)
         if body.min_tokens > room:
             legal = f"0 to {room} tokens for a prompt of {length}"
             raise bad_field("min_tokens", body.min_tokens, legal)

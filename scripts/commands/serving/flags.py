@@ -35,7 +35,7 @@ class ServeFlags(FlagGroup):
     """Texts that are continued, or translated, together."""
     max_length: Annotated[int | None, Flag(min=2)] = None
     """Tokens of a prompt and its continuation. Default: the row length of the task."""
-    kept_prompts: Annotated[int, Flag(min=0)] = 4
+    kept_prompts: Annotated[int, Flag(min=0, max=1000)] = 4
     """Prompts of 65 tokens or more whose keys and values stay in memory: of a prompt that begins as
     one of them, such as that of the next turn of a chat, only the rest is read."""
     queue: Annotated[int, Flag(min=1)] = 256

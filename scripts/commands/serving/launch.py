@@ -75,7 +75,8 @@ def server_of(flags: ServeFlags) -> Iterator[tuple[Server, socket.socket]]:
             application(served, registry),
             paths=[route.path for route in ROUTES],
             token=flags.token,
-            hosts=host_names(flags.host, flags.token),
+            # With a token, that says who may connect.
+            hosts={*LOOPBACK_NAMES, flags.host.lower()} if flags.token is None else None,
             registry=registry,
         )
         announce = functools.partial(print_note, f"Serving {served.name} at {url}")
@@ -143,11 +144,6 @@ def is_loopback(host: str) -> bool:
     with contextlib.suppress(ValueError):
         return ipaddress.ip_address(host).is_loopback
     return False
-
-
-def host_names(host: str, token: str | None) -> set[str] | None:
-    """Returns what clients may call the host; None where a token says who may connect."""
-    return {*LOOPBACK_NAMES, host.lower()} if token is None else None
 
 
 def served_search(flags: BeamFlags, task: Task) -> Search:

@@ -15,7 +15,7 @@ from configs.paths import path_of
 from configs.write import values
 from data.sources.text_files import identity, read_lines
 from data.storage.files import atomic_write
-from scripts.commands.common import open_output
+from scripts.commands.common import STREAMS, open_output
 from scripts.commands.planning.page import head
 from scripts.commands.training.flags import ReportFlags
 from scripts.templates import columns, render
@@ -35,6 +35,8 @@ NOT_DRAWN = {"step", WALL_TIME, "parts", "examples", "bleu_sentences", *SPLIT,
              "perplexity_per_token", "perplexity_per_word"}  # fmt: skip
 """What evaluations have besides the curves of a comparison; perplexities follow from the loss."""
 
+HEADS = ("loss", "line", "run", "setting")
+"""First columns of tables, whose other columns are runs."""
 MEAN_LINES = 10
 """Lines of metrics.jsonl whose mean loss counts: one line has the noise of its batches."""
 
@@ -46,11 +48,15 @@ def report(flags: ReportFlags) -> None:
         raise UserError("report: name one run by --model_dir=DIR, or several, each once: DIR DIR.")
     if len(folders) > 1:
         output = flags.output or "report.html"
-        runs = {name: path_of(name) for name in folders}
+        runs = {f"./{name}" if name in HEADS else name: path_of(name) for name in folders}
+        read = (str(folder / flags.samples) for folder in runs.values() if flags.samples)
+        if identity(output) in map(identity, read):
+            raise UserError(f"--output={output} is also read.  Name another file.")
         page = comparison_page(runs, flags.losses or (), flags.samples)
         with open_output(output) as file:
             file.write(page)
-        print_note(f"Wrote {output}.")
+        if output not in STREAMS:
+            print_note(f"Wrote {output}.")
         return
     if flags.output is not None or flags.losses or flags.samples is not None:
         raise UserError("--output, --losses and --samples are for the page of several runs.")

@@ -188,8 +188,24 @@ def test_samples_of_several_runs_are_side_by_side(run: Meshloom, tmp_path: Path)
     answer = run("report", *folders, "--samples=out.txt", f"--output={file}")
     assert answer.code == 0, answer.error
     assert run("report", *folders, "--samples=out.txt", "--output=-").out == file.read_text()
+    answer = run("report", *folders, "--samples=out.txt", f"--output={folders[0]}/out.txt")
+    assert answer.code == 2 and "is also read" in answer.error
     table = file.read_text().split("<h2>Samples")[1].split("<h2>")[0]
     assert "<td>1<td>&lt;b&gt;one<td>four" in table and "<td>2<td>two\u2028three<td>" in table
+
+
+def test_a_run_may_have_the_name_of_a_column(
+    run: Meshloom, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("line", "loss"):
+        (tmp_path / name).mkdir()
+        line = {"step": 1, "loss": 2.0, "tokens": 9.0, "step_s": 0.5}
+        (tmp_path / name / "metrics.jsonl").write_text(json.dumps(line) + "\n")
+        (tmp_path / name / "out.txt").write_text(f"{name}s\n")
+    page = run("report", "line", "loss", "--samples=out.txt", "--losses=2.5", "--output=-").out
+    assert "<th>loss<th>./line<th>./loss\n<tr><td>2.5<td>9<td>9" in page
+    assert "<th>line<th>./line<th>./loss\n<tr><td>1<td>lines<td>losss" in page
 
 
 def test_a_loss_is_reached_by_the_mean_of_ten_lines(run: Meshloom, tmp_path: Path) -> None:
