@@ -1,9 +1,27 @@
 """The decoder: requests in few shapes, and tokens up to the end."""
 
 import numpy as np
+import pytest
 
+from configs.errors import RunError
 from data.vocab import EOS
-from trainer.decoding.decoder import Request, batches_of, padded, rows_of, shape_of, until_end
+from trainer.decoding.decoder import (
+    Request,
+    TokenHypothesis,
+    batches_of,
+    padded,
+    rows_of,
+    shape_of,
+    until_end,
+    with_finite_score,
+)
+
+
+def test_a_text_without_a_finite_score_ends_the_run() -> None:
+    best = TokenHypothesis([5], -1.0, -1.0)
+    assert with_finite_score([best]) == [best]
+    with pytest.raises(RunError, match="computes NaN or infinity"):
+        with_finite_score([])
 
 
 def test_lengths_are_padded_to_powers_of_two() -> None:
