@@ -40,12 +40,13 @@ def token_weights(batch: Mapping[str, Array]) -> dict[str, Array]:
     With these weights, means over tokens and over targets add up, whatever the microbatches.
     """
     targets = jnp.sum(counted_targets(batch), dtype=float)
-    stacks = {"decoder": batch["segments_BL"], "encoder": batch.get("segments_BM")}
-    return {
+    stacks = {"decoder": batch["segments_BL"]} if "loss_mask_BL" in batch else {}
+    stacks |= {"encoder": batch["segments_BM"]} if "segments_BM" in batch else {}
+    weights = {
         stack: targets / jnp.maximum(jnp.sum(segments > 0, dtype=float), 1)
         for stack, segments in stacks.items()
-        if segments is not None
     }
+    return {"decoder": jnp.ones(()), **weights}
 
 
 def counted_targets(batch: Mapping[str, Array]) -> Array:
