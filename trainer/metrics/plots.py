@@ -177,7 +177,7 @@ def compared(runs: Mapping[str, RunPlots], split: str, name: str) -> bytes:
                 axes.set(xlabel=xlabel)
         for axes in panels:
             axes.grid(alpha=0.3)
-            axes.locator_params(axis="x", nbins=5)  # long numbers do not touch
+            axes.locator_params(axis="x", nbins=4)  # long numbers do not touch
         panels[0].set(ylabel=f"{split} {name.replace('_', ' ')}")
         panels[0].legend(fontsize="small")
         return figure
