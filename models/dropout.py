@@ -8,12 +8,12 @@ from layouts.random_bytes import random_bytes
 
 Array = jax.Array
 Key = Array | None
-"""Of random numbers; None where nothing is random."""
+"""A key of `jax.random`; None where nothing is random."""
 LEVELS = 256  # a rate is rounded to a multiple of 1 / LEVELS
 
 
 def split_key(key: Key, count: int = 2) -> list[Key]:
-    """Splits a key; None gives None as often."""
+    """Splits a key into `count` keys, or None into as many None."""
     return [None] * count if key is None else list(jax.random.split(key, count))
 
 

@@ -26,18 +26,19 @@ class LossSums(NamedTuple):
     tokens: Array
     loads: Any = ()  # of the experts, by stack; sums as well
     router_objectives: Mapping[str, Array] = {}
-    """What is minimized as well, by stack: sums over all of its tokens."""
+    """Losses of the routers of each stack, summed over all of its tokens."""
 
     def total_objective(self, weights: Mapping[str, Array]) -> Array:
-        """Returns what is minimized, if a token of a stack counts as so many targets."""
+        """Returns the objective plus the losses of routers, each times the weight of its stack."""
         weighted = (weights[stack] * total for stack, total in self.router_objectives.items())
         return sum(weighted, start=self.objective)
 
 
 def token_weights(batch: Mapping[str, Array]) -> dict[str, Array]:
-    """Returns how many counted targets a whole batch has for each token of a stack.
+    """Returns the ratio of counted targets to tokens of each stack, in a whole batch.
 
-    With these weights, means over tokens and over targets add up, whatever the microbatches.
+    Sums over tokens times these weights, divided by the targets, are means over tokens, whatever
+    the microbatches.
     """
     targets = jnp.sum(counted_targets(batch), dtype=float)
     stacks = {"decoder": batch["segments_BL"]} if "loss_mask_BL" in batch else {}

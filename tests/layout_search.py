@@ -446,9 +446,9 @@ def served(case: Case, model: Decodable, params: Any, mesh: Mesh, slots: int) ->
         long = [*first.prompt, *[EOS + 1] * SHORTEST]
         turns = (first._replace(prompt=[*long[: SHORTEST + 2], *more]) for more in ([], [EOS + 2]))
         rounds += [[Job(turn, case.search)] for turn in turns]
-    with jax.set_mesh(mesh), unittest.mock.patch.object(slot_engine, "SHORTEST_KEPT", SHORTEST):
+    with jax.set_mesh(mesh), unittest.mock.patch.object(slot_engine, "SHORTEST_CACHED", SHORTEST):
         params = jax.tree.map(jnp.copy, params)  # the engine frees its weights
-        engine = SlotEngine(model, params, mesh, vocab, slots, 2 * SHORTEST, kept_prompts=1)
+        engine = SlotEngine(model, params, mesh, vocab, slots, 2 * SHORTEST, cached_prompts=1)
         service = ContinuousService(engine, step=0, queue=len(jobs))
         service.warm_up()
         for each in rounds:

@@ -203,15 +203,15 @@ class MultiHeadAttention(nnx.Module):
     def project(self, x_BLD: Array, context: AttentionContext) -> tuple[Array, Array, Array]:
         """Projects a row to queries, keys and values."""
         einsum, rotate = self.layout.einsum, self.positions.rotate
-        weights = [weight[...] for weight in (self.wq_DJQK, self.wk_DJK, self.wv_DJK)]
-        is_adapted = any(isinstance(weight, Adapted) for weight in weights)
-        # One token would read all weights twice; thin matrices are not of one shape.
+        wq_DJQK, wk_DJK, wv_DJK = self.wq_DJQK[...], self.wk_DJK[...], self.wv_DJK[...]
+        is_adapted = any(isinstance(w, Adapted) for w in (wq_DJQK, wk_DJK, wv_DJK))
+        # For one token, joining the weights costs as much as their products.
         if self.spec.combined_qkv and x_BLD.shape[1] > 1 and not is_adapted:
-            q_BLJQK, k_BMJK, v_BMJK = self.project_combined(x_BLD, *weights)
+            q_BLJQK, k_BMJK, v_BMJK = self.project_combined(x_BLD, wq_DJQK, wk_DJK, wv_DJK)
         else:
-            q_BLJQK = einsum("BLD,DJQK->BLJQK", x_BLD, self.wq_DJQK[...])
-            k_BMJK = einsum("BMD,DJK->BMJK", x_BLD, self.wk_DJK[...])
-            v_BMJK = einsum("BMD,DJK->BMJK", x_BLD, self.wv_DJK[...])
+            q_BLJQK = einsum("BLD,DJQK->BLJQK", x_BLD, wq_DJQK)
+            k_BMJK = einsum("BMD,DJK->BMJK", x_BLD, wk_DJK)
+            v_BMJK = einsum("BMD,DJK->BMJK", x_BLD, wv_DJK)
         q_BJQLK = self.to_queries(q_BLJQK)
         k_BJMK, v_BJMK = self.to_keys_and_values(k_BMJK, v_BMJK)
         q_BJQLK = rotate(self.layout, q_BJQLK, "BJQLK", context.prepared)

@@ -150,6 +150,9 @@ def test_the_files_of_a_subset_give_the_same_bleu(
             answer = run("evaluate", place.model_dir, f"--hypotheses={texts}", f"{flag}={name}")
             assert answer.code == 2, answer.error
             assert f"--hypotheses={texts}: {name} is also read.  Name another" in answer.error
+    # A file beside them is not written.
+    answer = run("evaluate", place.model_dir, f"--hypotheses={texts}", f"--input={texts}.en")
+    assert answer.code == 2 and "is also read" not in answer.error
     answer = run("evaluate", place.model_dir, "--checkpoint=80,160", f"--hypotheses={texts}")
     assert answer.code == 2 and "Choose one --checkpoint." in answer.error
 

@@ -63,10 +63,10 @@ logger = logging.getLogger(__name__)
 
 
 class Score(NamedTuple):
-    """Holds a metric, negated where a lower one is better."""
+    """Holds the metric of a checkpoint, if it has one."""
 
+    metric: float | None
     higher_is_better: bool
-    signed: float
 
 
 @dataclasses.dataclass
@@ -96,7 +96,7 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
         self._current: int | None = None  # the step saved or restored last
         self._noted: int | None = None  # the step that the record has as saved
         self._damaged: list[int] = []
-        self._scores: dict[int, Score | None] = {}
+        self._scores: dict[int, Score] = {}
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         try:
@@ -129,11 +129,11 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
         return self.best_of(self.steps())
 
     def best_of(self, steps: Sequence[int]) -> int | None:
-        """Returns the best of some steps by the metric of the last one; a run may change it."""
-        scores = {step: score for step in steps if (score := self._score(step)) is not None}
-        direction = scores[max(scores)].higher_is_better if scores else None
-        alike = [step for step, score in scores.items() if score.higher_is_better == direction]
-        return max(alike, key=lambda step: (scores[step].signed, step), default=None)
+        """Returns the best step by the metric of the last one; others may have another metric."""
+        scores = ((step, *self._score(step)) for step in sorted(steps))
+        known = [(step, m, higher) for step, m, higher in scores if m is not None]
+        signed = [(m if up else -m, step) for step, m, up in known if up == known[-1][2]]
+        return max(signed, default=(0, None))[1]
 
     def files(self, step: int) -> list[tuple[str, int, int]]:
         """Lists those files of a checkpoint that are there: name, size, time of the last change."""
@@ -197,14 +197,14 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
     def _path(self, step: int) -> epath.Path:
         return self.folder / str(step) / ITEM
 
-    def _score(self, step: int) -> Score | None:
-        """Returns the metric of a checkpoint, where it has one."""
+    def _score(self, step: int) -> Score:
+        """Returns the metric of a checkpoint; a damaged one has none."""
         if step not in self._scores:
             try:
                 manifest = read_manifest(self._path(step))
             except DamagedCheckpoint:
-                return None
-            self._scores[step] = score_of(manifest.metric, manifest.higher_is_better)
+                return Score(None, self.higher_is_better)
+            self._scores[step] = Score(manifest.metric, manifest.higher_is_better)
         return self._scores[step]
 
     # Saving
@@ -220,7 +220,7 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
         self._set_aside([old for old in self.steps() if old >= step or old in self._damaged])
         metric = metric if metric is not None and math.isfinite(metric) else None
         self._current = step
-        self._scores[step] = score_of(metric, self.higher_is_better)
+        self._scores[step] = Score(metric, self.higher_is_better)
         try:
             self._manager = self._manager or self._open()
             item = Save(_nested(state), metric=metric, higher_is_better=self.higher_is_better)
@@ -424,11 +424,6 @@ class _KeepBest(PreservationPolicy):
         steps = [info.step for info in checkpoints]
         best = self.checkpoints.best_of(steps) if self.checkpoints.keep_best else None
         return [step == best for step in steps]
-
-
-def score_of(metric: float | None, higher_is_better: bool) -> Score | None:
-    signed = metric if metric is None or higher_is_better else -metric
-    return None if signed is None else Score(higher_is_better, signed)
 
 
 def _by_path(tree: Tree) -> dict[str, Any]:

@@ -267,9 +267,8 @@ class LineDecoder:
             lines = [line for line in lines if not is_blank(requests[line], self.vocabs)]
         for batch in self.decoder.decode([requests[line] for line in lines]):
             decoded = list[tuple[int, list[Hypothesis]]]()
-            for line, texts in ((lines[i], texts) for i, texts in batch):
-                finite = with_finite_score(texts)
-                hypotheses = [to_hypothesis(requests[line], one, self.vocabs) for one in finite]
+            for line, texts in ((lines[i], with_finite_score(texts)) for i, texts in batch):
+                hypotheses = [to_hypothesis(requests[line], one, self.vocabs) for one in texts]
                 decoded.append((line, rank(hypotheses, self.options)))
             yield decoded
 

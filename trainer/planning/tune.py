@@ -93,7 +93,7 @@ class TrialLog:
                 self._values[entry["name"]] = entry["value"]
             else:
                 self._trials[self._key(entry["by"], entry["settings"])] = Trial(**entry["trial"])
-        # Half a line, as a kill leaves it, is not taken over.
+        # Drops a half-written last line, which a kill leaves.
         atomic_write(path, "".join(f"{json.dumps(line)}\n" for line in lines or [first]))
 
     def once(self, name: str, compute: Callable[[], T]) -> T:

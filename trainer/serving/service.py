@@ -61,7 +61,7 @@ class Job:
     scores_prompt: bool = False
     """Whether the prompt is scored."""
     cached_tokens: int = 0
-    """Tokens of the prompt that were read for an earlier one."""
+    """Tokens of the prompt whose keys and values were in the prefix cache."""
     prompt_log_probabilities: list[float] = dataclasses.field(default_factory=list)
     """Of its tokens; without the first one where the model reads no begin token before it."""
     prompt_likeliest: list[Ranked] = dataclasses.field(default_factory=list)

@@ -22,7 +22,7 @@ from models.api import Cache, Decodable
 from models.decoding.slots import Joining, NewTokens, PromptScores, SlotDecoder, Slots, SlotSettings
 from trainer.decoding.decoder import SHORTEST, Request, rows_of, split_begins
 from trainer.memory import check_cache_memory
-from trainer.serving.kept_prompts import SHORTEST_KEPT, KeptPrompt, KeptPrompts
+from trainer.serving.prefix_cache import SHORTEST_CACHED, CachedPrompt, PrefixCache
 from trainer.serving.service import MAX_CANDIDATES, Job
 
 logger = logging.getLogger(__name__)
@@ -60,7 +60,7 @@ class SlotEngine:
 
     def __init__(
         self, model: Decodable, params: Any, mesh: Mesh, vocab: Vocab, slots: int, max_length: int,
-        kept_prompts: int = 0,
+        cached_prompts: int = 0,
     ):  # fmt: skip
         self.mesh, self.vocab, self.max_length = mesh, vocab, max_length
         self.model, self.layout = model, model.layout
@@ -76,13 +76,13 @@ class SlotEngine:
         self._executables = dict[Hashable, Callable[..., Any]]()
         self._slots: Slots | None = None
         self._weights, self._unprepared = None, params
-        self._kept = KeptPrompts(0 if self.shards > 1 else kept_prompts)
+        self._prefixes = PrefixCache(0 if self.shards > 1 else cached_prompts)
         with jax.set_mesh(mesh):  # while slots grow to twice the length, both are there
             weights = jax.eval_shape(model.prepare, params)
             sizes = [SlotSize(self.slots, length) for length in self.lengths[-2:]]
-            sizes.append(SlotSize(self.shards, max_length))  # of a kept prompt
-            *caches, kept = (jax.eval_shape(self.decoder(x).start, weights).cache for x in sizes)
-            caches += [kept] * self._kept.limit
+            sizes.append(SlotSize(self.shards, max_length))  # of a cached prompt
+            *caches, cached = (jax.eval_shape(self.decoder(x).start, weights).cache for x in sizes)
+            caches += [cached] * self._prefixes.limit
             check_cache_memory(weights, caches, mesh)
 
     def decoder(self, size: SlotSize, candidates: int | None = None) -> SlotDecoder:
@@ -119,7 +119,7 @@ class SlotEngine:
 
     def set_weights(self, params: Any) -> None:
         """Takes other weights for all tokens from now on."""
-        self._kept.clear()
+        self._prefixes.clear()
         self._weights = None  # frees the old ones before there are new ones
         self._weights = self.compiled("weights", "prepare", self.model.prepare, params)
 
@@ -258,7 +258,7 @@ class SlotEngine:
         by_field: dict[str, Any] = dict.fromkeys(Joining._fields, by_row)
         shardings = Joining(**by_field | {"prompts_BL": of_prompts})
         size, about = self.size, f"{rows} x {length} tokens of prompts"
-        if candidates is None and length >= SHORTEST_KEPT:
+        if candidates is None and length >= SHORTEST_CACHED:
             tokens = np.array([begins[0], *prompts[0]], np.int32)[:-1]  # the last one is not read
             scores = None
             cache, last_B, filled[0].cached_tokens = self._read_rest(tokens, joining, shardings)
@@ -287,26 +287,26 @@ class SlotEngine:
     def _read_rest(
         self, tokens: np.ndarray, joining: Joining, shardings: Joining
     ) -> tuple[Cache, jax.Array, int]:
-        """Reads what a prompt does not share with a kept one, and keeps it.
+        """Reads what a prompt does not share with a cached one, and caches it.
 
-        Returns its cache and last token, and how many tokens were there.
+        Returns its keys and values, its last token, and how many of its tokens were cached.
         """
         length = joining.prompts_BL.shape[1]
-        kept = self._kept.nearest(tokens)
-        start = 0 if kept is None else min(kept.shared(tokens), len(tokens) - 1)
+        cached = self._prefixes.nearest(tokens)
+        start = 0 if cached is None else min(cached.shared(tokens), len(tokens) - 1)
         count = next(n for n in powers(2, SHORTEST, length) if n >= len(tokens) - start)
         start = min(start, length - count)
-        if kept is None or count == length:
+        if cached is None or count == length:
             start, (cache, last_B, _) = 0, self._read(joining, shardings, None)
         else:
             cache, last_B = self.compiled(
                 f"a pass over {count} more of {length} tokens of a prompt",
-                ("rest", count, length, kept.length),
+                ("rest", count, length, cached.length),
                 functools.partial(self.decoder(self.size).read_rest, count=count),
-                self._weights, joining, kept.cache, np.int32(start),
+                self._weights, joining, cached.cache, np.int32(start),
                 in_shardings=(None, shardings, None, None),
             )  # fmt: skip
-        self._kept.keep(KeptPrompt(tokens, length, cache))
+        self._prefixes.add(CachedPrompt(tokens, length, cache))
         return cache, last_B, max(start - self.vocab.reads_begin, 0)
 
 

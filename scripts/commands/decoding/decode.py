@@ -222,6 +222,8 @@ class DecodeJob:
 
     def write_json(self, texts: Mapping[int, Sequence[Hypothesis]]) -> None:
         """Writes the settings and the texts of all lines as one JSON object, if a file is named."""
+        if self.flags.json_file is None:
+            return
         lines = [entry_of(source, texts[line]) for line, source in enumerate(self.lines)]
         write_json(self.flags.json_file, {"settings": self.settings, "lines": lines})
 

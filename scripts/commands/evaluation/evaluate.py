@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import os
+import re
 import shlex
 import statistics
 from collections.abc import Mapping, Sequence
@@ -55,8 +56,9 @@ def check_text(flags: EvaluateFlags, task: Task) -> None:
             "--split=train: half of its answers are rejected ones.  Legal: another split, or "
             "--input=FILE; `meshloom score` scores single answers."
         )
+    written = re.escape(flags.hypotheses or "") + r"(\.(source|reference\d*|lines))?"
     for read in filter(None, (text.text_file, *text.references)):
-        if flags.hypotheses is not None and f"{read}.".startswith(f"{flags.hypotheses}."):
+        if flags.hypotheses is not None and re.fullmatch(written, read):
             raise UserError(
                 f"--hypotheses={flags.hypotheses}: {read} is also read.  Name another file."
             )

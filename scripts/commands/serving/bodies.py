@@ -109,7 +109,6 @@ class CompletionBody(SamplingBody):
     best_of: int | None = Field(
         None, ge=1, le=MAX_CHOICES, description=f"an integer from n to {MAX_CHOICES}"
     )
-
     rescore_suffix: Text | None = Field(None, description="a text, without stream")
 
     @property

@@ -255,7 +255,7 @@ def likeliest_of(choices: Sequence[AnswerChoice], samples: int, n: int) -> list[
 
 
 def scored_suffix(choice: AnswerChoice, suffix: Ids) -> Job:
-    """Makes the job that scores a suffix behind the text of a choice, as it is sent."""
+    """Makes the job that scores a suffix after the text of a choice, without its stop."""
     text: Ids = choice.job.tokens
     if choice.text.is_stopped:  # its tokens hold the stop
         text = choice.text.vocab.encode_continuation(choice.text.text)[: choice.new_tokens]
@@ -291,7 +291,7 @@ def choices_of(
 ) -> list[AnswerChoice]:
     """Makes the jobs of a request, with the seeds that `decode` gives the lines of a file.
 
-    Behind each text there is room for a suffix of so many tokens.
+    `suffix` tokens of `max_length` stay free after each text.
     """
     max_tokens = body.max_tokens
     if max_tokens is None:

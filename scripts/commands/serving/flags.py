@@ -35,9 +35,9 @@ class ServeFlags(FlagGroup):
     """Texts that are continued, or translated, together."""
     max_length: Annotated[int | None, Flag(min=2)] = None
     """Tokens of a prompt and its continuation. Default: the row length of the task."""
-    kept_prompts: Annotated[int, Flag(min=0, max=1000)] = 4
-    """Prompts of 65 tokens or more whose keys and values stay in memory: of a prompt that begins as
-    one of them, such as that of the next turn of a chat, only the rest is read."""
+    cached_prompts: Annotated[int, Flag(min=0, max=1000)] = 4
+    """Prompts in the prefix cache, of 65 tokens or more: of a prompt that begins with the same
+    tokens, such as the next turn of a chat, only the rest is read. 0: no cache."""
     queue: Annotated[int, Flag(min=1)] = 256
     """Texts that wait; more are refused."""
     time_limit_s: Annotated[float, Flag(metavar="S", min=0.001)] = 120.0

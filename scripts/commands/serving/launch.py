@@ -180,7 +180,7 @@ def served_model(members: Sequence[TrainedModel], flags: ServeFlags) -> ServedMo
                 f"Legal: 2 to {room}."
             )
         length = flags.max_length or min(task.length, room)
-        of_engine = (vocabs.target, rows, length, flags.kept_prompts)
+        of_engine = (vocabs.target, rows, length, flags.cached_prompts)
         engine = SlotEngine(model, params, mesh, *of_engine)
         service = ContinuousService(engine, step, flags.queue)
         max_new_tokens = length

@@ -22,13 +22,13 @@ from trainer.serving.service import Job, NoFiniteScore
 from trainer.serving.slot_engine import CALL_S, MAX_STEPS, SlotEngine, SlotSize
 
 
-def new_engine(slots: int, max_length: int, kept_prompts: int = 0) -> SlotEngine:
+def new_engine(slots: int, max_length: int, cached_prompts: int = 0) -> SlotEngine:
     mesh = make_mesh(WHOLE)
     with jax.set_mesh(mesh):
         params = jax.tree.map(jnp.asarray, weights(DECODER))
         vocab = Digits(64, begin_id=0, end_id=1)
         model = TransformerModel(DECODER, WHOLE)
-        return SlotEngine(model, params, mesh, vocab, slots, max_length, kept_prompts)
+        return SlotEngine(model, params, mesh, vocab, slots, max_length, cached_prompts)
 
 
 @pytest.fixture
@@ -130,7 +130,7 @@ def test_a_prompt_that_begins_as_an_earlier_one_has_the_same_text(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Only the rest of it is read; new weights, and two prompts later, all of it."""
-    monkeypatch.setattr(slot_engine, "SHORTEST_KEPT", 32)
+    monkeypatch.setattr(slot_engine, "SHORTEST_CACHED", 32)
     numbers = np.random.default_rng(0).integers(2, 64, 64).tolist()
     turns = [numbers[:20], numbers[:45], numbers[:45], [*numbers[:30], 5, 7], [9, *numbers[:39]]]
     others = [[8, *numbers[:20]], [7, *numbers[:20]]]

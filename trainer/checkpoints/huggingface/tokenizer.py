@@ -64,9 +64,8 @@ def tokenizer_files(vocab: Vocab) -> tuple[dict[str, bytes], dict[str, int]]:
         files[TOKENIZER] = tokenizer.to_str(pretty=True).encode()
     for name, i in ids.items():
         [names[name.removesuffix("_id")]] = vocab.pieces([i])
-    files[CONFIG] = json_bytes(
-        {**read_json(kept.get(CONFIG, "{}"), dict[str, Any], CONFIG), **names}
-    )
+    config = read_json(kept.get(CONFIG, "{}"), dict[str, Any], CONFIG)
+    files[CONFIG] = json_bytes({**config, **names})
     ends = vocab.stop_ids if len(vocab.stop_ids) > 1 else vocab.end_id
     generation = read_json(kept.get(GENERATION, "{}"), dict[str, Any], GENERATION)
     files[GENERATION] = json_bytes({**generation, **ids, "eos_token_id": ends})

@@ -308,6 +308,6 @@ def test_a_prompt_that_begins_as_an_earlier_one_is_read_from_there_on(model_dir:
     # The last token is read where a text begins, and one before it so that something is.
     assert cached == [0, len(prompt) - 2, len(prompt) - 1, 0]
     assert first["choices"] == again["choices"]
-    with serving(model_dir, max_length=140, model=flags, kept_prompts=0) as client:
+    with serving(model_dir, max_length=140, model=flags, cached_prompts=0) as client:
         whole = client.post(prompt=[*prompt, 4, 5, 6], **fields).json
     assert whole["choices"] == turn["choices"]

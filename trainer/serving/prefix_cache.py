@@ -1,0 +1,56 @@
+"""Caches the keys and values of prompts: one with the same prefix reads only the rest.
+
+Entries are whole prompts; SGLang (Zheng et al. 2024) and vLLM (Kwon et al. 2023) have blocks.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from models.api import Cache
+
+SHORTEST_CACHED = 128
+"""Padded length from which prompts are cached.  Each has a prefill pass of its own."""
+
+
+class CachedPrompt(NamedTuple):
+    """Holds the tokens of a prompt that were fed to the model, and their keys and values."""
+
+    tokens: np.ndarray
+    length: int
+    """Positions of the cache."""
+    cache: Cache
+
+    def shared(self, tokens: np.ndarray) -> int:
+        """Returns the length of the longest common prefix."""
+        count = min(len(self.tokens), len(tokens))
+        differ = np.flatnonzero(self.tokens[:count] != tokens[:count])
+        return int(differ[0]) if len(differ) else count
+
+
+class PrefixCache:
+    """Holds the latest prompts, at most `limit` of them.
+
+    >>> prefixes = PrefixCache(limit=2)
+    >>> for tokens in ([1, 2], [1, 2, 3], [4, 5]):
+    ...     prefixes.add(CachedPrompt(np.array(tokens), 16, {}))
+    >>> prefixes.nearest(np.array([1, 2, 5])).tokens.tolist()
+    [1, 2, 3]
+    """
+
+    def __init__(self, limit: int):
+        self.limit = limit
+        self._prompts: list[CachedPrompt] = []
+
+    def nearest(self, tokens: np.ndarray) -> CachedPrompt | None:
+        """Returns the prompt with the longest common prefix; None where there are no prompts."""
+        return max(self._prompts, key=lambda prompt: prompt.shared(tokens), default=None)
+
+    def add(self, prompt: CachedPrompt) -> None:
+        """Adds a prompt in place of those that are its prefixes, or else of the oldest."""
+        others = (p for p in self._prompts if p.shared(prompt.tokens) < len(p.tokens))
+        self._prompts = [*others, prompt][-self.limit :] if self.limit else []
+
+    def clear(self) -> None:
+        """Removes all prompts, as new weights give other keys and values."""
+        self._prompts = []
