@@ -143,6 +143,17 @@ def test_a_run_resumes_exactly_and_is_evaluated(tmp_path: Path) -> None:
     assert killed == {step: straight[step] for step in (1, 2, 3)}
 
 
+def test_a_model_of_ones_own_is_trained_on_the_logits_that_it_is_scored_by(
+    whole: Trained, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ConvNet, "logit_cap", 0.3)
+    model, batch = SPEC.model(WHOLE), image_rows(6).batch(np.arange(6))
+    with jax.set_mesh(make_mesh(WHOLE)):
+        sums = jax.jit(model.loss, static_argnums=2)(whole.last, batch, CROSS_ENTROPY)
+        scored = jax.jit(model.token_losses)(whole.last, batch).loss_BL
+    np.testing.assert_allclose(sums.loss, np.sum(scored), rtol=ROUND_OFF)
+
+
 def test_an_evaluation_is_that_of_each_image(whole: Trained) -> None:
     """Rows that do not fill the last batch count nothing; there is no text to count."""
     rows, mesh = image_rows(8), make_mesh(WHOLE)

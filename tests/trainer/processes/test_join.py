@@ -1,18 +1,23 @@
 """How a process finds its place: by flags, by variables, from SLURM and from Open MPI."""
 
 import contextlib
+import errno
 import os
 import random
 import socket
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
 from configs.errors import UserError
 from tests.toys import ROOT
+from trainer.processes import join
 from trainer.processes.join import ProcessId, find_process_id
+from trainer.processes.peers import Link
 
 SLURM = {
     "SLURM_JOB_ID": "10",
@@ -131,3 +136,29 @@ def test_tasks_of_slurm_join(count: int) -> None:
     ends = [error.splitlines()[-1] for error in errors]
     gpus = ["0", *["all"] * (count - 1)]
     assert ends == [f"{index} {count} {2 * count} {gpus[index]}" for index in range(count)]
+
+
+def test_a_connection_that_is_reset_before_it_is_accepted_ends_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As that of a port scan; the others still join."""
+    port = next(n for n in random.sample(range(20_000, 30_000), 9999) if is_free(n))
+    reset = threading.Event()
+
+    def no_peer(connection: socket.socket) -> Link:
+        connection.close()
+        reset.set()
+        raise OSError(errno.ENOTCONN, "Transport endpoint is not connected")
+
+    with ThreadPoolExecutor() as pool:
+        monkeypatch.setattr(join, "Link", no_peer)
+        joined = pool.submit(join.Hub(f"localhost:{port}", 2, 60).wait_for_all)
+        while not reset.wait(0.1) and not joined.done():
+            with contextlib.suppress(OSError):  # it does not listen yet
+                socket.create_connection(("localhost", port)).close()
+        monkeypatch.setattr(join, "Link", Link)
+        other = join.reach_hub(f"localhost:{port}", 2, 1, 60)
+        links = joined.result()
+    assert list(links) == [1]
+    for link in (other, *links.values()):
+        link.connection.close()

@@ -261,9 +261,11 @@ def test_samples_are_ranked_by_the_suffix_behind_them(client: Client, model_dir:
     """As a plain pass over prompt, text and suffix scores it, also behind a text that stopped."""
     prompt, suffix = [1, 4, 6], "c a"
     fields: dict[str, Any] = {"prompt": prompt, "seed": 2, "logprobs": 0, "temperature": 2}
-    fields |= {"max_tokens": 5, "stop": ["d"], "rescore_suffix": suffix}
+    fields |= {"max_tokens": 5, "stop": ["g"], "rescore_suffix": suffix}
     every = client.post(**fields, n=6).json["choices"]
     assert len({choice["text"] for choice in every}) > 3
+    stopped = [choice for choice in every if "g" in choice["logprobs"]["tokens"][-1]]
+    assert 0 < len(stopped) < len(every)
     with restored(model_dir) as model:
         vocab = model.vocabs.target
         ids = vocab.encode_continuation(suffix).tolist()
@@ -273,7 +275,8 @@ def test_samples_are_ranked_by_the_suffix_behind_them(client: Client, model_dir:
         for choice in every:
             pieces = choice["logprobs"]["tokens"]
             text = [numbers[piece] for piece in pieces if numbers[piece] not in vocab.stop_ids]
-            text = text[:-1] if "d" in pieces[-1] else text  # the text ends before a stop
+            if choice in stopped:  # its text ends before the stop
+                text = vocab.encode_continuation(choice["text"]).tolist()
             log_p_LV = forward(model, [*prompt, *text, *ids])
             expected = np.mean([log_p_LV[i - len(ids) - 1, t] for i, t in enumerate(ids)])
             assert choice["suffix_log_probability"] == pytest.approx(expected, abs=1e-4)
