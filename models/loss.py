@@ -118,6 +118,9 @@ def bounded_logits(layout: Layout, axes: str, output: LogitOperands, cap: float 
     return capped(logits, cap)
 
 
+Gradients = tuple[Array, Array]  # dx_BLD, of the last hidden states, and dsoftmax_DV
+
+
 class TokenLosses(NamedTuple):
     """Holds the loss of each counted target, and whether no token is likelier than it."""
 
@@ -198,11 +201,7 @@ def _with_gradients(
 
 
 def _scale_gradients(
-    layout: Layout,
-    criterion: Criterion,
-    chunks: int,
-    gradients: tuple[Array, Array],
-    cotangent: LossSums,
+    layout: Layout, criterion: Criterion, chunks: int, gradients: Gradients, cotangent: LossSums
 ) -> tuple[LogitOperands, None, None, None]:
     products = LogitOperands(*(scaled(g, cotangent.objective.astype(g.dtype)) for g in gradients))
     return products, None, None, None
@@ -211,7 +210,6 @@ def _scale_gradients(
 softmax_loss.defvjp(_with_gradients, _scale_gradients)
 
 
-Gradients = tuple[Array, Array]  # dx_BLD, of the last hidden states, and dsoftmax_DV
 Total = tuple[LossSums, Array | None]  # and the gradient by the softmax weights
 
 

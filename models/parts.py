@@ -17,7 +17,7 @@ from layouts.layout import Layout
 from models.api import Cache
 from models.attention.bias import Bias
 from models.attention.context import AttentionContext
-from models.attention.flash import Choice
+from models.attention.flash import Call, Choice
 from models.dropout import Key
 from models.feed_forward.moe.routing import Load, Router
 from models.initializers import Weights
@@ -153,20 +153,8 @@ class Attention(Part):
         """Counts the FLOPs of a query and a key: of the logit, and of the value times its share."""
         return 2 * sizes.heads * (sizes.d_kv + sizes.d_kv)
 
-    def kernel(
-        self,
-        parts: "BlockParts",
-        sizes: Sizes,
-        layout: Layout,
-        lengths: tuple[int, int],
-        *,
-        is_cross: bool = False,
-        training: bool,
-    ) -> Choice:
-        """Names the kernel that computes it on the mesh that is set, or why none does.
-
-        `lengths` are those of queries and keys.
-        """
+    def kernel(self, call: Call) -> Choice:
+        """Names the kernel that computes this call on the mesh that is set, or why none does."""
         return Choice(None, f"there is no kernel for @{type(self).__name__}()")
 
     def build(

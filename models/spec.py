@@ -11,7 +11,7 @@ from layouts.axes import Axis
 from layouts.layout import Layout
 from layouts.low_rank import RANK
 from models.adapters.lora import Lora
-from models.attention.flash import Choice
+from models.attention.flash import Call, Choice
 from models.attention.latent import Latent
 from models.attention.multi_head import MultiHead
 from models.feed_forward.mlp import Mlp
@@ -302,8 +302,10 @@ class TransformerSpec(Sizes):
         `lengths` are those of queries and keys.
         """
         attention = block.source_attention if is_cross else block.attention
-        layout = inside_stages(layout)
-        return attention.kernel(block, self, layout, lengths, is_cross=is_cross, training=training)
+        layout, has_bias = inside_stages(layout), block.positions.adds_bias
+        return attention.kernel(
+            Call(attention, self, layout, lengths, is_cross, training, has_bias)
+        )
 
     def attention_choices(self, layout: Layout, lengths: Mapping[str, int]) -> dict[str, str]:
         length, memory = lengths["targets_BL"], lengths.get("inputs_BM")

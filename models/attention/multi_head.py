@@ -62,19 +62,10 @@ class SoftmaxAttention(Attention):
         """Returns whether heads have a logit beside those of their keys."""
         return False
 
-    def kernel(
-        self,
-        parts: BlockParts,
-        sizes: Sizes,
-        layout: Layout,
-        lengths: tuple[int, int],
-        *,
-        is_cross: bool = False,
-        training: bool,
-    ) -> Choice:
-        layout = layout.without("d_kv") if self.has_narrow_values else layout
-        has_bias = parts.positions.adds_bias
-        return choose(Call(self, sizes, layout, lengths, is_cross, training, has_bias))
+    def kernel(self, call: Call) -> Choice:
+        if self.has_narrow_values:
+            call = call._replace(layout=call.layout.without("d_kv"))
+        return choose(call)
 
     def attend(
         self, layout: Layout, operands: Operands, context: AttentionContext, key: Key
