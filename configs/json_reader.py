@@ -13,8 +13,6 @@ from configs.errors import UserError, brief
 CHECKSUM = "crc32"
 
 T = TypeVar("T")
-
-
 _adapter = functools.cache(TypeAdapter)
 
 
@@ -34,16 +32,14 @@ def read_json(text: str | bytes, kind: type[T], name: object) -> T:
 
 def checked(value: Any, kind: type[T], name: object) -> T:
     """Validates a value parsed from JSON as a `kind`; raises UserError if it is another."""
-    adapter = _adapter(cast(Any, kind))
     try:
-        result: T = adapter.validate_python(value)
+        return cast(T, _adapter(cast(Any, kind)).validate_python(value))
     except ValidationError as error:
         first = error.errors()[0]
         place = "".join(f"{part}: " for part in first["loc"])
         problem = first["msg"].removeprefix("Input ").replace("a valid dictionary", "an object")
         shown = brief(repr(first["input"]))
         raise UserError(f"{name}: {brief(place)}{problem} (found {shown}).") from None
-    return result
 
 
 def whole_lines(path: Path) -> list[dict[str, Any]]:

@@ -43,13 +43,7 @@ class Described(NamedTuple):
     words: str
 
 
-_CHECKS = ConfigDict(
-    strict=True,
-    extra="forbid",
-    arbitrary_types_allowed=False,
-    allow_inf_nan=False,
-    validate_default=True,
-)
+_CHECKS = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, validate_default=True)
 _WORDS = {int: "an integer", float: "a number", str: "a string", bool: "True or False"}
 _BOUNDS = {
     "ge": "of at least",

@@ -17,8 +17,7 @@ def dump(specs: Iterable[Any], imports: Iterable[str] = ()) -> str:
     lines = [f"import {module}\n" for module in imports]
     for made, label in labels.items():
         lines += ["\n"] if lines else []
-        for name, value in _fields(made):
-            lines.append(f"{label}.{name} = {shown(value, labels)}\n")
+        lines += [f"{label}.{name} = {shown(value, labels)}\n" for name, value in _fields(made)]
     return "".join(lines)
 
 

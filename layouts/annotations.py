@@ -11,6 +11,8 @@ from collections.abc import Iterator, Sequence
 import jax
 import numpy as np
 
+from layouts.cost.collectives import format_mesh
+
 Places = tuple[tuple[str, ...], ...]
 
 
@@ -28,7 +30,7 @@ def by_count(axes: int, split_axis: int, parts: int) -> jax.P:
     if len(fitting) != 1:
         problem = "several mesh axes have" if fitting else "no mesh axis has"
         raise ValueError(
-            f"split into {parts} parts: {problem} that size.  The mesh: {_shown(mesh)}.  "
+            f"split into {parts} parts: {problem} that size.  The mesh: {format_mesh(mesh)}.  "
             "Give a device assignment: shard(x, ...)."
         )
     return jax.P(*(fitting[0] if axis == split_axis else None for axis in range(axes)))
@@ -48,8 +50,8 @@ def by_assignment(axes: int, devices: Sequence[object]) -> jax.P:
         if np.array_equal(numbers.transpose(order).reshape(assignment.shape), assignment):
             return jax.P(*(names or None for names in places))
     raise ValueError(
-        f"device assignment {assignment.tolist()}: it does not follow the mesh {_shown(mesh)}.  "
-        "Legal: every device once, and each axis of the tensor along one or more whole mesh axes."
+        f"device assignment {assignment.tolist()}: it does not follow the mesh {format_mesh(mesh)}."
+        "  Legal: every device once, and each axis of the tensor along one or more whole mesh axes."
     )
 
 
@@ -67,7 +69,3 @@ def _mesh() -> dict[str, int]:
     """Returns the mesh axes that split anything, and their sizes."""
     sizes = jax.sharding.get_abstract_mesh().shape
     return {name: size for name, size in sizes.items() if size > 1}
-
-
-def _shown(mesh: dict[str, int]) -> str:
-    return ", ".join(f"{name}:{size}" for name, size in mesh.items())

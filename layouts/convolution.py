@@ -79,18 +79,16 @@ class Equation(NamedTuple):
         return "".join(x for x in self.kernel if x in self.result and x not in self.image)
 
     def windows(
-        self,
-        kernel: Sequence[int],
-        strides: Sequence[int] | None,
-        dilation: Sequence[int] | None,
-        base_dilation: Sequence[int] | None,
-        padding: Literal["SAME", "VALID"] | Sequence[Padding],
+        self, kernel: Sequence[int], given: Sequence[Sequence[int] | None], padding: Any
     ) -> list["Window"]:
-        """Returns the windows of a kernel of this shape, in the order of its axes."""
+        """Returns the windows of a kernel of this shape, in the order of its axes.
+
+        Given are strides, dilations and base dilations, which are 1 where they are None.
+        """
         sizes = [kernel[self.kernel.index(axis)] for axis in self.sliding]
         whole: list[Any] = [padding] * len(sizes) if isinstance(padding, str) else [*padding]
         paddings = [tuple(each) if isinstance(each, list) else each for each in whole]
-        numbers = [[1] * len(sizes) if x is None else x for x in (strides, dilation, base_dilation)]
+        numbers = [[1] * len(sizes) if x is None else x for x in given]
         if {len(sizes)} != {*map(len, (*numbers, paddings))}:
             raise ValueError(
                 f"convolve {self}: legal are {len(sizes)} strides, dilations and paddings, for "

@@ -203,8 +203,7 @@ class Layout:
         """
         by_letter = alphabet(self.declared_axes).by_letter
         axes = convolution.Equation.parse(equation, by_letter)
-        settings = (strides, dilation, base_dilation, padding)
-        windows = axes.windows(kernel.shape, *settings)
+        windows = axes.windows(kernel.shape, (strides, dilation, base_dilation), padding)
         # Of a quantized kernel, its type makes an array.
         operands = (x, reduced_over(kernel.astype(x.dtype), ()))
         slides = dict(zip(axes.spatial, windows, strict=True))

@@ -61,11 +61,11 @@ def test_shard_puts_each_part_on_its_device(devices: list[list[int]]) -> None:
 @pytest.mark.parametrize(
     ("call", "arguments", "message"),
     [
-        ("split", (0, 3), "no mesh axis has that size.  The mesh: rows:2, cols:4."),
+        ("split", (0, 3), "no mesh axis has that size.  The mesh: rows:2,cols:4."),
         ("split", (5, 4), "split axis 5 of a tensor with 2 axes"),
         ("split", (-1, 4), "split axis -1 of a tensor with 2 axes"),
         ("shard", ([0, 1],), "of 1 axes for a tensor of 2"),
-        ("shard", ([[1, 0, 2, 3], [4, 5, 6, 7]],), "does not follow the mesh rows:2, cols:4"),
+        ("shard", ([[1, 0, 2, 3], [4, 5, 6, 7]],), "does not follow the mesh rows:2,cols:4"),
     ],
 )
 def test_what_the_mesh_does_not_have_is_refused(call: str, arguments: Any, message: str) -> None:
