@@ -8,7 +8,7 @@ import io
 import os
 import re
 import tokenize
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -164,9 +164,7 @@ class Reader:
                 problem = no_such_parameter(cls, statement.arg_name)
                 self.problems.append(f"{origin}: {scope}{problem}")
 
-    def _check_reference(
-        self, origin: str, reference: Reference, macros: Collection[str] | None
-    ) -> None:
+    def _check_reference(self, origin: str, reference: Reference, macros: set[str] | None) -> None:
         if reference[0] == "@":
             known = self._check_spec(f"{origin}: {reference}", reference.target)
             if known and not reference.endswith("()"):

@@ -103,9 +103,7 @@ def _nested(made: Any, *, in_tuple: bool) -> Iterator[tuple[str, Any, bool]]:
 
 def is_default(made: Any) -> bool:
     """Returns whether all settings of a spec are those of its class."""
-    return all(
-        field.default == getattr(made, field.name) for field in dataclasses.fields(type(made))
-    )
+    return all(field.default == getattr(made, field.name) for field in dataclasses.fields(made))
 
 
 def _differences(name: str, a: Any, b: Any) -> list[tuple[str, Any, Any]]:

@@ -2,7 +2,6 @@
 
 import bisect
 import dataclasses
-import itertools
 import sys
 
 
@@ -21,10 +20,8 @@ class BatchSizes:
     def before(self, step: int) -> int:
         """Returns the rows of all batches before a step: the place in the order where it begins."""
         begun = [(0, self.rows), *(stage for stage in self.stages if stage[0] < step)]
-        ends = itertools.pairwise([*(after for after, _ in begun), step])
-        return sum(
-            rows * (end - start) for (_, rows), (start, end) in zip(begun, ends, strict=True)
-        )
+        ends = [*(after for after, _ in begun[1:]), step]
+        return sum(rows * (end - after) for (after, rows), end in zip(begun, ends, strict=True))
 
     def step_of(self, place: int) -> int:
         """Returns the step whose batch reads a place of the order."""

@@ -100,10 +100,8 @@ class Documents:
     def of_row(self, row: int) -> np.ndarray:
         """Returns the document of each segment of a row."""
         chunk = int(np.searchsorted(self.starts[:, 2], row, side="right")) - 1
-        (document, first, first_row), (_, stop, _) = self.starts[chunk : chunk + 2]
-        borders = (
-            self._bisect("pieces", 1, range(first, stop), row + i - first_row) for i in (0, 1)
-        )
+        (document, first, before), (_, stop, _) = self.starts[chunk : chunk + 2]
+        borders = (self._bisect("pieces", 1, range(first, stop), row + i - before) for i in (0, 1))
         return self.arrays["pieces"][np.arange(*borders)][:, 0] + document
 
     def pieces_of(self, documents: np.ndarray) -> np.ndarray:

@@ -64,11 +64,9 @@ def read_ahead(read: Callable[[int], T], numbers: Iterable[int]) -> Iterator[T]:
     """Yields what is read for each number, in order; threads read a few ahead."""
     pool, remaining = ThreadPoolExecutor(_THREADS, "read ahead"), iter(numbers)
     try:
-        ahead = deque(
-            pool.submit(read, number) for number in itertools.islice(remaining, _BATCHES_AHEAD)
-        )
+        ahead = deque(pool.submit(read, n) for n in itertools.islice(remaining, _BATCHES_AHEAD))
         while ahead:
-            ahead.extend(pool.submit(read, number) for number in itertools.islice(remaining, 1))
+            ahead.extend(pool.submit(read, n) for n in itertools.islice(remaining, 1))
             yield ahead.popleft().result()
     finally:
         pool.shutdown(wait=False, cancel_futures=True)

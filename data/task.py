@@ -8,7 +8,7 @@ import logging
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Annotated, Any, ClassVar, NamedTuple, TypeVar
+from typing import Annotated, Any, ClassVar, NamedTuple, TypeAlias, TypeVar
 
 from pydantic import Field
 
@@ -42,6 +42,7 @@ logger = logging.getLogger(__name__)
 Length = Annotated[int, Field(ge=2, le=1 << 20)]
 T = TypeVar("T")
 Example = str | Pair
+Digest: TypeAlias = "hashlib._Hash"
 PackChunk = Callable[[Sequence[Any], str | None, bool], tuple[Packed, Counts]]
 """Encodes and packs some examples.
 
@@ -232,14 +233,14 @@ class Task:
         segments = (self.length, place_dtype(self.length))
         return {"targets": (self.length, vocabs.target.dtype), "segments": segments}
 
-    def parts_of_text(self, split: str, digest: "hashlib._Hash") -> Iterator[PartOfText]:
+    def parts_of_text(self, split: str, digest: Digest) -> Iterator[PartOfText]:
         """Yields the parts of a split, one after another; digest is fed the borders between."""
         for number, (name, part) in enumerate(self.source.parts_of(split).items()):
             if number:
                 digest.update(_BORDER)
             yield self.part_of_text(name, part, split, digest)
 
-    def part_of_text(self, name: str, part: Any, split: str, digest: "hashlib._Hash") -> PartOfText:
+    def part_of_text(self, name: str, part: Any, split: str, digest: Digest) -> PartOfText:
         """Reads one part of a split; digest is fed the raw text as it is read."""
         lines = hashed(part.lines(split), digest, hashed_bytes)
         return PartOfText(name, lines, Counter())
@@ -301,9 +302,7 @@ class Task:
         )
 
 
-def hashed(
-    examples: Iterable[T], digest: "hashlib._Hash", as_bytes: Callable[[T], bytes]
-) -> Iterator[T]:
+def hashed(examples: Iterable[T], digest: Digest, as_bytes: Callable[[T], bytes]) -> Iterator[T]:
     """Yields examples; digest is fed their bytes."""
     for example in examples:
         digest.update(as_bytes(example))

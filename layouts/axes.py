@@ -96,13 +96,11 @@ def check_distinct(axes: str) -> None:
 
     >>> check_distinct("BMB")
     Traceback (most recent call last):
-    ValueError: BMB: axis B stands twice.  Give one of the two another letter.
+    ValueError: BMB: axis B stands twice.  Give one of them another letter.
     """
     for axis in axes:
         if axis.isalpha() and axes.count(axis) > 1:
-            raise ValueError(
-                f"{axes}: axis {axis} stands twice.  Give one of the two another letter."
-            )
+            raise ValueError(f"{axes}: axis {axis} stands twice.  Give one of them another letter.")
 
 
 def letters_of(name: str) -> str:

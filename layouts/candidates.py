@@ -37,9 +37,8 @@ def with_shard_axis(record: Record, layout: Layout) -> Iterator[Layout]:
     data, model = sizes.get("data", 1), sizes.get("model", 1)
     for shard in range(2, data):
         if data % shard == 0:
-            yield from legal_layouts_on(
-                record, {"data": data // shard, "shard": shard, "model": model}
-            )
+            mesh = {"data": data // shard, "shard": shard, "model": model}
+            yield from legal_layouts_on(record, mesh)
 
 
 def legal_layouts_on(record: Record, mesh: Mapping[str, int]) -> Iterator[Layout]:

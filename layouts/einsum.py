@@ -16,12 +16,11 @@ from layouts.reduction import like_sums, reduced_over
 from layouts.shards import mesh_axes, spec_of
 
 Array = jax.Array
+Operands = Sequence[Array]
 OLD_TPUS = ("TPU v2", "TPU v3")  # their compiler has no products in kernels
 
 
-def einsum(
-    equation: str, operands: Sequence[Array], place: jax.P, dtype: DTypeLike | None
-) -> Array:
+def einsum(equation: str, operands: Operands, place: jax.P, dtype: DTypeLike | None) -> Array:
     """Computes an einsum whose result is placed so; merges axes where the mesh is one of CPUs.
 
     The devices of the mesh decide, not those of this machine, which may only compile for them.
@@ -34,9 +33,7 @@ def einsum(
     return jax.sharding.reshard(compute(equation, operands, inner_place, dtype), place)
 
 
-def align_tokens(
-    equation: str, operands: Sequence[Array], place: jax.P
-) -> tuple[Sequence[Array], jax.P]:
+def align_tokens(equation: str, operands: Operands, place: jax.P) -> tuple[Operands, jax.P]:
     """Places the operands and the result of a product with a weight that is reduced.
 
     The weight's gradient sums over the axes of tokens, those that the weight lacks.  JAX needs them
@@ -82,9 +79,7 @@ def platform() -> str | None:
     return None if device is None else device.platform
 
 
-def plain_einsum(
-    equation: str, operands: Sequence[Array], place: jax.P, dtype: DTypeLike | None
-) -> Array:
+def plain_einsum(equation: str, operands: Operands, place: jax.P, dtype: DTypeLike | None) -> Array:
     """Computes an einsum over the axes that its operands have."""
     if len(operands) > 1:
         return jnp.einsum(
@@ -97,7 +92,7 @@ def plain_einsum(
 
 
 def merged_einsum(
-    equation: str, operands: Sequence[Array], place: jax.P, dtype: DTypeLike | None
+    equation: str, operands: Operands, place: jax.P, dtype: DTypeLike | None
 ) -> Array:
     """Computes a product over merged axes, and places its result so."""
     inputs, out = equation.split("->")

@@ -63,9 +63,7 @@ def parse_rules(text: str) -> tuple[Rule, ...]:
         mesh_axis = word.rstrip("?+")
         marks = word[len(mesh_axis) :]
         if len(set(marks)) < len(marks):
-            raise UserError(
-                f"'{axis}:{word}' in {text!r}: write one '?' or one '+', not {marks!r}."
-            )
+            raise UserError(f"'{axis}:{word}' in {text!r}: write one '?' or '+', not {marks!r}.")
         rules.append(Rule(SYNONYMS.get(axis, axis), mesh_axis, "?" not in marks, "+" in marks))
     return tuple(rules)
 

@@ -107,7 +107,7 @@ def mesh_of_devices(
 
 def over_slices(
     devices: Sequence[Any], sizes: Mapping[str, int], order: str | None, slices: str | None
-) -> np.ndarray[Any, Any]:
+) -> np.ndarray:
     """Returns these devices as an array of the mesh's sizes; each slice is a part of it.
 
     One slice alone is in order, whatever is said of several.
@@ -125,9 +125,7 @@ def over_slices(
     return side_by_side([in_order(group, inside, order) for group in groups], [*counts.values()])
 
 
-def in_order(
-    devices: Sequence[Any], sizes: Mapping[str, int], order: str | None
-) -> np.ndarray[Any, Any]:
+def in_order(devices: Sequence[Any], sizes: Mapping[str, int], order: str | None) -> np.ndarray:
     """Returns these devices as an array of the mesh's sizes."""
     torus = torus_of(devices)
     if order is None or torus is None:

@@ -37,9 +37,7 @@ def top_k(x: Array, k: int, place: jax.P) -> tuple[Array, Array]:
         best, at = jax.lax.top_k(best, k)
         return best, jnp.take_along_axis(index, at, axis=-1)
 
-    return jax.shard_map(
-        of_shard, in_specs=place, out_specs=(replicated, replicated), check_vma=False
-    )(x)
+    return jax.shard_map(of_shard, in_specs=place, out_specs=replicated, check_vma=False)(x)
 
 
 def rank_blocks_first(x: Array, k: int) -> tuple[Array, Array]:

@@ -47,13 +47,11 @@ class Weights:
         return self._param(sample, axes, fan_in)
 
     def ones(self, axes: str) -> nnx.Param:
-        return self._param(lambda key, shape, out_sharding: jnp.ones(shape, self.dtype), axes, "")
+        return self._param(lambda key, shape, **place: jnp.ones(shape, self.dtype), axes, "")
 
     def zeros(self, axes: str, reads: str = "") -> nnx.Param:
         """Makes zeros; `reads` has the axes that the weight's product sums over, if it has one."""
-        return self._param(
-            lambda key, shape, out_sharding: jnp.zeros(shape, self.dtype), axes, reads
-        )
+        return self._param(lambda key, shape, **place: jnp.zeros(shape, self.dtype), axes, reads)
 
     def _param(self, sample: Callable[..., jax.Array], axes: str, reads: str) -> nnx.Param:
         axes = self.stack + axes

@@ -138,9 +138,8 @@ def token_losses(
     """Returns the loss of each counted target, and whether greedy decoding chooses it."""
     logits_BLV = bounded_logits(layout, "BLV", output, logit_cap)
     logits_BLV = layout.mask_padding(logits_BLV, "BLV", "V", -jnp.inf)
-    target_logit_BL1 = layout.take_last(
-        logits_BLV, layout.broadcast_like(targets_BL, "BL", "BLV"), "BLV"
-    )
+    target_BL1 = layout.broadcast_like(targets_BL, "BL", "BLV")
+    target_logit_BL1 = layout.take_last(logits_BLV, target_BL1, "BLV")
     loss_BL1 = jax.nn.logsumexp(logits_BLV, axis=-1, keepdims=True) - target_logit_BL1
     is_likeliest_BL1 = target_logit_BL1 >= logits_BLV.max(-1, keepdims=True)
     loss_BL = layout.reshard(loss_BL1[:, :, 0], "BL")

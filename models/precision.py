@@ -72,9 +72,7 @@ class Precision:
                 rounded = dataclasses.replace(array, base=rounded)
             return weight.replace(rounded)
 
-        return jax.tree.map_with_path(
-            marked, layer, is_leaf=lambda node: isinstance(node, nnx.Param)
-        )
+        return jax.tree.map_with_path(marked, layer, is_leaf=lambda x: isinstance(x, nnx.Param))
 
 
 def quantize_weights(model: Model, params: Params) -> Params:

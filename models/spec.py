@@ -303,9 +303,8 @@ class TransformerSpec(Sizes):
         """
         attention = block.source_attention if is_cross else block.attention
         layout, has_bias = inside_stages(layout), block.positions.adds_bias
-        return attention.kernel(
-            Call(attention, self, layout, lengths, is_cross, training, has_bias)
-        )
+        call = Call(attention, self, layout, lengths, is_cross, training, has_bias)
+        return attention.kernel(call)
 
     def attention_choices(self, layout: Layout, lengths: Mapping[str, int]) -> dict[str, str]:
         length, memory = lengths["targets_BL"], lengths.get("inputs_BM")

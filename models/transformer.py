@@ -195,9 +195,8 @@ def with_updated_biases(
         bias_path = f"{path}/mlp/bias_E"
         bias, axes = weights[bias_path], axes_of_path(bias_path)
         choices = load.kept_e if axes == "NE" else load.kept_e[0]
-        whole, choices = (
-            layout.reshard(x, axes.replace("E", "e"), stored=True) for x in (bias, choices)
-        )
+        whole_axes = axes.replace("E", "e")
+        whole, choices = (layout.reshard(x, whole_axes, stored=True) for x in (bias, choices))
         updated = router.updated_bias(whole[..., : choices.shape[-1]], choices)
         weights[bias_path] = layout.reshard(updated.astype(bias.dtype), axes, stored=True)
     return traverse_util.unflatten_dict(weights, sep="/")

@@ -166,9 +166,8 @@ def positions(segments_BL: np.ndarray) -> np.ndarray:
     # Half the bytes take half the time.
     place: np.ndarray = np.arange(segments_BL.shape[1], dtype=place_dtype(segments_BL.shape[1]))
     starts = np.where(_continues(segments_BL), place.dtype.type(0), place)
-    return np.multiply(
-        place - np.maximum.accumulate(starts, axis=1), segments_BL > 0, dtype=np.int32
-    )
+    within = place - np.maximum.accumulate(starts, axis=1)
+    return np.multiply(within, segments_BL > 0, dtype=np.int32)
 
 
 def inputs(targets_BL: np.ndarray, segments_BL: np.ndarray, begin_id: int = PAD) -> np.ndarray:

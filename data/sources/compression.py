@@ -66,9 +66,7 @@ class BytesRead:
         return self._bytes + sum(file.tell() for file, _ in self._open)
 
 
-_BYTES_READ: contextvars.ContextVar[BytesRead | None] = contextvars.ContextVar(
-    "bytes read", default=None
-)
+_BYTES_READ = contextvars.ContextVar[BytesRead | None]("bytes read", default=None)
 
 
 @contextlib.contextmanager

@@ -1,7 +1,6 @@
 """Defines tasks of images and their labels, which a model predicts."""
 
 import dataclasses
-import hashlib
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,7 +15,7 @@ from data.packing.rows import Counts, Rows, hashed_pair, read_rows
 from data.sources.images import image_of
 from data.sources.pairs import Pair, Pairs
 from data.sources.text_files import without_carriage_return
-from data.task import PackChunk, PartOfText, Task, hashed
+from data.task import Digest, PackChunk, PartOfText, Task, hashed
 from data.tokenizers.labels import Labels
 from data.vocab import Vocab
 from data.vocabs import Vocabs
@@ -112,9 +111,7 @@ class ImageTask(Task):
         pixels = self.height * self.width * self.channels
         return {**super().columns(vocabs), "images": (pixels, np.uint8)}
 
-    def part_of_text(
-        self, name: str, part: Pairs, split: str, digest: "hashlib._Hash"
-    ) -> PartOfText:
+    def part_of_text(self, name: str, part: Pairs, split: str, digest: Digest) -> PartOfText:
         pairs = hashed(part.untagged(split), digest, hashed_pair)  # images as text
         return PartOfText(name, pairs, Counter())
 

@@ -1,6 +1,5 @@
 """Defines tasks of pairs: what they have in common."""
 
-import hashlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -10,7 +9,7 @@ from data.packing.pair_rows import LONG
 from data.packing.rows import hashed_pair
 from data.sources.clean import Clean
 from data.sources.pairs import Pair, Pairs
-from data.task import PartOfText, Task, hashed
+from data.task import Digest, PartOfText, Task, hashed
 
 
 @abstract_spec
@@ -40,9 +39,7 @@ class PairTask(Task):
                 if name != "source vocab":
                     yield from pair[1:]
 
-    def part_of_text(
-        self, name: str, part: Pairs, split: str, digest: "hashlib._Hash"
-    ) -> PartOfText:
+    def part_of_text(self, name: str, part: Pairs, split: str, digest: Digest) -> PartOfText:
         dropped = Counter[str]()
         pairs = hashed(self.pairs_of(part, split), digest, hashed_pair)
         return PartOfText(name, self.clean.kept(pairs, split, dropped), dropped, part.tag)

@@ -132,9 +132,8 @@ class SentencePieceVocab(Vocab):
             )
         # T5's models, as those trained here, have no beginning: a decoder reads padding first.
         begin = next(i for i in (begin, pad, end) if i >= 0)
-        super().__init__(
-            model, len(ids), begin_id=begin, end_id=end, pad_id=pad if pad >= 0 else None
-        )
+        pad_id = pad if pad >= 0 else None
+        super().__init__(model, len(ids), begin_id=begin, end_id=end, pad_id=pad_id)
         self._processor = processor
 
     def encode(self, lines: Sequence[str]) -> list[np.ndarray]:
@@ -179,9 +178,7 @@ def _sampled(lines: Iterator[str], count: int) -> Iterator[str]:
 def _explain(settings: SentencePiece, error: str) -> str:
     setting = f"SentencePiece.size = {settings.size}"
     if largest := re.search(r"Vocabulary size too high.*<= (\d+)", error):
-        return (
-            f"{setting}: this text gives at most {largest[1]} sub-words.  Set it to that or less."
-        )
+        return f"{setting}: this text gives at most {largest[1]} sub-words.  Set that or less."
     if smallest := re.search(r"required_chars\. \d+ vs (\d+)", error):
         return (
             f"{setting}: the characters of this text alone need {smallest[1]} sub-words.  "

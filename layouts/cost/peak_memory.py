@@ -90,10 +90,8 @@ class _Memory:
     def _inner(self, eqn: Any) -> int:
         """Counts what an equation needs besides its operands and results."""
         if eqn.primitive.name == "dot_general":
-            transfers = self._counter.product(eqn, self._flow)
-            return sum(
-                t.tensor.bytes * self._mesh[t.mesh_axis] for t in transfers if t.kind in GROWING
-            )
+            sent = (t for t in self._counter.product(eqn, self._flow) if t.kind in GROWING)
+            return sum(t.tensor.bytes * self._mesh[t.mesh_axis] for t in sent)
         inner = [] if eqn.primitive.name in KERNELS else [*jaxprs_in_params(eqn.params)]
         if eqn.params.get("branches_platforms"):
             inner = inner[-1:]

@@ -242,15 +242,14 @@ class CompiledText:
         """
         collectives = []
         channels = set[int | None]()
-        for executed in self.executed:
-            instruction, fusion = executed.instruction, executed.fused_in
+        for instruction, times, computation, fusion in self.executed:
             kind = collective_kind(instruction)
             if kind is None:
                 continue
             axes, group = parser.group_axes(instruction, mesh)
             if group == 1:
                 continue
-            sizes = [executed.computation[name].bytes for name in instruction.operands]
+            sizes = [computation[name].bytes for name in instruction.operands]
             # The smaller of the first two operands of a ragged exchange holds its rows; the other
             # one is a buffer for as many rows from each device.
             is_ragged = instruction.opcode.startswith("ragged-")
@@ -271,9 +270,7 @@ class CompiledText:
                     kind, origin = "reduce-scatter", fusion
             source = self.source(origin)
             collectives.append(
-                Collective(
-                    kind, axes, group, size, executed.times, source, overlaps, origin.op_name
-                )
+                Collective(kind, axes, group, size, times, source, overlaps, origin.op_name)
             )
         return collectives
 
@@ -364,9 +361,9 @@ def branches(conditional: parser.Instruction) -> list[str]:
 def called(instruction: parser.Instruction) -> list[str]:
     """Returns the computations that an instruction always executes, except reductions'."""
     if instruction.opcode == "while":
-        names = [instruction.attribute("body")]  # conditions only compare, except an open loop's
+        name = instruction.attribute("body")  # conditions only compare, except an open loop's
     elif instruction.opcode in ("call", "fusion", *ASYNC_CALLS):
-        names = [instruction.attribute("calls") or instruction.attribute("to_apply")]
+        name = instruction.attribute("calls") or instruction.attribute("to_apply")
     else:
-        names = []
-    return [name for name in names if name is not None]
+        name = None
+    return [] if name is None else [name]

@@ -76,9 +76,8 @@ def _idle_rule(context: LintContext, sourced: SourcedRule, matched: bool) -> Pro
         things = "tensor" if sourced.field == "rules" else "weight"
         reason = f"no {things} of this model has the axis {axis}."
     if sourced.field == "param_rules" and sourced.rule.pads:  # it would pad activations alone
-        return Problem(
-            "error", "unmatched-rule", f"pads nothing: {reason}", rule=rule, fix="Remove it."
-        )
+        reason = f"pads nothing: {reason}"
+        return Problem("error", "unmatched-rule", reason, rule=rule, fix="Remove it.")
     return Problem("warning", "unmatched-rule", f"matches nothing: {reason}", rule=rule)
 
 

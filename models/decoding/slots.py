@@ -253,16 +253,15 @@ class SlotDecoder:
             slots.cache_index,
         )
         token_B, log_p_B = self.choose(layout, logits_BWV, slots)
-        ended_B = is_end(token_B, self.stop_ids) | (
-            slots.steps_B + 1 >= slots.settings.max_new_tokens_B
-        )
+        steps_B = slots.steps_B + 1
+        ended_B = is_end(token_B, self.stop_ids) | (steps_B >= slots.settings.max_new_tokens_B)
         running_B = slots.running_B & ~ended_B
         slots = slots._replace(
             cache=cache,
             cache_index=(slots.cache_index + 1) % length,
             lengths_B=jnp.where(running_B, slots.lengths_B + 1, 0),
             last_B=jnp.where(running_B, token_B, 0),
-            steps_B=slots.steps_B + 1,
+            steps_B=steps_B,
             running_B=running_B,
         )
         candidates = self.rank(layout, logits_BWV)

@@ -57,9 +57,8 @@ class BlockLayer(nnx.Module):
         if cross_attention:
             self.source_norm = norm("before", "both")
             self.source_post_norm = norm("after", "both", "sum")
-            self.source_attention = parts.source_attention.build_cross(
-                parts, sizes, layout, weights
-            )
+            attention = parts.source_attention
+            self.source_attention = attention.build_cross(parts, sizes, layout, weights)
         self.mlp_norm = norm("before", "both")
         self.mlp_post_norm = norm("after", "both", "sum")
         self.mlp = parts.feed_forward.build(sizes, layout, weights)

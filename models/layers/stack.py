@@ -111,9 +111,7 @@ class Stack(nnx.Module):
             shared.append(contexts._replace(row=context))
         return tuple(shared)
 
-    def run_first(
-        self, weights: dict[str, Params], x_BLD: Array, inputs: Inputs
-    ) -> tuple[Array, Loads]:
+    def run_first(self, weights: Params, x_BLD: Array, inputs: Inputs) -> tuple[Array, Loads]:
         """Runs whole rows through the first blocks."""
         loads = Loads()
         for index, (name, block) in enumerate(self.first.each().items()):

@@ -70,9 +70,8 @@ class RelativeBias(nnx.Module):
 
     def __call__(self, relative_positions: Array, causal: bool) -> Bias:
         """Returns the bias by query position - key position, with axes "LM" or "BLM"."""
-        buckets = relative_buckets(
-            relative_positions, self.spec.buckets, self.spec.max_distance, causal
-        )
+        settings = self.spec.buckets, self.spec.max_distance
+        buckets = relative_buckets(relative_positions, *settings, causal)
         # Its gradient is a few numbers, which `bias_gradient` adds up over devices at once.
         table_RJQ = reduced_over(self.bias_RJQ[...].astype(float), ())
         table_RJQ = self.layout.reshard(table_RJQ, "RJQ")

@@ -246,9 +246,8 @@ def in_blocks(
             to_c = destinations(expert_Gsi.ravel() // count, split_axes, exchanged)
             routed = routed._replace(expert_Gsi=expert_Gsi % count)
             exchange = Exchange.of(exchanged, senders, to_c, places)
-            rows = (
-                None if places == most_places else exchange.most_rows((*group_axes, *weight_axes))
-            )
+            axes = (*group_axes, *weight_axes)
+            rows = exchange.most_rows(axes) if places < most_places else None
             y_Gsd = run_exchanged(here, routed, draw, exchange, rows)
         return jax.lax.psum(y_Gsd, weight_axes)
 
@@ -281,9 +280,7 @@ def exchange_axes(layout: Layout, choices: int, weights: Mapping[str, Weight]) -
     if hidden_axes != hidden_of_experts:
         return ()
     received = choices * num_shards(expert_axes) // num_shards(group_axes)
-    is_less = received * 2 * (d_model + d_ff) < sum(
-        math.prod(weight.shape) for weight in weights.values()
-    )
+    is_less = received * 2 * (d_model + d_ff) < sum(math.prod(w.shape) for w in weights.values())
     return expert_axes if is_less else ()
 
 

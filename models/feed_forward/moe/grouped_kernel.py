@@ -168,9 +168,8 @@ def zeroing_blocks(expert_l: Array, has_block_e: Array) -> Array:
     is_left_l = expert_l >= experts
     rank_l = jnp.minimum(jnp.cumsum(is_left_l) - 1, last_missing)
     # Where none is missing, the last expert's blocks go on.
-    missing_l = jnp.where(
-        last_missing < 0, experts - 1, missing_first_e.at[rank_l].get(mode="clip")
-    )
+    missing_l = missing_first_e.at[rank_l].get(mode="clip")
+    missing_l = jnp.where(last_missing < 0, experts - 1, missing_l)
     return jnp.where(is_left_l, experts + missing_l, expert_l).astype(jnp.int32)
 
 
@@ -195,9 +194,9 @@ def pallas_call(
     )
     dtype, axis_type = operands[1].dtype, jax.typeof(operands[1]).manual_axis_type
     blocks = len(operands[0])  # which read as many experts at most
-    bytes_accessed = sum(
-        x.size * x.dtype.itemsize * min(blocks, len(x)) // len(x) for x in operands
-    )
+    accessed_bytes = sum(x.nbytes * min(blocks, len(x)) // len(x) for x in operands)
+    cost = pl.CostEstimate(flops=flops, bytes_accessed=accessed_bytes, transcendentals=0)
+    params = pltpu.CompilerParams(dimension_semantics=("parallel", "arbitrary", "arbitrary"))
     return pl.pallas_call(
         kernel,
         name=name,
@@ -209,11 +208,7 @@ def pallas_call(
             out_specs=out_spec,
             scratch_shapes=[pltpu.VMEM(out_spec.block_shape[1:], jnp.float32)],
         ),
-        compiler_params=pltpu.CompilerParams(
-            dimension_semantics=("parallel", "arbitrary", "arbitrary")
-        ),
-        cost_estimate=pl.CostEstimate(
-            flops=flops, bytes_accessed=bytes_accessed, transcendentals=0
-        ),
+        compiler_params=params,
+        cost_estimate=cost,
         interpret=interpret,
     )(*operands)

@@ -42,9 +42,7 @@ def _product_backward(
     return dx_lcd, weight_gradient(left, right, weights_edf, expert_l), None
 
 
-grouped_product.defvjp(
-    lambda *arguments: (grouped_product(*arguments), arguments[:3]), _product_backward
-)
+grouped_product.defvjp(lambda *given: (grouped_product(*given), given[:3]), _product_backward)
 
 
 @jax.custom_vjp
