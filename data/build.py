@@ -294,9 +294,8 @@ class SplitBuilder:
                 raise UserError(_no_lines(task, split, name, part_counts, part.dropped))
             counts += part_counts
             dropped.update(part.dropped)  # + would remove the reasons that drop no pair
-            entries.append(
-                {"name": part.name, "dropped": dict(part.dropped)} | dataclasses.asdict(part_counts)
-            )
+            about = {"name": part.name, "dropped": dict(part.dropped)}
+            entries.append(about | dataclasses.asdict(part_counts))
         if not counts.lines:
             if split != "validation" or +dropped or counts.left_out:
                 raise UserError(_no_lines(task, split, repr(split), counts, dropped))

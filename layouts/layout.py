@@ -428,9 +428,8 @@ class Layout:
                 spec_of(operand) if axes == "*" else self.place(axes)
                 for operand, axes in zip(operands, terms.split(","), strict=True)
             )
-            run = jax.shard_map(
-                function, in_specs=placed, out_specs=self.place(result), check_vma=check_vma
-            )
+            out = self.place(result)
+            run = jax.shard_map(function, in_specs=placed, out_specs=out, check_vma=check_vma)
             return run(*map(jax.sharding.reshard, operands, placed))
 
         return mapped

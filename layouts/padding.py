@@ -112,16 +112,12 @@ class ModelLayout(Layout):
 
     def unpadded_shape(self, axes: str, shape: tuple[int, ...]) -> tuple[int, ...]:
         known = dict(self.sizes)
-        return tuple(
-            min(size, known.get(self._name(letter), size))
-            for letter, size in zip(axes, shape, strict=True)
-        )
+        sizes = zip(axes, shape, strict=True)
+        return tuple(min(size, known.get(self._name(letter), size)) for letter, size in sizes)
 
     def padded_shape(self, axes: str, shape: tuple[int, ...]) -> tuple[int, ...]:
-        return tuple(
-            -(-size // self.size_multiple(letter)) * self.size_multiple(letter)
-            for letter, size in zip(axes, shape, strict=True)
-        )
+        units = map(self.size_multiple, axes)
+        return tuple(-(-size // unit) * unit for size, unit in zip(shape, units, strict=True))
 
     def reshard(self, x: Array, axes: str, *, stored: bool = False) -> Array:
         if isinstance(x, Operand):

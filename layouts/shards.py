@@ -39,10 +39,8 @@ def is_gatherable(before: jax.P, after: jax.P, over: tuple[str, ...]) -> bool:
     >>> [is_gatherable(split, after, ("x",)) for after in (whole, split, moved)]
     [True, True, False]
     """
-    entries = [
-        (mesh_axes(old), mesh_axes(new))
-        for old, new in zip(before.partitions, after.partitions, strict=True)
-    ]
+    places = before.partitions, after.partitions
+    entries = zip(*(map(mesh_axes, place) for place in places), strict=True)
     return all(old[: len(new)] == new and set(old[len(new) :]) <= set(over) for old, new in entries)
 
 

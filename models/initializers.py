@@ -65,7 +65,6 @@ class Weights:
 
 def infos_of(network: nnx.Module) -> Mapping[str, WeightInfo]:
     """Returns the description of each weight of a network that `Weights` made, by path."""
-    weights = jax.tree.leaves_with_path(
-        nnx.split(network)[1], is_leaf=lambda leaf: isinstance(leaf, nnx.Param)
-    )
+    _, state = nnx.split(network)
+    weights = jax.tree.leaves_with_path(state, is_leaf=lambda x: isinstance(x, nnx.Param))
     return {leaf_path(path): weight.get_metadata()["info"] for path, weight in weights}

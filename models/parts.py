@@ -249,12 +249,3 @@ class BlockParts(NamedTuple):
     @property
     def parts(self) -> tuple[Part, ...]:
         return self.attention, self.source_attention, self.positions, self.feed_forward, self.norm
-
-
-class PlacedBlock(NamedTuple):
-    """Says where the weights of a block are, and which layers of its stack have them."""
-
-    path: str
-    """Within the stack: "layers_N/block1", or "first/block0"."""
-    parts: BlockParts
-    layers: range

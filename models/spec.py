@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Iterable, Mapping
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, NamedTuple
 
 from configs.errors import UserError
 from configs.spec import Count, Positive, abstract_spec
@@ -20,16 +20,7 @@ from models.feed_forward.moe.routing import Router
 from models.layers.pipeline import inside_stages
 from models.norms.layer import LayerNorm
 from models.norms.rms import RmsNorm
-from models.parts import (
-    Attention,
-    Block,
-    BlockParts,
-    FeedForward,
-    Norm,
-    Part,
-    PlacedBlock,
-    Positions,
-)
+from models.parts import Attention, Block, BlockParts, FeedForward, Norm, Part, Positions
 from models.positions.learned import Learned
 from models.positions.none import NoPositions
 from models.positions.relative import Relative
@@ -45,6 +36,15 @@ PARTS = (
     Sinusoidal,
 )  # fmt: skip
 """Parts that gin files can name without an import."""
+
+
+class PlacedBlock(NamedTuple):
+    """Says where the weights of a block are, and which layers of its stack have them."""
+
+    path: str
+    """Within the stack: "layers_N/block1", or "first/block0"."""
+    parts: BlockParts
+    layers: range
 
 
 @abstract_spec
@@ -314,9 +314,6 @@ class TransformerSpec(Sizes):
             cases.append(("source", self.blocks, (length, memory), True))
         choices: dict[str, str] = {}
         for name, blocks, case, is_cross in cases:
-            reasons = [
-                str(self.attention_choice(block, layout, case, is_cross=is_cross))
-                for block in blocks
-            ]
-            choices[name] = "; ".join(dict.fromkeys(reasons))
+            made = (self.attention_choice(b, layout, case, is_cross=is_cross) for b in blocks)
+            choices[name] = "; ".join(dict.fromkeys(map(str, made)))
         return choices

@@ -32,9 +32,9 @@ from models.loss import (
     softmax_loss,
 )
 from models.network_model import NetworkModel
-from models.parts import BlockParts, PlacedBlock
+from models.parts import BlockParts
 from models.preferences import preference_loss
-from models.spec import TransformerSpec
+from models.spec import PlacedBlock, TransformerSpec
 
 T = TypeVar("T")
 Array = jax.Array
@@ -313,11 +313,10 @@ class TransformerModel(NetworkModel[Network]):
         return None
 
     def update_routers(self, params: Params, loads: dict[str, Loads]) -> Params:
+        placed = self.spec.placed_blocks
         return params | {
-            stack: with_updated_biases(
-                self.layout, self.spec.placed_blocks(stack), params[stack], loads[stack]
-            )
-            for stack in loads
+            stack: with_updated_biases(self.layout, placed(stack), params[stack], of_stack)
+            for stack, of_stack in loads.items()
         }
 
     def hidden(self, params: Params, batch: Batch) -> tuple[Layout, Batch, Array, Array]:

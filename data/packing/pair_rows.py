@@ -17,9 +17,8 @@ class PairRows(Rows):
     """Holds the rows of one split of a translation; those of a mixture follow part after part."""
 
     def batch(self, row_ids: np.ndarray) -> dict[str, np.ndarray]:
-        sources_BM, segments_BM = read_rows(
-            row_ids, self.arrays["sources"], self.arrays["source_segments"]
-        )
+        arrays = self.arrays["sources"], self.arrays["source_segments"]
+        sources_BM, segments_BM = read_rows(row_ids, *arrays)
         return {
             "inputs_BM": sources_BM.astype(np.int32),
             "segments_BM": segments_BM.astype(np.int32),

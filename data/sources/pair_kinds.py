@@ -98,10 +98,8 @@ class ParallelFiles(HeldOutPairs):
         return f"{split}_source", f"{split}_target"
 
     def read_named(self, split: str, errors: str) -> Iterator[Pair]:
-        sources, targets = (
-            text_files.named(files, f"ParallelFiles.{name}")
-            for name, files in self.files(split).items()
-        )
+        given = self.files(split).items()
+        sources, targets = (text_files.named(f, f"ParallelFiles.{name}") for name, f in given)
         if len(sources) == len(targets):  # a file may be the source of two others
             pairs = zip(sources, targets, strict=True)
             by_file = {tuple(map(text_files.identity, pair)): pair for pair in pairs}
@@ -176,11 +174,8 @@ class Phrases(Pairs):
     """Seed of the random choices."""
 
     def read(self, split: str, errors: str = "strict") -> Iterator[Pair]:
-        corpus = _import_phrases().corpus
-        sizes = self.train, self.held_out
-        return itertools.starmap(
-            Pair, corpus(self.language, self.target_language, self.seed, *sizes)[split]
-        )
+        settings = self.language, self.target_language, self.seed, self.train, self.held_out
+        return itertools.starmap(Pair, _import_phrases().corpus(*settings)[split])
 
     def fingerprint(self) -> dict[str, str]:
         return _import_phrases().versions()

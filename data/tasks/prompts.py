@@ -143,10 +143,8 @@ def packed_prompts(
     """Packs pairs, each a prompt and right behind it the answer, without those that do not fit."""
     prompts = vocab.encode([pair.source for pair in pairs])
     answers = vocab.encode([pair.target for pair in pairs])
-    examples = [
-        np.r_[-1 - prompt.astype(np.int32), answer.astype(np.int32)]
-        for prompt, answer in zip(prompts, answers, strict=True)
-    ]
+    halves = zip(prompts, answers, strict=True)
+    examples = [np.r_[-1 - read.astype(np.int32), said.astype(np.int32)] for read, said in halves]
     kept, packed = packed_answers(examples, length, vocab.end_id, packs=packs)
     arrays = packed.arrays | {"targets": packed.arrays["targets"].astype(vocab.dtype)}
     # Without a beginning, nothing predicts the first token behind an empty prompt.

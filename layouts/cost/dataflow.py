@@ -164,14 +164,11 @@ def product_flops(eqn: Any) -> int:
 
 def total_flops(jaxpr: Jaxpr) -> int:
     """Counts the FLOPs of all products of a trace, on all devices."""
-    return sum(
-        times * product_flops(eqn)
-        for eqn, times in executed_equations(jaxpr)
-        if eqn.primitive.name in PRODUCTS
-    )
+    executed = executed_equations(jaxpr)
+    return sum(n * product_flops(eqn) for eqn, n in executed if eqn.primitive.name in PRODUCTS)
 
 
-def source_line(eqn: Any) -> str:
+def line_of(eqn: Any) -> str:
     """Returns the line of this checkout that made an equation, "models/layers/blocks.py:62"."""
     frames = eqn.source_info.traceback.frames if eqn.source_info.traceback else ()
     lines = (f"{checkout_file(frame.file_name)}:{frame.line_num}" for frame in frames)

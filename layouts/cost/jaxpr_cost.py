@@ -20,11 +20,11 @@ from layouts.cost.dataflow import (
     Flow,
     bodies,
     kernel_flops,
+    line_of,
     local_bytes,
     local_size,
     places,
     product_flops,
-    source_line,
 )
 from layouts.shards import Entry, mesh_axes
 
@@ -189,7 +189,7 @@ class Counter:
         """Counts equations; `line` of the model has those that name none themselves."""
         flow, gathered = Flow(jaxpr), set[tuple[Any, str]]()
         for eqn in jaxpr.eqns:
-            name, line_of_eqn = eqn.primitive.name, source_line(eqn) or line
+            name, line_of_eqn = eqn.primitive.name, line_of(eqn) or line
             inner_scopes = f"{scopes}/{eqn.source_info.name_stack}"
             is_backward = backward or "transpose(" in str(eqn.source_info.name_stack)
             source = f"{line_of_eqn} {name}".strip() + " (backward)" * is_backward
@@ -233,9 +233,8 @@ class Counter:
             whole = same[0].tensor.bytes * (group if kind in GROWING else 1)
             if kind == "reduce-scatter" and not self.merges:
                 kind = "all-reduce"
-            self.collectives.append(
-                Collective(kind, tuple(names), group, whole, times, source, scopes=scopes)
-            )
+            made = Collective(kind, tuple(names), group, whole, times, source, scopes=scopes)
+            self.collectives.append(made)
 
     def is_needed(
         self, transfer: Transfer, eqn: Any, flow: Flow, gathered: set[tuple[Any, str]]

@@ -65,10 +65,8 @@ class _Memory:
         eqn = self._flow.makers[v]
         if not is_elementwise(eqn):
             return True
-        return any(
-            not is_elementwise(user) and user.primitive.name not in FUSED_INTO
-            for user in self._flow.users.get(v, ())
-        )
+        readers = (u for u in self._flow.users.get(v, ()) if not is_elementwise(u))
+        return any(reader.primitive.name not in FUSED_INTO for reader in readers)
 
     def _read_by(self, eqn: Any) -> frozenset[Any]:
         """Returns the stored values from which an equation computes."""

@@ -96,10 +96,8 @@ class CompiledText:
             elif instruction.opcode in ("fusion", *ASYNC_CALLS):
                 fusion = instruction
             if instruction.opcode == "conditional":  # the branch that computes the most, as a trace
-                walks = [
-                    list(self._walk(self.computations[name], times, fused_in))
-                    for name in branches(instruction)
-                ]
+                inner = [self.computations[name] for name in branches(instruction)]
+                walks = [list(self._walk(branch, times, fused_in)) for branch in inner]
                 yield from max(walks, key=total_flops)
             for name in called(instruction):
                 yield from self._walk(self.computations[name], inner_times, fusion)
@@ -269,9 +267,8 @@ class CompiledText:
                 if FUSED_REDUCE_SCATTER in (fusion.attribute("calls") or ""):
                     kind, origin = "reduce-scatter", fusion
             source = self.source(origin)
-            collectives.append(
-                Collective(kind, axes, group, size, times, source, overlaps, origin.op_name)
-            )
+            scopes = origin.op_name
+            collectives.append(Collective(kind, axes, group, size, times, source, overlaps, scopes))
         return collectives
 
     @functools.cached_property

@@ -75,11 +75,8 @@ class LintContext:
 
     @property
     def rules(self) -> list[SourcedRule]:
-        return [
-            SourcedRule(field, rule)
-            for field in FIELDS
-            for rule in parse_rules(getattr(self.layout, field))
-        ]
+        texts = [(field, getattr(self.layout, field)) for field in FIELDS]
+        return [SourcedRule(field, rule) for field, text in texts for rule in parse_rules(text)]
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -94,12 +91,8 @@ class LintContext:
         has_stacks = any(product.in_layers for product in self.record.products)
         if not has_stacks or all(rule.axis != "layers" for rule in stored):
             return tensors
-        stacks = [
-            Tensor(weight.path, "N", weight.shape[:1], stored=False)
-            for weight in self.record.weights
-            if weight.axes.startswith("N")
-        ]
-        return [*tensors, *stacks]
+        stacked = (weight for weight in self.record.weights if weight.axes.startswith("N"))
+        return [*tensors, *(Tensor(w.path, "N", w.shape[:1], stored=False) for w in stacked)]
 
     def assignments(self, tensor: Tensor) -> list[tuple[SourcedRule, AxisAssignment]]:
         """Returns what each rule gets in this tensor, in the order in which rules choose."""
@@ -389,12 +382,8 @@ def _sizes_that_divide(context: LintContext, cause: SplitCause) -> dict[str, tup
     divisors = [n for n in range(1, size + 1) if n == 1 or size % (n * repeats) == 0]
     near = sorted(sorted(divisors, key=lambda n: abs(n - shards))[:6])
     names = " x ".join(sourced.rule.mesh_axis for sourced in cause.rules)
-    legal = {
-        context.name(cause.letter): tuple(
-            cause.first + n * cause.pattern for n in (below, below + unit) if n
-        ),
-        names: tuple(near),
-    }
+    sizes = tuple(cause.first + n * cause.pattern for n in (below, below + unit) if n)
+    legal = {context.name(cause.letter): sizes, names: tuple(near)}
     if repeats > 1 and size % shards == 0:
         groups = size // shards
         legal["pipeline_repeats"] = tuple(n for n in range(1, groups + 1) if groups % n == 0)

@@ -20,13 +20,7 @@ from jax.extend.core import Jaxpr
 from configs.errors import UserError
 from layouts.axes import Alphabet, Axis, alphabet, axes_of_path, leaf_path
 from layouts.cost.collectives import checkout_file
-from layouts.cost.dataflow import (
-    CONVOLUTION,
-    executed_equations,
-    places,
-    product_flops,
-    source_line,
-)
+from layouts.cost.dataflow import CONVOLUTION, executed_equations, line_of, places, product_flops
 from layouts.layout import Layout
 from layouts.mesh import abstract_mesh
 from layouts.shards import mesh_axes
@@ -260,7 +254,7 @@ def read_trace(jaxpr: Jaxpr, declared: tuple[Axis, ...]) -> tuple[list[Tensor], 
     """Reads tensors and products from the types and the lines of a trace."""
     tensors, products = [], []
     for eqn, times in executed_equations(jaxpr):
-        line, made_by_layouts = source_line(eqn), is_of_layouts(eqn)
+        line, made_by_layouts = line_of(eqn), is_of_layouts(eqn)
         for out in eqn.outvars:
             axes, flops = letters_of_type(out.aval, declared), flops_of(eqn)
             name = f"{axes} at {line}"

@@ -46,11 +46,8 @@ def check_idle_rules(context: LintContext) -> list[Problem]:
         assignments = context.assignments(tensor)
         matched |= {sourced for sourced, _ in assignments}
         effective |= {sourced for sourced, assigned in assignments if assigned.lost_to is None}
-    return [
-        _idle_rule(context, sourced, sourced in matched)
-        for sourced in context.rules
-        if sourced not in effective
-    ]
+    idle = [sourced for sourced in context.rules if sourced not in effective]
+    return [_idle_rule(context, sourced, sourced in matched) for sourced in idle]
 
 
 def check_repeats(context: LintContext) -> list[Problem]:

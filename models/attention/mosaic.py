@@ -63,11 +63,8 @@ def key_ranges(segments_BL: Array, window: int | None) -> tuple[Array, Array]:
     positions_L = jnp.arange(length, dtype=jnp.int32)
     is_other_BL = segments_BL[:, 1:] != segments_BL[:, :-1]  # from the one before
     first_BL = jnp.pad(jnp.where(is_other_BL, positions_L[None, 1:], 0), ((0, 0), (1, 0)))
-    end_BL = jnp.pad(
-        jnp.where(is_other_BL, positions_L[None, 1:], length),
-        ((0, 0), (0, 1)),
-        constant_values=length,
-    )
+    end_BL = jnp.where(is_other_BL, positions_L[None, 1:], length)
+    end_BL = jnp.pad(end_BL, ((0, 0), (0, 1)), constant_values=length)
     first_BL = jax.lax.cummax(first_BL, axis=1)
     if window is not None:
         first_BL = jnp.maximum(first_BL, positions_L[None] + (1 - window))

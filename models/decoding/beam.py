@@ -83,11 +83,10 @@ class Beam:
             merge_best(layout, state.ended, DecodeOutput(tokens_BUT, final_BU, score_BU)),
             state.count_B + jnp.sum(stops_BU, axis=1, dtype=jnp.int32),
         )
-        return (
-            beams,
-            layout.take_along_axis(token_BU, at_BW, "BW"),
-            layout.take_along_axis(parent_BU, at_BW, "BW"),
+        token_BW, parent_BW = (
+            layout.take_along_axis(x, at_BW, "BW") for x in (token_BU, parent_BU)
         )
+        return beams, token_BW, parent_BW
 
     def divisor(self, tokens: Array) -> Array:
         """Returns the divisor of the log-probability of a text of this length."""

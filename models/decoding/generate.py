@@ -209,22 +209,17 @@ def begun_prompts(
 
 
 def feed_prompt(
-    layout: Layout,
-    model_step: ModelStep,
-    cache: Cache,
-    tokens_Bl: Array,
-    mask_Bm: Array,
-    start: Array,
+    layout: Layout, model_step: ModelStep, cache: Cache, fed_Bl: Array, mask_Bm: Array, start: Array
 ) -> tuple[Cache, Array]:
     """Feeds the tokens of prompts from position `start` on; returns the logits after each.
 
     The mask says which slots of the cache hold a token of the prompt.
     """
     slot_Bm = layout.iota("Bm", mask_Bm.shape, "m")
-    position_Bl = start + layout.iota("Bl", tokens_Bl.shape, "l")
+    position_Bl = start + layout.iota("Bl", fed_Bl.shape, "l")
     mask_Blm = (slot_Bm[:, None, :] <= position_Bl[:, :, None]) & mask_Bm[:, None, :]
     self_Blm = slot_Bm[:, None, :] == position_Bl[:, :, None]
-    return model_step(cache, tokens_Bl, position_Bl, mask_Blm | self_Blm, start)
+    return model_step(cache, fed_Bl, position_Bl, mask_Blm | self_Blm, start)
 
 
 def text_ends(
@@ -233,9 +228,8 @@ def text_ends(
     """Returns the length of each text without its END, and its last token or the prompt's."""
     width, new_tokens = tokens_BWT.shape[1:]
     index_BWT = layout.iota("BWT", tokens_BWT.shape, "T")
-    ends_BWT = is_end(tokens_BWT, inputs.stop_ids) | (
-        index_BWT >= inputs.max_new_tokens_B[:, None, None]
-    )
+    is_cut_BWT = index_BWT >= inputs.max_new_tokens_B[:, None, None]
+    ends_BWT = is_end(tokens_BWT, inputs.stop_ids) | is_cut_BWT
     lengths_BW = jnp.min(jnp.where(ends_BWT, index_BWT, new_tokens), axis=2)
     here_BWT = index_BWT == lengths_BW[:, :, None] - 1
     last_BW = jnp.sum(jnp.where(here_BWT, tokens_BWT, 0), axis=2, dtype=jnp.int32)

@@ -88,12 +88,7 @@ class MlpLayer(nnx.Module):
 
     @jax.named_scope("mlp")
     def __call__(
-        self,
-        x_BLD: Array,
-        segments_BL: Array | None = None,
-        key: Key = None,
-        *,
-        drop_tokens: bool = True,
+        self, x_BLD: Array, segments_BL: Array | None, key: Key = None, *, drop_tokens: bool = True
     ) -> tuple[Array, None]:
         """Returns the output of each token, and no load: there are no experts."""
         einsum, gate_BLF = self.layout.einsum, None

@@ -25,6 +25,9 @@ class Contexts(NamedTuple):
     source: AttentionContext | None = None
 
 
+ByKind = tuple[Contexts, ...]  # of the kinds of blocks of a stack
+
+
 class BlockLayer(nnx.Module):
     """Adds attention, attention to a source where there is one, and feed-forward or experts.
 
@@ -64,11 +67,7 @@ class BlockLayer(nnx.Module):
         self.mlp = parts.feed_forward.build(sizes, layout, weights)
 
     def __call__(
-        self,
-        x_BLD: Array,
-        contexts: Sequence[Contexts],
-        cache: Cache | None = None,
-        key: Key = None,
+        self, x_BLD: Array, contexts: ByKind, cache: Cache | None = None, key: Key = None
     ) -> tuple[Array, Cache | None, Load | None]:
         """Returns the row after this block, the cache with it, and the load of its experts."""
         context, source_context = contexts[self.kind]
@@ -125,11 +124,7 @@ class BlockSequence(nnx.Module):
         }
 
     def __call__(
-        self,
-        x_BLD: Array,
-        contexts: Sequence[Contexts],
-        cache: Cache | None = None,
-        key: Key = None,
+        self, x_BLD: Array, contexts: ByKind, cache: Cache | None = None, key: Key = None
     ) -> tuple[Array, Cache | None, dict[str, Load | None]]:
         """Returns the row after all blocks; caches and loads by the name of each block."""
         caches: Cache = {}

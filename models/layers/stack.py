@@ -13,7 +13,7 @@ from layouts.layout import Layout
 from models.api import Cache, Params
 from models.dropout import Key
 from models.initializers import Weights
-from models.layers.blocks import BlockLayer, BlockSequence, Contexts, normed
+from models.layers.blocks import BlockLayer, BlockSequence, ByKind, Contexts, normed
 from models.layers.pipeline import before_stages, has_repeats, in_stages, inside_stages
 from models.parts import BlockParts
 from models.spec import TransformerSpec
@@ -22,11 +22,11 @@ Array = jax.Array
 # By the path of a block in its stack: a Load with a leading axis for the layers that have its
 # weights, or None where there are no experts.
 Loads = dict[str, Any]
-# Weights of all blocks, with a leading axis for the repeats.
+# Weights of all blocks, with a leading axis for the repeats, or a list of those of each.
 Stacked = Any
 # Caches of the first blocks, by name, and of the repeats: a list, or with a leading axis for them.
 Caches = tuple[Cache, Any]
-Inputs = tuple[tuple[Contexts, ...], Array | None]  # the last is a key
+Inputs = tuple[ByKind, Array | None]  # the last is a key
 
 # Returns what a block with these parts sees.
 MakeContexts = Callable[[BlockParts], Contexts]
@@ -91,7 +91,7 @@ class Stack(nnx.Module):
             loads |= {"layers_N": repeated}
         return normed(self.norm, x_BLD), loads
 
-    def contexts(self, make_contexts: MakeContexts) -> tuple[Contexts, ...]:
+    def contexts(self, make_contexts: MakeContexts) -> ByKind:
         """Returns the contexts of each kind of block, with what all its layers share.
 
         That is the angles of rotary positions, or a shared relative bias.
@@ -169,11 +169,7 @@ class Stack(nnx.Module):
         return jax.checkpoint(run, policy=policy)
 
     def init_cache(
-        self,
-        weights: Stacked | list[Stacked],
-        batch_sequences: int,
-        cache_length: int,
-        memory_BMD: Array | None,
+        self, weights: Stacked, batch_sequences: int, cache_length: int, memory_BMD: Array | None
     ) -> Caches:
         """Makes the caches of all layers, stacked or in a list as their weights are."""
 
@@ -188,11 +184,7 @@ class Stack(nnx.Module):
         return first, jax.lax.map(of_layer, weights)
 
     def step(
-        self,
-        weights: Stacked | list[Stacked],
-        x_BLD: Array,
-        caches: Caches,
-        make_contexts: MakeContexts,
+        self, weights: Stacked, x_BLD: Array, caches: Caches, make_contexts: MakeContexts
     ) -> tuple[Array, Caches]:
         """Runs new tokens through all layers and the norm; returns the caches with them."""
         contexts = self.contexts(make_contexts)

@@ -99,7 +99,7 @@ def kernel_product(
     return y_lcf[:, :, :width]
 
 
-def kernel_weight_gradient(
+def kernel_gradient(
     x_lcd: Array, dy_lcf: Array, expert_l: Array, experts: int, *, interpret: bool
 ) -> Array:
     """Sums the products of each expert's blocks with their gradients."""

@@ -6,11 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from layouts.einsum import has_tpu_kernels, platform
-from models.feed_forward.moe.grouped_kernel import (
-    MIN_TOKENS,
-    kernel_product,
-    kernel_weight_gradient,
-)
+from models.feed_forward.moe.grouped_kernel import MIN_TOKENS, kernel_gradient, kernel_product
 
 Array = jax.Array
 MAX_BLOCK, MAX_KERNEL_BLOCK, MAX_GPU_BLOCK = 128, 512, 1024  # tokens
@@ -79,7 +75,7 @@ def times_gates(x_lcd: Array, gate_lc: Array) -> Array:
 def weight_gradient(left: Array, right: Array, weights_edf: Array, expert_l: Array) -> Array:
     """Adds up the products of blocks with their gradients, for each expert."""
     if has_kernels():
-        gradient = functools.partial(kernel_weight_gradient, interpret=is_interpreted())
+        gradient = functools.partial(kernel_gradient, interpret=is_interpreted())
         return gradient(left, right, expert_l, len(weights_edf)).astype(weights_edf.dtype)
 
     def add(total_edf: Array, block: tuple[Array, Array, Array]) -> tuple[Array, None]:

@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from layouts.cost.dataflow import Flow, bodies, executed_equations, source_line, total_flops
+from layouts.cost.dataflow import Flow, bodies, executed_equations, line_of, total_flops
 
 X, W = jnp.zeros((7, 2)), jnp.zeros((2, 3))
 
@@ -39,4 +39,4 @@ def test_views_are_followed_to_what_they_are_views_of() -> None:
 
 def test_an_equation_knows_its_line() -> None:
     (eqn,) = jaxpr_of(lambda x: jax.lax.sin(x), X).eqns
-    assert source_line(eqn).startswith("tests/layouts/cost/test_dataflow.py:")
+    assert line_of(eqn).startswith("tests/layouts/cost/test_dataflow.py:")
