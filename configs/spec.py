@@ -2,20 +2,10 @@
 
 import dataclasses
 import functools
+import typing
 from collections.abc import Mapping
 from types import MappingProxyType, NoneType, UnionType
-from typing import (
-    Annotated,
-    Any,
-    Literal,
-    NamedTuple,
-    TypeVar,
-    Union,
-    cast,
-    dataclass_transform,
-    get_args,
-    get_origin,
-)
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
 
 import pydantic.dataclasses
 from pydantic import ConfigDict, Field, ValidationError
@@ -77,7 +67,7 @@ class SpecError(UserError):
         self.problems = problems
 
 
-@dataclass_transform(frozen_default=True, kw_only_default=True)
+@typing.dataclass_transform(frozen_default=True, kw_only_default=True)
 def spec(cls: type[T]) -> type[T]:
     """Makes a class a frozen, keyword-only dataclass with checked fields, known to gin files.
 
@@ -108,10 +98,10 @@ def spec(cls: type[T]) -> type[T]:
 
     made.__init__ = checked
     _register(made, _SPECS)
-    return cast(type[T], made)
+    return typing.cast(type[T], made)
 
 
-@dataclass_transform(frozen_default=True, kw_only_default=True)
+@typing.dataclass_transform(frozen_default=True, kw_only_default=True)
 def abstract_spec(cls: type[T]) -> type[T]:
     """Makes a class a base of specs: as `spec`, but neither gin files nor code can make one."""
     made = _dataclass(cls)
@@ -121,7 +111,7 @@ def abstract_spec(cls: type[T]) -> type[T]:
 
     made.__init__ = refuse
     _register(made, _ABSTRACT)
-    return cast(type[T], made)
+    return typing.cast(type[T], made)
 
 
 def cannot_make(cls: type[Any]) -> str:

@@ -141,7 +141,7 @@ class MixtureOrder:
         """
         first, quotas = self._stage(step)
         places = np.arange(sizes.before(step), sizes.before(step + 1)) - sizes.before(first)
-        return self._row_ids(seed, places, quotas, self.drawn_before(seed, first, sizes))
+        return self._ids(seed, places, quotas, self.drawn_before(seed, first, sizes))
 
     def _stage(self, step: int) -> tuple[int, Quotas]:
         """Returns the first step of the stage of a step, and its quotas."""
@@ -175,9 +175,7 @@ class MixtureOrder:
                 place = np.flatnonzero(_block(quotas, seed, block)[0] == part)[rank]
                 yield sizes.step_of(sizes.before(stage) + block * BLOCK + int(place))
 
-    def _row_ids(
-        self, seed: int, places: np.ndarray, quotas: Quotas, drawn: np.ndarray
-    ) -> np.ndarray:
+    def _ids(self, seed: int, places: np.ndarray, quotas: Quotas, drawn: np.ndarray) -> np.ndarray:
         """Returns the rows at some places of a stage; `drawn` counts those of each part before."""
         blocks, within = places // BLOCK, places % BLOCK
         # The part of each place, and how many places before it had that part.

@@ -42,9 +42,7 @@ Piece(mesh_axis='model', torus_axis='x', size=8)]
     for part in parts(order):
         match = re.fullmatch(r"(\w+):([a-z]+)(\d*)", part)
         if match is None:
-            raise ValueError(
-                f"{part!r} is not mesh_axis:torus_axis, as in 'model:x' or 'model:x8'."
-            )
+            raise ValueError(f"{part!r} is not mesh_axis:torus_axis, as in 'model:x', 'model:x8'.")
         pieces.append(Piece(match[1], match[2], int(match[3]) if match[3] else None))
     return pieces
 

@@ -14,19 +14,12 @@ from layouts.layout import Layout
 from layouts.low_rank import Adapted, merged
 from layouts.mesh import abstract_mesh
 from layouts.padding import with_axes, with_padding
+from models import loss
 from models.adapters.lora import ADAPTER, Lora
 from models.api import Batch, Cache, Params, WeightInfo
 from models.dropout import Key
 from models.initializers import Weights, infos_of
-from models.loss import (
-    Criterion,
-    LogitOperands,
-    LossSums,
-    TokenLosses,
-    counted_targets,
-    softmax_loss,
-    token_losses,
-)
+from models.loss import Criterion, LogitOperands, LossSums, TokenLosses, counted_targets
 
 NetworkT = TypeVar("NetworkT", bound=nnx.Module)
 
@@ -118,7 +111,7 @@ class NetworkModel(abc.ABC, Generic[NetworkT]):
         layout, batch, x_BLD, softmax_VD = self.hidden(params, batch)
         output = LogitOperands(x_BLD, softmax_VD, self.logit_bias(params))
         counted_BL = counted_targets(batch)
-        return softmax_loss(layout, criterion, 1, output, batch["targets_BL"], counted_BL)
+        return loss.softmax_loss(layout, criterion, 1, output, batch["targets_BL"], counted_BL)
 
     def prepare(self, params: Params, *, for_one_call: bool = False) -> Params:
         raise UserError(
@@ -142,7 +135,7 @@ class NetworkModel(abc.ABC, Generic[NetworkT]):
         layout, batch, x_BLD, softmax_VD = self.hidden(params, batch)
         output = LogitOperands(x_BLD, softmax_VD, self.logit_bias(params))
         targets_BL, counted_BL = batch["targets_BL"], counted_targets(batch)
-        losses = token_losses(layout, output, targets_BL, counted_BL, self.spec.logit_cap)
+        losses = loss.token_losses(layout, output, targets_BL, counted_BL, self.spec.logit_cap)
         if len(losses.loss_BL) == rows:
             return losses
         return TokenLosses(*(layout.reshard(array, "bL") for array in losses))

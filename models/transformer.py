@@ -15,6 +15,7 @@ from layouts.einsum import platform
 from layouts.layout import Layout
 from layouts.padding import pad_batch
 from layouts.shards import num_shards
+from models import loss
 from models.api import Batch, Cache, Params, step_layout
 from models.attention.context import AttentionContext, cached_context, cross_context, packed_context
 from models.dropout import Key, dropout, split_key
@@ -22,15 +23,7 @@ from models.initializers import Weights
 from models.layers.blocks import Contexts
 from models.layers.pipeline import stage_axes, with_nested_maps
 from models.layers.stack import Loads, Stack
-from models.loss import (
-    Criterion,
-    LogitOperands,
-    LossSums,
-    bounded_logits,
-    counted_targets,
-    divergence,
-    softmax_loss,
-)
+from models.loss import Criterion, LogitOperands, LossSums, bounded_logits, counted_targets
 from models.network_model import NetworkModel
 from models.parts import BlockParts
 from models.preferences import preference_loss
@@ -293,14 +286,16 @@ class TransformerModel(NetworkModel[Network]):
                 return preference_loss(
                     layout, criterion, output, teacher, targets_BL, counted_BL, segments_BL
                 )
-            return softmax_loss(layout, criterion, chunks, output, targets_BL, counted_BL, teacher)
+            return loss.softmax_loss(
+                layout, criterion, chunks, output, targets_BL, counted_BL, teacher
+            )
 
         passes = [forward(key) for key in pass_keys(criterion, key)]
         sums = mean_of_passes([sums_of(output) for output, _ in passes])
         loads = mean_of_passes([loads for _, loads in passes])
         if len(passes) == 2:
             (first, _), (second, _) = passes
-            kl_sum = divergence(layout, criterion, chunks, first, second.x_BLD, counted_BL)
+            kl_sum = loss.divergence(layout, criterion, chunks, first, second.x_BLD, counted_BL)
             sums = sums._replace(objective=sums.objective + criterion.r_drop / 2 * kl_sum)
         if self.spec.router is None:
             return sums

@@ -12,20 +12,9 @@ from typing import Any, NamedTuple, TypeVar
 
 from jax.extend.core import Jaxpr
 
+from layouts.cost import dataflow
 from layouts.cost.collectives import Collective
-from layouts.cost.dataflow import (
-    KERNELS,
-    PRODUCTS,
-    VIEWS,
-    Flow,
-    bodies,
-    kernel_flops,
-    line_of,
-    local_bytes,
-    local_size,
-    places,
-    product_flops,
-)
+from layouts.cost.dataflow import KERNELS, PRODUCTS, VIEWS, Flow, kernel_flops, local_bytes, places
 from layouts.shards import Entry, mesh_axes
 
 Item = TypeVar("Item", Collective, "OpCost")
@@ -189,7 +178,7 @@ class Counter:
         """Counts equations; `line` of the model has those that name none themselves."""
         flow, gathered = Flow(jaxpr), set[tuple[Any, str]]()
         for eqn in jaxpr.eqns:
-            name, line_of_eqn = eqn.primitive.name, line_of(eqn) or line
+            name, line_of_eqn = eqn.primitive.name, dataflow.line_of(eqn) or line
             inner_scopes = f"{scopes}/{eqn.source_info.name_stack}"
             is_backward = backward or "transpose(" in str(eqn.source_info.name_stack)
             source = f"{line_of_eqn} {name}".strip() + " (backward)" * is_backward
@@ -197,7 +186,7 @@ class Counter:
                 size = sum(self.local(v).bytes for v in (*eqn.invars, *eqn.outvars))
                 self.ops.append(OpCost(kernel_flops(eqn), size, 0, times, "", source, inner_scopes))
                 continue
-            inner, trip_count = bodies(eqn)
+            inner, trip_count = dataflow.bodies(eqn)
             if name in MEMORY_OPS:
                 flops = self.flops_of(eqn) if name in PRODUCTS else 0
                 given, made = map(flow.before, eqn.invars), [*map(flow.after, eqn.outvars)]
@@ -207,7 +196,7 @@ class Counter:
                 dtype = str(getattr(eqn.invars[0].aval, "dtype", ""))
                 self.ops.append(OpCost(flops, size, 0, times, dtype, source, inner_scopes))
             elif name not in (*VIEWS, "reshard") and not inner:
-                elements = sum(local_size(v.aval, self.sizes) for v in eqn.outvars)
+                elements = sum(dataflow.local_size(v.aval, self.sizes) for v in eqn.outvars)
                 self.ops.append(OpCost(0, 0, elements, times, "", source, inner_scopes))
             if name in self.rules:
                 transfers = self.rules[name](eqn, flow)
@@ -257,7 +246,7 @@ class Counter:
         """Counts the FLOPs of a product on one device; other mesh axes repeat it."""
         operands = [self.local(v) for v in (*eqn.invars, *eqn.outvars)]
         split = [n for n in self.mesh if any(p.splits(n) is not None for p in operands)]
-        return product_flops(eqn) // math.prod(self.mesh[name] for name in split)
+        return dataflow.product_flops(eqn) // math.prod(self.mesh[name] for name in split)
 
     def product(self, eqn: Any, flow: Flow) -> Iterator[Transfer]:
         """Splits a product along one letter per mesh axis: the one that sends the least."""

@@ -17,15 +17,8 @@ from layouts.axes import alphabet
 from layouts.cost.collectives import size_text
 from layouts.device_order import Torus, describe_legal_orders, order_problems
 from layouts.layout import Layout, Rule
-from layouts.lint.errors import (
-    LintContext,
-    Problem,
-    SourcedRule,
-    check_conflicts,
-    check_spelling,
-    find_conflicts,
-    first_names,
-)
+from layouts.lint import errors
+from layouts.lint.errors import LintContext, Problem, SourcedRule, find_conflicts, first_names
 from layouts.lint.recorder import Product, Record, Tensor, Weight, error_of, find_statement
 from layouts.padding import with_axes
 from layouts.shards import mesh_axes
@@ -214,10 +207,10 @@ def lint(
     `origins` maps settings to the lines that set them, "Layout.rules" to "layouts/mine.gin:3", and
     axes of the data to the settings of their sizes, "batch" to "Run.batch_sequences".
     """
-    problems, context = check_spelling(LintContext(layout, mesh_sizes, record, origins))
+    problems, context = errors.check_spelling(LintContext(layout, mesh_sizes, record, origins))
     problems += check_devices(context, torus)
     has_all_rules = all(problem.severity == "warning" for problem in problems)
-    problems += check_conflicts(context) + check_idle_rules(context) + check_repeats(context)
+    problems += errors.check_conflicts(context) + check_idle_rules(context) + check_repeats(context)
     if has_all_rules:  # a misspelt rule may be what would make the layout efficient
         problems += check_mesh_axes(context) + check_replicated_weights(context)
     return sorted(problems, key=lambda problem: problem.severity)

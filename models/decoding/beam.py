@@ -65,8 +65,9 @@ class Beam:
         score_BU = layout.reshape(score_BWU, (rows, width * k), "BU")
         token_BU = layout.reshape(token_BWU, (rows, width * k), "BU")
         score_BU, at_BU = layout.top_k(score_BU, min(best, width * k), "BU")
-        token_BU, parent_BU = layout.take_along_axis(token_BU, at_BU, "BU"), at_BU // k
-        tokens_BUT = layout.take_along_axis(state.tokens_BWT, parent_BU, "BUT")
+        take = layout.take_along_axis
+        token_BU, parent_BU = take(token_BU, at_BU, "BU"), at_BU // k
+        tokens_BUT = take(state.tokens_BWT, parent_BU, "BUT")
         here_BUT = layout.iota("BUT", tokens_BUT.shape, "T") == step
         tokens_BUT = jnp.where(here_BUT, token_BU[:, :, None], tokens_BUT)
         ends_BU = is_end(token_BU, inputs.stop_ids) | (step + 1 >= inputs.max_new_tokens_B)[:, None]
@@ -78,15 +79,12 @@ class Beam:
         final_BU = jnp.where(stops_BU, score_BU / self.divisor(step + 1), -jnp.inf)
         next_BW, at_BW = layout.top_k(jnp.where(ends_BU, -jnp.inf, score_BU), self.width, "BU")
         beams = Beams(
-            layout.take_along_axis(tokens_BUT, at_BW, "BWT"),
+            take(tokens_BUT, at_BW, "BWT"),
             next_BW,
             merge_best(layout, state.ended, DecodeOutput(tokens_BUT, final_BU, score_BU)),
             state.count_B + jnp.sum(stops_BU, axis=1, dtype=jnp.int32),
         )
-        token_BW, parent_BW = (
-            layout.take_along_axis(x, at_BW, "BW") for x in (token_BU, parent_BU)
-        )
-        return beams, token_BW, parent_BW
+        return beams, take(token_BU, at_BW, "BW"), take(parent_BU, at_BW, "BW")
 
     def divisor(self, tokens: Array) -> Array:
         """Returns the divisor of the log-probability of a text of this length."""

@@ -19,16 +19,9 @@ from layouts.convolution import pad
 from layouts.layout import Layout
 from layouts.shards import spec_of
 from models.api import Cache, Decodable, step_layout
+from models.decoding import sampling
 from models.decoding.generate import begun_prompts, feed_prompt, is_end, log_probabilities
-from models.decoding.sampling import (
-    LOWEST_TEMPERATURE,
-    Chosen,
-    Draw,
-    likeliest,
-    sampled,
-    sampled_of_best,
-    without_end,
-)
+from models.decoding.sampling import Chosen, Draw, likeliest, sampled, sampled_of_best, without_end
 
 Array = jax.Array
 FEW_CANDIDATES = 64
@@ -277,7 +270,7 @@ class SlotDecoder:
         tokens_BWV = layout.iota("BWV", logits_BWV.shape, "V")
         early_B11 = layout.broadcast_like(steps_B + 1 < settings.min_new_tokens_B, "B", "BWV")
         logits_BWV = without_end(logits_BWV, tokens_BWV, early_B11, self.stop_ids)
-        samples_B = slots.running_B & (settings.temperature_B >= LOWEST_TEMPERATURE)
+        samples_B = slots.running_B & (settings.temperature_B >= sampling.LOWEST_TEMPERATURE)
         of_all_B = samples_B & (settings.top_k_B == 0)
         of_best_B = samples_B & (settings.top_k_B > 0)
         is_limited_B = (settings.top_p_B < 1) | (settings.min_p_B > 0)

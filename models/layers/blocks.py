@@ -119,9 +119,7 @@ class BlockSequence(nnx.Module):
 
     def init_cache(self, rows: int, length: int, memory_BMD: Array | None) -> Cache:
         """Makes the caches of all blocks, by name."""
-        return {
-            name: block.init_cache(rows, length, memory_BMD) for name, block in self.each().items()
-        }
+        return {name: one.init_cache(rows, length, memory_BMD) for name, one in self.each().items()}
 
     def __call__(
         self, x_BLD: Array, contexts: ByKind, cache: Cache | None = None, key: Key = None

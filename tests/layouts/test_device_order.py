@@ -89,7 +89,7 @@ def test_without_coordinates_the_order_is_that_of_jax() -> None:
 @pytest.mark.parametrize(
     ("order", "message"),
     [
-        ("data=y", "'data=y' is not mesh_axis:torus_axis, as in 'model:x' or 'model:x8'."),
+        ("data=y", "'data=y' is not mesh_axis:torus_axis, as in 'model:x', 'model:x8'."),
         ("data:y;modle:x", "no such mesh axis: modle.  Did you mean model?"),
         ("data:y;model:z", "no such torus axis: z.  Legal: x, y, core."),
         ("data:y;model:x", "core has 2, and nothing lies along it."),

@@ -22,13 +22,9 @@ from layouts.reduction import reduced_over
 from layouts.shards import gather_shard, is_gatherable, mesh_axes, num_shards, shard_index, spec_of
 from models.dropout import Key, drop
 from models.feed_forward.mlp import Mlp
+from models.feed_forward.moe import grouped_matmul
 from models.feed_forward.moe.exchange import Exchange
-from models.feed_forward.moe.grouped_matmul import (
-    block_tokens,
-    gated_product,
-    grouped_product,
-    has_kernels,
-)
+from models.feed_forward.moe.grouped_matmul import block_tokens, gated_product, grouped_product
 from models.feed_forward.moe.routing import Router, Routing
 
 Array = jax.Array
@@ -303,7 +299,7 @@ def run_shard(experts: Experts, routed: RoutedTokens, draw: Draw) -> Array:
 
     size = block_tokens(choices, count)
     # Kernels write zeros for each expert without a block by a block without an expert.
-    spare = -(-count // size) if has_kernels() else 0
+    spare = -(-count // size) if grouped_matmul.has_kernels() else 0
     slot_i, expert_l = block_slots(expert_Gsi.ravel(), count, size, spare)
     slot_1si, shape = slot_i.reshape(gate_1si.shape), (len(expert_l), size)
     here_1c = choice_at_slot(slot_1si, math.prod(shape))

@@ -132,12 +132,12 @@ class MoeLayer(nnx.Module):
 
         Without dropped tokens, as in decoding, no token depends on another segment.
         """
-        layout = self.layout
+        layout, spec = self.layout, self.spec
         route_key, jitter_key, dropout_key = split_key(key, 3)
-        router = self.spec.router
+        router = spec.router
         (rows,), tokens = layout.unpadded_shape("B", x_BLD.shape[:1]), x_BLD.shape[1]
-        if drop_tokens and self.spec.group_tokens is not None:  # else a row is a group
-            tokens = math.gcd(rows * tokens, self.spec.group_tokens)
+        if drop_tokens and spec.group_tokens is not None:  # else a row is a group
+            tokens = math.gcd(rows * tokens, spec.group_tokens)
         groups = x_BLD.shape[0] * x_BLD.shape[1] // tokens
         x_GsD = self.regrouped(x_BLD, (groups, tokens, x_BLD.shape[2]), "BlD", "GsD")
         if segments_BL is None:
@@ -149,23 +149,21 @@ class MoeLayer(nnx.Module):
             gates_Gse = router.gates(logits_Gse)
         bias_e = layout.reshard(self.bias_E[...].astype(float), "e") if router.has_bias else None
         capacity = None
-        if drop_tokens and self.spec.drops_tokens:
-            capacity = router.capacity(tokens, self.spec.experts, training=key is not None)
+        if drop_tokens and spec.drops_tokens:
+            capacity = router.capacity(tokens, spec.experts, training=key is not None)
         with jax.named_scope("gate"):
             routing = router.route(layout, gates_Gse, segments_Gs, capacity, route_key, bias_e)
         weights = {name: getattr(self, name)[...] for name in WEIGHTS if hasattr(self, name)}
         if capacity is None:  # products in blocks read ordinary arrays
             weights = {name: merged(weight) for name, weight in weights.items()}
-        experts = Experts(
-            layout, self.spec.expert, self.spec.experts, weights, self.rate, dropout_key
-        )
+        experts = Experts(layout, spec.expert, spec.experts, weights, self.rate, dropout_key)
         if capacity is None:
             y_GsD = in_blocks(experts, x_GsD, routing, None if drop_tokens else router)
         else:
-            y_GsD = WITH_CAPACITY[self.spec.dispatch](experts, x_GsD, routing, capacity)
+            y_GsD = WITH_CAPACITY[spec.dispatch](experts, x_GsD, routing, capacity)
         y_BlD = self.regrouped(y_GsD, x_BLD.shape, "GsD", "BlD")
         y_BLD = layout.reshard(y_BlD, "BLD")
-        if self.spec.shared_d_ff is not None:
+        if spec.shared_d_ff is not None:
             shared_key = None if key is None else jax.random.fold_in(key, 3)
             y_BLD = y_BLD + self.shared(x_BLD, segments_BL, shared_key)[0]
         probs_Gse = router.probabilities(gates_Gse)

@@ -28,7 +28,7 @@ def test_the_layer_equals_numpys(activation: Activation, gated: bool) -> None:
     with jax.set_mesh(make_mesh(WHOLE)):
         rngs = nnx.Rngs(params=jax.random.key(0))
         layer = MlpLayer(spec, TOY, WHOLE, Weights(WHOLE, TOY.sizes, rngs, "float32"))
-        y_BLD, load = layer(X_BLD)
+        y_BLD, load = layer(X_BLD, None)
     h_BLF, activate = X_BLD @ np.asarray(layer.wi_DF[...]), ACTIVATIONS[activation]
     h_BLF = activate(X_BLD @ np.asarray(layer.wg_DF[...])) * h_BLF if gated else activate(h_BLF)
     np.testing.assert_allclose(y_BLD, h_BLF @ np.asarray(layer.wo_FD[...]), rtol=1e-4, atol=1e-5)
@@ -41,8 +41,8 @@ def test_dropout_is_of_hidden_units(rates: tuple[float, float | None]) -> None:
     with jax.set_mesh(make_mesh(WHOLE)):
         rngs = nnx.Rngs(params=jax.random.key(0))
         layer = MlpLayer(spec, model, WHOLE, Weights(WHOLE, model.sizes, rngs, "float32"))
-        whole_BLD, _ = layer(X_BLD)
-        dropped_BLD, _ = layer(X_BLD, key=jax.random.key(1))
+        whole_BLD, _ = layer(X_BLD, None)
+        dropped_BLD, _ = layer(X_BLD, None, key=jax.random.key(1))
     assert not np.any(np.isclose(dropped_BLD, 0) & ~np.isclose(whole_BLD, 0))
     assert np.mean(~np.isclose(dropped_BLD, whole_BLD)) > 0.9
 
@@ -52,7 +52,9 @@ def test_hidden_dropout_may_be_off_by_itself() -> None:
     with jax.set_mesh(make_mesh(WHOLE)):
         rngs = nnx.Rngs(params=jax.random.key(0))
         layer = MlpLayer(spec, model, WHOLE, Weights(WHOLE, model.sizes, rngs, "float32"))
-        np.testing.assert_array_equal(layer(X_BLD, key=jax.random.key(1))[0], layer(X_BLD)[0])
+        np.testing.assert_array_equal(
+            layer(X_BLD, None, key=jax.random.key(1))[0], layer(X_BLD, None)[0]
+        )
 
 
 def test_gated_products_and_their_gradients_are_computed_once_and_stored() -> None:
