@@ -115,10 +115,8 @@ class Equation(NamedTuple):
             feature + channel + self.sliding,
             self.images + feature + self.spatial,
         )
-        positions = (
-            tuple(map(letters.index, order))
-            for letters, order in zip((image, weights, result), ordered, strict=True)
-        )
+        terms = zip((image, weights, result), ordered, strict=True)
+        positions = (tuple(map(letters.index, order)) for letters, order in terms)
         y = jax.lax.conv_general_dilated(
             x,
             kernel,

@@ -120,8 +120,7 @@ def with_sizes(pieces: Sequence[Piece], torus: Torus) -> list[Piece]:
 def order_text(pieces: Sequence[Piece], torus: Torus) -> str:
     """Formats an order as in a layout file."""
     names = (
-        f"{mesh_axis}:{torus_axis}{'' if size == torus[torus_axis] else size}"
-        for mesh_axis, torus_axis, size in pieces
+        f"{axis}:{along}{'' if size == torus[along] else size}" for axis, along, size in pieces
     )
     return ";".join(names) or "nothing"
 

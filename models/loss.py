@@ -43,10 +43,8 @@ def token_weights(batch: Mapping[str, Array]) -> dict[str, Array]:
     targets = jnp.sum(counted_targets(batch), dtype=float)
     stacks = {"decoder": batch["segments_BL"]} if "loss_mask_BL" in batch else {}
     stacks |= {"encoder": batch["segments_BM"]} if "segments_BM" in batch else {}
-    weights = {
-        stack: targets / jnp.maximum(jnp.sum(segments > 0, dtype=float), 1)
-        for stack, segments in stacks.items()
-    }
+    tokens = {stack: jnp.sum(segments > 0, dtype=float) for stack, segments in stacks.items()}
+    weights = {stack: targets / jnp.maximum(count, 1) for stack, count in tokens.items()}
     return {"decoder": jnp.ones(()), **weights}
 
 

@@ -235,11 +235,8 @@ class TransformerSpec(Sizes):
     @property
     def groups(self) -> dict[str, int]:
         stacks = {"targets_BL": self.blocks, "inputs_BM": self.encoder_blocks}
-        sizes = {
-            name: [size for block in blocks if (size := block.feed_forward.group_tokens)]
-            for name, blocks in stacks.items()
-        }
-        return {name: math.lcm(*counts) for name, counts in sizes.items() if counts}
+        sizes = {name: [b.feed_forward.group_tokens for b in of] for name, of in stacks.items()}
+        return {name: math.lcm(*filter(None, of)) for name, of in sizes.items() if any(of)}
 
     @property
     def router(self) -> Router | None:

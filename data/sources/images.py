@@ -25,7 +25,7 @@ def image_of(text: str) -> np.ndarray:
         name, *numbers = text.split()
         values = np.array(numbers, np.int64)
         width, height, largest, *_ = values
-        pixels_YXZ = values[3:].reshape(height, width, FORMATS[name])
+        pixels_YXZ = values[3:].reshape(max(height, 0), max(width, 0), FORMATS[name])
     except (ValueError, KeyError, OverflowError):
         raise UserError(
             f"image {brief(text, 60)!r}: is not an image.  Legal: plain PGM or PPM, such as "

@@ -269,15 +269,10 @@ def find_conflicts(context: LintContext) -> Conflicts:
 def blocks_of_stack(record: Record, path: str) -> tuple[int, int]:
     """Returns how many blocks come first in the stack of a weight, and how many each repeat has."""
     stack = path.partition("layers_N/")[0]
-    first, repeated = (
-        {
-            block[1]
-            for w in record.weights
-            if (block := re.match(rf"{stack}{part}/(block\d+)/", w.path))
-        }
-        for part in ("first", "layers_N")
-    )
-    return len(first), len(repeated) or 1
+    found = [re.match(rf"{stack}(first|layers_N)/(block\d+)/", w.path) for w in record.weights]
+    blocks = {match.groups() for match in found if match}
+    first = sum(part == "first" for part, _ in blocks)
+    return first, len(blocks) - first or 1
 
 
 def check_conflicts(context: LintContext) -> list[Problem]:

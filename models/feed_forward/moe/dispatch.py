@@ -221,10 +221,8 @@ def in_blocks(
         layout.place(stored_e + axes_of_shard(name, array.shape))
         for name, array in zip(names, arrays, strict=True)
     ]
-    stored = [
-        before if is_gatherable(before, after, group_axes) else after
-        for before, after in zip(stored, gathered, strict=True)
-    ]
+    pairs = zip(stored, gathered, strict=True)
+    stored = [old if is_gatherable(old, new, group_axes) else new for old, new in pairs]
 
     def run(seed: Array, *operands: Array) -> Array:
         # Marked for the hand-written gradients; JAX adds up what was the same on all devices.

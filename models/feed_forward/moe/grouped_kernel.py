@@ -188,10 +188,8 @@ def pallas_call(
     """Calls a kernel that reads the experts of blocks, two arrays, and has sums in float32."""
     varies = [jax.typeof(x).manual_axis_type.varying for x in operands]
     over = frozenset().union(*varies)
-    operands = tuple(
-        jax.lax.pcast(x, tuple(over - axes), to="varying")
-        for x, axes in zip(operands, varies, strict=True)
-    )
+    pairs = zip(operands, varies, strict=True)
+    operands = tuple(jax.lax.pcast(x, tuple(over - axes), to="varying") for x, axes in pairs)
     dtype, axis_type = operands[1].dtype, jax.typeof(operands[1]).manual_axis_type
     blocks = len(operands[0])  # which read as many experts at most
     accessed_bytes = sum(x.nbytes * min(blocks, len(x)) // len(x) for x in operands)

@@ -67,6 +67,7 @@ def test_colours_are_written_and_read_alike() -> None:
         ("P2 2 1 255 0", "is not an image"),
         ("P2 2 1 255 0 0 0", "is not an image"),
         ("P2 -1 -2 255 0 0", "is not an image"),
+        ("P2 -1 1 255 0 128", "is not an image"),
         ("P2 2 1 255 0 x", "is not an image"),
         ("P2 2 1 255 0 256", "numbers from 0 to 255"),
         ("P2 2 1 15 0 1", "numbers from 0 to 255"),
