@@ -210,10 +210,17 @@ class SplitCause(NamedTuple):
     letter: str
     size: int
     rules: tuple[SourcedRule, ...]
+    shards: int
+    repeats: int = 1
+    """Groups that each shard is cut into, as the layers of a stage are."""
     pattern: int = 1
     """Layers of one repeat, where the axis counts repeats of a pattern."""
     first: int = 0
     """Layers before the repeats."""
+
+    @property
+    def padded_size(self) -> int:
+        return -(-self.size // self.shards) * self.shards
 
 
 class Conflicts(NamedTuple):
@@ -252,14 +259,17 @@ def find_conflicts(context: LintContext) -> Conflicts:
                 first, second = sorted((winner, sourced), key=order.index)
                 conflicts.shared.setdefault((first, second), []).append(tensor.name)
         for index, rules in split.items():
-            cause = SplitCause(tensor.axes[index], tensor.shape[index], rules)
-            if cause.letter == "N" and "layers_N" not in tensor.name:
+            letter, size = tensor.axes[index], tensor.shape[index]
+            names = tuple(sourced.rule.mesh_axis for sourced in rules)
+            cause = SplitCause(letter, size, rules, math.prod(context.mesh[name] for name in names))
+            if letter == "N" and "layers_N" not in tensor.name:
                 continue  # it is a part of a weight, which is reported by its path
-            if cause.letter == "N":
-                before, turn = blocks_of_stack(context.record, tensor.name)
-                cause = cause._replace(first=before, pattern=turn)
-            if cause.size % (_num_shards(context, rules) * _repeats(context, cause)):
-                letter = cause.letter
+            if letter == "N":
+                first_blocks, pattern = blocks_of_stack(context.record, tensor.name)
+                cause = cause._replace(first=first_blocks, pattern=pattern)
+                if names == stage_axes and cause.shards > 1:
+                    cause = cause._replace(repeats=context.layout.pipeline_repeats)
+            if size % (cause.shards * cause.repeats):
                 pads = context.scoped_layout.pads(letter)
                 causes = conflicts.padded if pads else conflicts.indivisible
                 causes.setdefault(cause, []).append(tensor.name)
@@ -281,18 +291,6 @@ def check_conflicts(context: LintContext) -> list[Problem]:
     shared = [_shared(context, *rules, names) for rules, names in conflicts.shared.items()]
     indivisible = [_indivisible(context, *item) for item in conflicts.indivisible.items()]
     return shared + indivisible + [_padded(context, *item) for item in conflicts.padded.items()]
-
-
-def _num_shards(context: LintContext, rules: tuple[SourcedRule, ...]) -> int:
-    return math.prod(context.mesh[sourced.rule.mesh_axis] for sourced in rules)
-
-
-def _repeats(context: LintContext, cause: SplitCause) -> int:
-    """Returns into how many groups each shard of an axis is cut: the layers of a stage are."""
-    ruled = tuple(sourced.rule.mesh_axis for sourced in cause.rules)
-    is_stages = cause.letter == "N" and ruled == context.layout.stage_axes
-    has_stages = is_stages and _num_shards(context, cause.rules) > 1
-    return context.layout.pipeline_repeats if has_stages else 1
 
 
 def _weights(context: LintContext, names: list[str]) -> list[str]:
@@ -336,14 +334,8 @@ def _indivisible(context: LintContext, cause: SplitCause, names: list[str]) -> P
     )
 
 
-def _padded_size(context: LintContext, cause: SplitCause) -> int:
-    shards = _num_shards(context, cause.rules)
-    return -(-cause.size // shards) * shards
-
-
 def _padded(context: LintContext, cause: SplitCause, names: list[str]) -> Problem:
-    padded_size = _padded_size(context, cause)
-    legal = _sizes_that_divide(context, cause)
+    legal, padded_size = _sizes_that_divide(context, cause), cause.padded_size
     return Problem(
         "warning",
         "padded",
@@ -359,7 +351,7 @@ def _padded(context: LintContext, cause: SplitCause, names: list[str]) -> Proble
 def _mesh_axes(context: LintContext, cause: SplitCause) -> str:
     """Names the mesh axes of a cause and their sizes, and repeats of a pipeline."""
     names = [sourced.rule.mesh_axis for sourced in cause.rules]
-    sizes, repeats = [str(context.mesh[name]) for name in names], _repeats(context, cause)
+    sizes, repeats = [str(context.mesh[name]) for name in names], cause.repeats
     around = f" in {repeats} groups each (Layout.pipeline_repeats)" if repeats > 1 else ""
     return f"{' x '.join(names)} = {' x '.join(sizes)}{around}"
 
@@ -370,8 +362,7 @@ def _listed(legal: Mapping[str, tuple[int, ...]]) -> str:
 
 def _sizes_that_divide(context: LintContext, cause: SplitCause) -> dict[str, tuple[int, ...]]:
     """Returns the nearest sizes of the axis, and of the mesh axes, that divide."""
-    shards, size = _num_shards(context, cause.rules), cause.size
-    repeats = _repeats(context, cause)
+    shards, size, repeats = cause.shards, cause.size, cause.repeats
     unit = shards * repeats
     below = size // unit * unit
     divisors = [n for n in range(1, size + 1) if n == 1 or size % (n * repeats) == 0]
@@ -398,7 +389,7 @@ def _alternative(context: LintContext, cause: SplitCause) -> str:
     if cause.letter == "G":
         fix += ", or set a smaller Moe.group_tokens or a larger Run.batch_sequences"
     pads = rule.firm and context.record.axes.by_name[rule.axis].pads
-    if pads and _padded_size(context, cause) < 2 * cause.size:
+    if pads and cause.padded_size < 2 * cause.size:
         return f'{fix}, or pad it: "{rule}+".'
     return f"{fix}.{_expert_mesh_axis(context, cause)}"
 
