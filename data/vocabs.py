@@ -15,7 +15,7 @@ def load_vocab(path: str | os.PathLike[str]) -> Vocab:
     """Reads a vocab of any kind that `Vocabs.save` wrote, or a SentencePiece model."""
     model = read_model(path)
     if model.startswith(labels.FORMAT.encode()):
-        return labels.LabelVocab(model)
+        return labels.LabelVocab(model, str(path))
     if model.startswith(marian.FORMAT):
         return marian.MarianVocab(model, str(path))
     if tokenizer_json.is_bundle(model):

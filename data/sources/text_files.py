@@ -120,7 +120,7 @@ def decoded_lines(file: IO[bytes], name: str, errors: str = "strict") -> Iterato
         yield line.removesuffix("\n")
 
 
-def decoded(raw: object, place: str, errors: str, remedy: str = "") -> str:
+def decoded(raw: object, place: str, errors: str = "strict", remedy: str = "") -> str:
     """Decodes the text of a record; `place` names it in an error."""
     if not isinstance(raw, bytes):
         raise UserError(f"{place}: found {type(raw).__name__}, legal: text.{remedy}")

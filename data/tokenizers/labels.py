@@ -6,6 +6,7 @@ import numpy as np
 
 from configs.errors import UserError, did_you_mean
 from configs.spec import spec
+from data.sources.text_files import decoded
 from data.vocab import Tokenizer, Vocab
 
 FORMAT = "meshloom labels 1\n"
@@ -24,8 +25,8 @@ class Labels(Tokenizer):
 class LabelVocab(Vocab):
     """Maps each label to one id."""
 
-    def __init__(self, model: bytes):
-        labels = model.decode().removeprefix(FORMAT).split("\n")
+    def __init__(self, model: bytes, name: str = "of labels"):
+        labels = decoded(model, f"vocab {name}").removeprefix(FORMAT).split("\n")
         super().__init__(model, len(labels), begin_id=0, end_id=len(labels), pad_id=None)
         self.labels = labels
         self._ids = {label: i for i, label in enumerate(labels)}

@@ -1,13 +1,15 @@
 """Reads and applies vocabs of Marian: sub-words of SentencePiece, with the ids of vocab.json."""
 
 import base64
+import dataclasses
 import hashlib
 import json
 import re
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
+from pydantic import Base64Bytes
 
 from configs.errors import UserError
 from configs.json_reader import read_json
@@ -20,6 +22,7 @@ FORMAT = b"meshloom marian 1\n"
 """What the file of such a vocab begins with."""
 IDS, PIECES = "vocab.json", {"source": "source.spm", "target": "target.spm"}
 _PAD, _END, _UNKNOWN = SPECIAL = ("<pad>", "</s>", "<unk>")
+Side = Literal["source", "target"]
 _TAG = re.compile(r">>.*?<<")
 
 
@@ -30,7 +33,7 @@ class Marian(Tokenizer):
     path: str
     """A folder with vocab.json, source.spm and target.spm, or the file of a vocab in a model
     directory."""
-    side: Literal["source", "target"] = "target"
+    side: Side = "target"
     """Which of the two models of SentencePiece splits texts."""
 
     package = "sentencepiece"
@@ -50,6 +53,13 @@ class Marian(Tokenizer):
         return MarianVocab(FORMAT + json.dumps(content, sort_keys=True).encode(), self.path)
 
 
+@dataclasses.dataclass(frozen=True)
+class _Content:
+    ids: dict[str, int]
+    pieces: Base64Bytes
+    side: Side
+
+
 class MarianVocab(Vocab):
     """Maps texts of one side to ids and back.
 
@@ -60,14 +70,13 @@ class MarianVocab(Vocab):
     def __init__(self, model: bytes, name: str = "of Marian"):
         if not model.startswith(FORMAT):
             raise UserError(f"vocab {name}: legal: a folder with {IDS} and {PIECES['source']}.")
-        content = read_json(model.removeprefix(FORMAT), dict[str, Any], name)
-        self.ids: dict[str, int] = content["ids"]
-        self.side: str = content["side"]
+        content = read_json(model.removeprefix(FORMAT), _Content, f"vocab {name}")
+        self.ids, self.side = content.ids, content.side
         missing = [piece for piece in SPECIAL if piece not in self.ids]
         if missing or len({*self.ids.values()}) < len(self.ids) or min(self.ids.values()) < 0:
             problem = f"{missing[0]} is missing" if missing else "two tokens have the same id"
             raise UserError(f"vocab {name}: {IDS}: {problem}.")
-        processor = processor_of(base64.b64decode(content["pieces"]))
+        processor = processor_of(content.pieces)
         if processor is None:
             raise UserError(f"vocab {name}: its .spm files are not models of SentencePiece.")
         self._processor, self._by_id = processor, {i: piece for piece, i in self.ids.items()}

@@ -15,6 +15,7 @@ from configs.errors import UserError, brief, did_you_mean
 from configs.json_reader import read_json
 from configs.paths import path_of
 from configs.spec import spec
+from data.sources.text_files import decoded
 from data.tokenizers.sentence_piece import processor_of
 from data.vocab import Tokenizer, Vocab, read_model
 
@@ -70,7 +71,7 @@ class TokenizerJsonVocab(Vocab):
     """
 
     def __init__(self, model: bytes, name: str = TOKENIZER):
-        content = _object(_utf8(model, name), name)
+        content = _object(decoded(model, name), name)
         files, special = _parts(content, name)
         try:
             self._tokenizer = tokenizers.Tokenizer.from_str(files[TOKENIZER])
@@ -186,7 +187,7 @@ def read_bundle(path: str, chosen: Mapping[str, str]) -> bytes:
                 f"@SentencePiece() reads it: SentencePiece.model_file = {str(other)!r}."
             )
     try:
-        text = _utf8(read_model(file), str(file))
+        text = decoded(read_model(file), str(file))
         content = _object(text, str(file))
         if not {"format", "model"} & content.keys():
             raise UserError(f"{file}: is not a {TOKENIZER}: it has no model.")
@@ -197,7 +198,7 @@ def read_bundle(path: str, chosen: Mapping[str, str]) -> bytes:
         is_kept = "begin" not in chosen and content.get(_KEPT_BEGIN, False)
     else:
         beside = {name: file.parent / name for name in _BESIDE}
-        kept = {name: _utf8(read_model(p), str(p)) for name, p in beside.items() if p.exists()}
+        kept = {name: decoded(read_model(p), str(p)) for name, p in beside.items() if p.exists()}
         files, special = {TOKENIZER: text, **kept}, _special_tokens(kept, str(file.parent))
         template_text(kept)  # refuses one that is not text
         is_kept = False
@@ -250,13 +251,6 @@ def _special_tokens(files: Files, folder: str = "") -> dict[str, str]:
             if isinstance(token, str):
                 special[key] = token
     return special
-
-
-def _utf8(raw: bytes, name: str) -> str:
-    try:
-        return raw.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise UserError(f"{name}: is not UTF-8 ({error.reason} at byte {error.start}).") from None
 
 
 def _object(text: str, name: str) -> dict[str, Any]:

@@ -60,6 +60,14 @@ def test_a_saved_vocab_is_the_same(folder: Path) -> None:
         np.testing.assert_array_equal(again.encode(["one two"])[0], vocab.encode(["one two"])[0])
 
 
+@pytest.mark.parametrize("damage", [(b'"ids"', b'"idz"'), (b'"pieces": "', b'"pieces": "A')])
+def test_a_damaged_file_is_refused(folder: Path, damage: tuple[bytes, bytes]) -> None:
+    model = side(folder, "target").model
+    (folder / "vocab.model").write_bytes(model.replace(*damage))
+    with pytest.raises(UserError, match=r"^vocab .*vocab\.model: "):
+        load_vocab(folder / "vocab.model")
+
+
 def test_a_file_has_one_side(folder: Path) -> None:
     (folder / "vocab.model").write_bytes(side(folder, "target").model)
     with pytest.raises(UserError, match=r"Marian\.side = 'source': .* is of target texts"):
