@@ -1,16 +1,13 @@
 """Makes Adafactor from its settings and parts."""
 
-from collections.abc import Mapping
-
 import jax
 import jax.numpy as jnp
 import optax
 
 from configs.spec import Fraction, NotNegative, Positive, spec
 from layouts.layout import Layout
-from models.api import WeightInfo
 from trainer.optimizers import chain, factored
-from trainer.optimizers.optimizer import FloatType, OptimizerSpec
+from trainer.optimizers.optimizer import FloatType, Infos, OptimizerSpec
 from trainer.optimizers.schedules import InverseSqrt, ScheduleSpec
 
 
@@ -38,9 +35,7 @@ class Adafactor(OptimizerSpec):
     clip_global_norm: Positive | None = None
     """Scales all gradients down to this norm if they exceed it."""
 
-    def transform(
-        self, steps: int, weights: Mapping[str, WeightInfo], layout: Layout
-    ) -> optax.GradientTransformation:
+    def transform(self, steps: int, weights: Infos, layout: Layout) -> optax.GradientTransformation:
         """Returns the update of these weights, by path; their shapes here have no padding."""
         scaling = factored.FactoredScaling(self.decay, self.factored_from, weights)
         parts = [

@@ -1,14 +1,11 @@
 """Makes AdamW from optax's parts."""
 
-from collections.abc import Mapping
-
 import optax
 
 from configs.spec import Fraction, NotNegative, Positive, spec
 from layouts.layout import Layout
-from models.api import WeightInfo
 from trainer.optimizers import chain
-from trainer.optimizers.optimizer import FloatType, OptimizerSpec
+from trainer.optimizers.optimizer import FloatType, Infos, OptimizerSpec
 from trainer.optimizers.schedules import Cosine, ScheduleSpec
 
 
@@ -30,9 +27,7 @@ class AdamW(OptimizerSpec):
     clip_global_norm: Positive | None = 1.0
     """Scales all gradients down to this norm if they exceed it."""
 
-    def transform(
-        self, steps: int, weights: Mapping[str, WeightInfo], layout: Layout
-    ) -> optax.GradientTransformation:
+    def transform(self, steps: int, weights: Infos, layout: Layout) -> optax.GradientTransformation:
         """Returns the update of all weights.  Padding stays zero by itself."""
         outer = [chain.clip(self.clip_global_norm), self.adam()]
         return chain.finish(outer, self.weight_decay, self.schedule.rate(steps), weights)

@@ -1,6 +1,6 @@
 """Provides what optimizers share: clipping, weight decay of matrices, and weights by path."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from typing import Any
 
 import jax
@@ -8,7 +8,7 @@ import optax
 from flax import traverse_util
 
 from layouts.shards import spec_of
-from models.api import WeightInfo
+from trainer.optimizers.optimizer import Infos
 from trainer.optimizers.schedules import Schedule
 
 Tree = Any
@@ -19,10 +19,7 @@ def clip(norm: float | None) -> optax.GradientTransformation:
 
 
 def finish(
-    parts: list[optax.GradientTransformation],
-    weight_decay: float,
-    rate: Schedule,
-    weights: Mapping[str, WeightInfo],
+    parts: list[optax.GradientTransformation], weight_decay: float, rate: Schedule, weights: Infos
 ) -> optax.GradientTransformation:
     """Chains the parts, then weight decay of matrices, then the learning rate."""
     if weight_decay:

@@ -7,7 +7,7 @@ the experts do.  Every mean divides by the weight's true size.  Trees are weight
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -16,10 +16,10 @@ import numpy as np
 import optax
 
 from models.api import WeightInfo
+from trainer.optimizers.optimizer import Infos
 
 Array = jax.Array
 Weights = dict[str, Array]
-Infos = Mapping[str, WeightInfo]
 EPSILON = 1e-30  # added to squares: Shazeer and Stern 2018, section 6
 
 

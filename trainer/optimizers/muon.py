@@ -1,7 +1,6 @@
 """Makes Muon, which orthogonalizes the updates of matrices, from optax's parts."""
 
 import math
-from collections.abc import Mapping
 
 import optax
 from optax.contrib import MuonDimensionNumbers, scale_by_muon
@@ -11,6 +10,7 @@ from layouts.layout import Layout
 from models.api import WeightInfo
 from trainer.optimizers import chain
 from trainer.optimizers.adamw import AdamW
+from trainer.optimizers.optimizer import Infos
 
 
 @spec
@@ -28,20 +28,15 @@ class Muon(AdamW):
     """Root mean square of a matrix's update before the learning rate: that of Adam, whose learning
     rate and weight decay then suit both."""
 
-    def transform(
-        self, steps: int, weights: Mapping[str, WeightInfo], layout: Layout
-    ) -> optax.GradientTransformation:
+    def transform(self, steps: int, weights: Infos, layout: Layout) -> optax.GradientTransformation:
         """Returns the update of these weights.  Padding stays zero by itself."""
         matrices = {path: info for path, info in weights.items() if is_matrix(path, info)}
-        outer = [
-            chain.clip(self.clip_global_norm),
-            chain.split(
-                matrices, chain.placed_by_compiler(self.orthogonalize(matrices)), self.adam()
-            ),
-        ]
+        orthogonalized = chain.placed_by_compiler(self.orthogonalize(matrices))
+        update = chain.split(matrices, orthogonalized, self.adam())
+        outer = [chain.clip(self.clip_global_norm), update]
         return chain.finish(outer, self.weight_decay, self.schedule.rate(steps), weights)
 
-    def orthogonalize(self, matrices: Mapping[str, WeightInfo]) -> optax.GradientTransformation:
+    def orthogonalize(self, matrices: Infos) -> optax.GradientTransformation:
         """Returns the update of matrices, by path, each with the same root mean square."""
 
         def dimensions(info: WeightInfo) -> MuonDimensionNumbers:

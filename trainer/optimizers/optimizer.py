@@ -11,6 +11,8 @@ from models.api import WeightInfo
 from trainer.optimizers.schedules import ScheduleSpec
 
 FloatType = Literal["float32", "bfloat16"]
+Infos = Mapping[str, WeightInfo]
+"""By the path of a weight."""
 
 
 @abstract_spec
@@ -20,8 +22,6 @@ class OptimizerSpec:
     schedule: ScheduleSpec
     """Learning rate over steps."""
 
-    def transform(
-        self, steps: int, weights: Mapping[str, WeightInfo], layout: Layout
-    ) -> optax.GradientTransformation:
+    def transform(self, steps: int, weights: Infos, layout: Layout) -> optax.GradientTransformation:
         """Returns the update of these weights, by path, in a run of this many steps."""
         raise NotImplementedError
