@@ -106,8 +106,20 @@ def check_settings(settings: families.Settings, source: object) -> None:
         wrong = [*rope.problems(full)]
     names = {first: name for name, first in family.names.items()}
     wrong = [re.sub(r"^\w+", lambda first: names.get(first[0], first[0]), row) for row in wrong]
-    problems = [*wrong, *_unknown_settings(full, family)]
-    if problems:
+    known = {
+        *family.common,
+        *family.sizes.values(),
+        *family.defaults,
+        *legal_values(family),
+        *family.equal,
+        *families.IGNORED,
+    }
+    unknown = [
+        f"{name} = {full[name]!r}: Meshloom does not know whether it changes the model."
+        f"{did_you_mean(name, known)}  Remove it if it does not."
+        for name in sorted(full.keys() - known)
+    ]
+    if problems := [*wrong, *unknown]:
         raise UserError(listed(str(source), [f"{source}: {problem}" for problem in problems]))
 
 
@@ -166,22 +178,6 @@ def _wrong_windows(full: families.Settings) -> Iterator[str]:
     others = full.get("mlp_only_layers")
     if others is not None and not (isinstance(others, list) and {*map(type, others)} <= {int}):
         yield f"mlp_only_layers = {brief(repr(others))}: legal: a list of layers, or null."
-
-
-def _unknown_settings(full: families.Settings, family: families.Family) -> Iterator[str]:
-    known = {
-        *family.common,
-        *family.sizes.values(),
-        *family.defaults,
-        *legal_values(family),
-        *family.equal,
-        *families.IGNORED,
-    }
-    for name in sorted(full.keys() - known):
-        yield (
-            f"{name} = {full[name]!r}: Meshloom does not know whether it changes the model."
-            f"{did_you_mean(name, known)}  Remove it if it does not."
-        )
 
 
 def kinds_of_layers(full: families.Settings) -> Sequence[str]:

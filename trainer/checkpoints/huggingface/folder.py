@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import ml_dtypes
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
@@ -17,21 +16,15 @@ from configs import json_reader
 from configs.errors import UserError, brief
 from data.storage.files import atomic_path, atomic_write
 from trainer.checkpoints.huggingface import mxfp4
+from trainer.checkpoints.huggingface.families import Settings
 from trainer.checkpoints.huggingface.weights import Place, TensorInfo
 
 logger = logging.getLogger(__name__)
 
-Settings = dict[str, Any]
-
 SETTINGS, TENSORS = "config.json", "model.safetensors"
 INDEX = f"{TENSORS}.index.json"
 """Names the file of each tensor, where there are several."""
-DTYPES = {
-    "F32": np.dtype(np.float32),
-    "BF16": np.dtype(ml_dtypes.bfloat16),
-    "F16": np.dtype(np.float16),
-    "F64": np.dtype(np.float64),
-}
+DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16", "F64": "float64"}
 """Types of weights by their names in safetensors."""
 
 
@@ -119,8 +112,8 @@ def with_joined_blocks(stored: Mapping[str, StoredTensor]) -> dict[str, StoredTe
     """Returns the tensors with one for the blocks and the scales of each weight in MXFP4."""
     joined = dict(stored)
     for name, tensor in stored.items():
-        scales = stored.get(name.removesuffix(mxfp4.BLOCKS) + mxfp4.SCALES)
         whole = name.removesuffix(mxfp4.BLOCKS)
+        scales = stored.get(whole + mxfp4.SCALES)
         if scales and whole not in stored and mxfp4.is_weight(tensor.info, scales.info):
             del joined[name], joined[scales.name]
             experts, outputs, blocks, size = tensor.info.shape  # a byte has two numbers
@@ -151,11 +144,8 @@ def tensors_of_file(path: Path) -> Iterator[StoredTensor]:
         with safe_open(path, "numpy") as file:
             for name in file.keys():  # noqa: SIM118
                 part = file.get_slice(name)
-                dtype = DTYPES.get(part.get_dtype())
-                info = TensorInfo(
-                    tuple(part.get_shape()), part.get_dtype() if dtype is None else dtype.name
-                )
-                yield StoredTensor(path, name, info)
+                dtype = DTYPES.get(part.get_dtype(), part.get_dtype())
+                yield StoredTensor(path, name, TensorInfo(tuple(part.get_shape()), dtype))
     except (SafetensorError, TypeError, OSError) as error:
         raise UserError(f"{path}: cannot be read as safetensors: {error}.") from None
 
@@ -174,7 +164,7 @@ class TensorWriter:
         widest_first = sorted(tensors.items(), key=lambda item: -np.dtype(item[1].dtype).itemsize)
         for name, info in widest_first:
             start, end = end, end + info.bytes
-            kind = next(kind for kind, dtype in DTYPES.items() if dtype.name == info.dtype)
+            kind = next(kind for kind, dtype in DTYPES.items() if dtype == info.dtype)
             header[name] = {"dtype": kind, "shape": info.shape, "data_offsets": [start, end]}
             self.places[name] = start
         text = json.dumps(header).encode()

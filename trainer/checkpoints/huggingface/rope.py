@@ -46,28 +46,10 @@ def of_layers(settings: Settings, kind: str) -> Settings:
 def parameters(settings: Settings) -> Settings:
     """Returns the settings of rotary positions, from where old and new files have them; not the
     ones that are null."""
-    new, old = _given(settings)
+    new, old = (settings[place] or {} for place in PLACES)
     of_all_kinds = {name: new[name] for name in OF_ALL_KINDS if new.get(name) is not None}
     given = {name: value for name, value in (old or new).items() if value is not None}
     return {name: settings.get(name) for name in OF_ALL_KINDS} | of_all_kinds | given
-
-
-def _given(settings: Settings) -> list[Settings]:
-    return [settings[place] or {} for place in PLACES]
-
-
-def _contradictions(settings: Settings) -> Iterator[str]:
-    """Yields the settings that differ between the two places."""
-    new, old = _given(settings)
-    pairs = {name: (new[name], old[name]) for name in new if name in old and name not in KIND}
-    if new and old and kind_of(new) != PLAIN:
-        pairs["rope_type"] = kind_of(new), kind_of(old)
-    for name, values in pairs.items():
-        if None not in values and values[0] != values[1]:
-            yield (
-                f"{name} = {values[0]!r} in {PLACES[0]}, {values[1]!r} in {PLACES[1]}: legal: one "
-                "of them."
-            )
 
 
 def kind_of(rope: Settings) -> Any:
@@ -88,7 +70,14 @@ def _problems(settings: Settings) -> Iterator[str]:
         if not isinstance(settings[name], dict | None):
             yield f"{name} = {settings[name]!r}: legal: an object or null."
             return
-    yield from _contradictions(settings)
+    new, old = (settings[place] or {} for place in PLACES)
+    pairs = {name: (new[name], old[name]) for name in new if name in old and name not in KIND}
+    if new and old and kind_of(new) != PLAIN:
+        pairs["rope_type"] = kind_of(new), kind_of(old)
+    for name, (here, there) in pairs.items():
+        if None not in (here, there) and here != there:
+            yield f"{name} = {here!r} in {PLACES[0]}, {there!r} in {PLACES[1]}: legal: one of them."
+
     rope = parameters(settings)
     kind, theta = kind_of(rope), rope["rope_theta"]
     if not isinstance(theta, int | float) or not 1 < theta < math.inf:
