@@ -9,15 +9,8 @@ from operator import itemgetter
 from pathlib import Path
 
 from trainer.checkpoints.interval import HOUR_S
-from trainer.metrics.jsonl import (
-    EVALUATIONS,
-    METRICS,
-    REPLACED,
-    WALL_TIME,
-    Line,
-    is_number,
-    read_lines,
-)
+from trainer.metrics import jsonl
+from trainer.metrics.jsonl import WALL_TIME, Line
 from trainer.metrics.step_timer import ACTIVITIES
 from trainer.resume.history import starts
 
@@ -45,13 +38,13 @@ def spent_seconds(model_dir: Path) -> dict[str, float]:
 
     They begin with the first start, and end with the last line of metrics or evaluations.
     """
-    kept, checks = timed_lines(model_dir / METRICS), timed_lines(model_dir / EVALUATIONS)
+    kept, checks = (timed_lines(model_dir / x) for x in (jsonl.METRICS, jsonl.EVALUATIONS))
     records = [(r.step, datetime.fromisoformat(r.time).timestamp()) for r in starts(model_dir)]
     begins = [begin for _, begin in records]
     if begins != sorted(begins) or kept != sorted(kept, key=itemgetter("step")):
         logger.warning("%s: the clock went back during the run: no goodput.", model_dir)
         return {}
-    replaced = timed_lines(model_dir / f"{METRICS}{REPLACED}")
+    replaced = timed_lines(model_dir / f"{jsonl.METRICS}{jsonl.REPLACED}")
     lines, ends = sorted([*kept, *replaced], key=itemgetter(WALL_TIME)), [*begins[1:], math.inf]
     pieces = [
         (step, begin, end, of_start)
@@ -106,7 +99,7 @@ def _totals(line: Line) -> dict[str, float]:
 
 def timed_lines(path: Path) -> list[Line]:
     """Returns the lines of a file that say when they were written, in this order."""
-    lines = [line for line in read_lines(path) if is_number(line.get(WALL_TIME))]
+    lines = [line for line in jsonl.read_lines(path) if jsonl.is_number(line.get(WALL_TIME))]
     return sorted(lines, key=itemgetter(WALL_TIME))
 
 

@@ -192,23 +192,16 @@ def predict(compiled: CompiledStep) -> tuple[StepPlan, str]:
     """
     c, mesh = compiled, compiled.mesh
     step = training.TracedStep(c.run, c.layout, mesh, c.traced, c.state, c.batch)
-    counted, how_counted = count(step, c.executable, c.compile_s)
+    try:
+        text, how_counted = text_of(c.executable), ""
+        compilation = Compilation(c.executable, text, step.platform, c.compile_s)
+        counted = training.count_step(step, compilation)
+    except Exception as error:  # of the text of a newer compiler: training goes on
+        counted = training.estimate_step(step)
+        how_counted = f"  Counted from its trace, because its text cannot be read: {error!r}."
     topology = Topology.of(mesh.devices) if step.platform == "TPU" else None
     plan = training.plan_step(step, topology, counted)
     return plan, summary(plan, how_counted)
-
-
-def count(
-    step: training.TracedStep, executable: object, compile_s: float
-) -> tuple[training.StepCounts, str]:
-    """Counts what is in an executable; from its trace if the text is of a newer compiler."""
-    try:
-        text = text_of(executable)
-        compilation = Compilation(executable, text, step.platform, compile_s)
-        return training.count_step(step, compilation), ""
-    except Exception as error:  # training goes on without a prediction
-        reason = f"  Counted from its trace, because its text cannot be read: {error!r}."
-        return training.estimate_step(step), reason
 
 
 def summary(plan: training.StepPlan, how_counted: str = "") -> str:
