@@ -262,9 +262,8 @@ def command_of(name: str | None, flags: type, function: Callable[[Any], object])
 
     text = inspect.cleandoc(flags.__doc__ or "")
     summary = " ".join(text.partition("\n\n")[0].split())
-    command = Command(
-        name, callback=call, params=list(parameters_of(flags)), help=text, short_help=summary
-    )
+    params = list(parameters_of(flags))
+    command = Command(name, callback=call, params=params, help=text, short_help=summary)
     command.examples = getattr(flags, "EXAMPLES", ())
     return command
 

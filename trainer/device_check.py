@@ -104,14 +104,12 @@ def tiny_models(layout: Layout, mesh: Mesh) -> Iterator[tuple[str, Transformer, 
         length=length,
     )
     moe = Moe(experts=4 * shards["E"], router=Top2(random_second=False))
-    sparse = dataclasses.replace(
-        dense, layers=2 * dense.layers, pattern=(Block(), Block(feed_forward=moe))
-    )
+    pattern = (Block(), Block(feed_forward=moe))
+    sparse = dataclasses.replace(dense, layers=2 * dense.layers, pattern=pattern)
     targets = packed_rows(rows, length, vocab, seed=0)
     sources = packed_rows(rows, length, vocab, seed=1)
-    pairs = targets | {
-        f"{name}_BM": sources[f"{name}_BL"] for name in ("inputs", "segments", "positions")
-    }
+    of_source = ("inputs", "segments", "positions")
+    pairs = targets | {f"{name}_BM": sources[f"{name}_BL"] for name in of_source}
     yield "dense", dense, targets
     yield "experts", sparse, targets
     yield "encoder-decoder", dataclasses.replace(dense, encoder_layers=dense.layers), pairs

@@ -49,11 +49,10 @@ class BatchSharding:
 
         Axes that do not divide and are to be padded come replicated: the model pads them.
         """
+        sizes = zip(name.rpartition("_")[2], (self.microbatch_rows, *of_row), strict=True)
         axes = "".join(
             letter.lower() if self.layout.pads(letter) and size % self.shards(letter) else letter
-            for letter, size in zip(
-                name.rpartition("_")[2], (self.microbatch_rows, *of_row), strict=True
-            )
+            for letter, size in sizes
         )
         return NamedSharding(self.mesh, self.layout.place("a" * len(self.leading) + axes))
 

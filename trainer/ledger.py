@@ -48,9 +48,8 @@ class Ledger:
         for first, stop, sizes, rows in self.periods:
             span = first, min(stop, last_step)
             if segment in rows.segments_BL[np.array([row])]:
-                yield from (
-                    s + 1 for s in self.rows.order.steps_of_row(self.seed, row, sizes, *span)
-                )
+                steps = self.rows.order.steps_of_row(self.seed, row, sizes, *span)
+                yield from (step + 1 for step in steps)
 
     def counts(self, last_step: int) -> list[dict[str, Any]]:
         """Counts the rows, and the epochs, that the steps up to the last read of each part."""

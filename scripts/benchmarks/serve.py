@@ -65,9 +65,8 @@ def send(connection: http.client.HTTPConnection, case: LoadCase) -> Answer:
     """Sends a request; waits for its answer."""
     body = {**case._asdict(), "temperature": TEMPERATURE, "echo": True}
     start = time.perf_counter()
-    connection.request(
-        "POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"}
-    )
+    headers = {"Content-Type": "application/json"}
+    connection.request("POST", "/v1/completions", json.dumps(body), headers)
     response = connection.getresponse()
     answer = json.loads(response.read())
     seconds = time.perf_counter() - start
@@ -227,7 +226,6 @@ def benchmark(flags: Flags) -> None:
     if not flags.model_dir.is_dir():
         raise UserError(f"--model_dir={flags.model_dir}: no such folder.  Train a model first.")
     cases = cases_of(flags.requests, full_length=flags.full_length)
-    measured = {
-        limit: measure(flags, cases, limit) for limit in allowed(flags.model_dir, flags.max_length)
-    }
+    limits = allowed(flags.model_dir, flags.max_length)
+    measured = {limit: measure(flags, cases, limit) for limit in limits}
     show({"full_length": flags.full_length, "max_length": measured}, flags.json_file)

@@ -25,9 +25,7 @@ Batch = dict[str, Any]
 class Trainer:
     """Trains a model of Meshloom's on one device."""
 
-    def __init__(
-        self, spec: Any, rows: int, microbatches: int, label_smoothing: float = 0.0
-    ) -> None:
+    def __init__(self, spec: Any, rows: int, microbatches: int, label_smoothing: float = 0.0):
         from layouts.layout import Layout
         from layouts.mesh import make_mesh
         from models.loss import Criterion
@@ -36,24 +34,14 @@ class Trainer:
         from trainer.optimizers.schedules import Constant
         from trainer.step import TrainStepSpec, init_state
 
-        beta1, beta2 = BETAS
-        optimizer = AdamW(
-            schedule=Constant(peak=RATE),
-            beta1=beta1,
-            beta2=beta2,
-            weight_decay=DECAY,
-            clip_global_norm=None,
-        )
+        rate = Constant(peak=RATE)
+        optimizer = AdamW(rate, *BETAS, weight_decay=DECAY, clip_global_norm=None)
         layout = Layout(mesh="data:1", rules="batch:data")
         self._mesh = make_mesh(layout)
         self.to_device = BatchSharding(layout, self._mesh, rows, microbatches).to_global_arrays
+        model, criterion = spec.model(layout), Criterion(label_smoothing=label_smoothing)
         self._step_spec = TrainStepSpec(
-            model=spec.model(layout),
-            optimizer=optimizer,
-            criterion=Criterion(label_smoothing=label_smoothing),
-            steps=10**6,
-            seed=0,
-            microbatches=microbatches,
+            model, optimizer, criterion, steps=10**6, seed=0, microbatches=microbatches
         )
         self._state = init_state(self._step_spec, self._mesh)
 

@@ -77,9 +77,8 @@ def marian(pairs: Pairs) -> tuple[Epoch, dict[str, object]]:
     order = np.random.default_rng(1)
 
     def update(batch: Pairs) -> torch.Tensor:
-        source, target = (
-            torch.from_numpy(tiny.padded(list(side))) for side in zip(*batch, strict=True)
-        )
+        sides = zip(*batch, strict=True)
+        source, target = (torch.from_numpy(tiny.padded(list(side))) for side in sides)
         inputs = functional.pad(target[:, :-1], (1, 0), value=tiny.PAD)
         logits = model(
             input_ids=source,

@@ -35,9 +35,7 @@ def settings(model_dir: Path | None, gin_file: Strings, gin_param: Strings) -> C
     if model_dir is not None:
         return ModelDir(model_dir).load(gin_file, gin_param)
     if not gin_file and not gin_param:
-        raise UserError(
-            "no settings.  Give --gin_file=configs/runs/quickstart.gin or another file."
-        )
+        raise UserError("no settings.  Give --gin_file=FILE, as configs/runs/quickstart.gin.")
     return load(gin_file, gin_param)
 
 

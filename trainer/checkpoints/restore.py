@@ -73,13 +73,12 @@ class StatePadding:
         params = self.unpadded["params"].items()
         abstract = {name: tree for name, tree in params if not model.trains(name)}
         step = int(known["step"]) if known["checksum"] else None
+        is_teacher = isinstance(model, DistilledModel)
         if isinstance(model, DistilledModel):
-            weights = warm_started(
-                abstract[TEACHER], folder, model.teacher, self.mesh, step, setting
-            )
-            frozen, step = {TEACHER: weights[0]}, weights[1]
-        else:
-            frozen, step = warm_started(abstract, folder, model, self.mesh, step, setting)
+            abstract, model = abstract[TEACHER], model.teacher
+        frozen, step = warm_started(abstract, folder, model, self.mesh, step, setting)
+        if is_teacher:
+            frozen = {TEACHER: frozen}
         base = {"step": np.int32(step), "checksum": jax.device_get(checksum(frozen))}
         if known["checksum"] not in (0, base["checksum"]):
             raise UserError(
@@ -199,9 +198,7 @@ class ModelRestorer(contextlib.AbstractContextManager["ModelRestorer"]):
         self.padding = StatePadding(train_step_spec(run, layout), self.mesh)
         self.checkpoints = Checkpoints(model_dir)
         if self.checkpoints.latest is None:
-            raise UserError(
-                f"{model_dir}: no checkpoint there yet.  Let `meshloom train` save one."
-            )
+            raise UserError(f"{model_dir}: no checkpoint there.  Let `meshloom train` save one.")
 
     def restore(self, step: int | None, average: str | None = None) -> TrainedModel:
         """Restores the weights of one step, their moving average, or the mean of the last few

@@ -119,10 +119,8 @@ def warm_started(
 
     with jax.set_mesh(mesh):
         weights = new | jax.jit(replace)(restored)
-    kept = sorted(new.keys() - sources.keys())
-    logger.info(
-        "Weights of %s, step %d%s.", folder, step, f"; new: {', '.join(kept)}" if kept else ""
-    )
+    kept = ", ".join(sorted(new.keys() - sources.keys()))
+    logger.info("Weights of %s, step %d%s.", folder, step, kept and f"; new: {kept}")
     return traverse_util.unflatten_dict(weights, sep="/"), step
 
 

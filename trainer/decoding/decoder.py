@@ -50,6 +50,9 @@ class TokenHypothesis(NamedTuple):
     log_probability: float
 
 
+Hypotheses = list[TokenHypothesis]  # of one request, the best first
+
+
 class BatchShape(NamedTuple):
     """Holds the rows of a batch, and the padded lengths of its texts; 0 where there are none."""
 
@@ -87,9 +90,7 @@ class Decoder:
     suffix: tuple[int, ...] = ()
     """Ranks samples by its likelihood after each; if it is empty, by the samples' likelihood."""
 
-    def decode(
-        self, requests: Sequence[Request]
-    ) -> Iterator[list[tuple[int, list[TokenHypothesis]]]]:
+    def decode(self, requests: Sequence[Request]) -> Iterator[list[tuple[int, Hypotheses]]]:
         """Yields, batch by batch, some of the requests with their hypotheses, the best first.
 
         The result of a request depends on that request alone, not on its batch.  The next batch
@@ -106,9 +107,7 @@ class Decoder:
             texts = self._finish([requests[i] for i in batch.requests], output)
             yield list(zip(batch.requests, texts, strict=True))
 
-    def decode_batch(
-        self, requests: Sequence[Request], shape: BatchShape
-    ) -> list[list[TokenHypothesis]]:
+    def decode_batch(self, requests: Sequence[Request], shape: BatchShape) -> list[Hypotheses]:
         """Returns the hypotheses of requests that fit in one batch of a given shape."""
         return self._finish(requests, self._start(requests, shape))
 
@@ -152,9 +151,7 @@ class Decoder:
         with jax.set_mesh(self.mesh):
             return generate(self.model, self.search, new_tokens, self.params, inputs)
 
-    def _finish(
-        self, batch: Sequence[Request], output: DecodeOutput
-    ) -> list[list[TokenHypothesis]]:
+    def _finish(self, batch: Sequence[Request], output: DecodeOutput) -> list[Hypotheses]:
         """Returns the hypotheses of each request of a batch, when it is decoded."""
         arrays = [array[: len(batch)] for array in fetched(output)]
         return [
@@ -171,9 +168,7 @@ class Decoder:
         ]
 
     def _sources(self, batch: Sequence[Request], length: int) -> dict[str, jax.Array]:
-        sources = [
-            self.stop_ids[:1] if request.source is None else request.source for request in batch
-        ]
+        sources = [self.stop_ids[:1] if one.source is None else one.source for one in batch]
         inputs_BM = rows_of(sources, length)
         place_BM = np.tile(np.arange(length, dtype=np.int32), (len(batch), 1))
         inside_BM = place_BM < np.array([len(source) for source in sources])[:, None]
@@ -188,7 +183,7 @@ class Decoder:
         return jax.device_put(array, NamedSharding(self.mesh, self.model.layout.place(axes)))
 
 
-def with_finite_score(hypotheses: list[TokenHypothesis]) -> list[TokenHypothesis]:
+def with_finite_score(hypotheses: Hypotheses) -> Hypotheses:
     """Returns the hypotheses of a text, all with finite scores; raises where there are none."""
     if not hypotheses:
         raise RunError("A text has no finite log-probability: the model computes NaN or infinity.")
@@ -236,9 +231,8 @@ def batches_of(
         same.sort(key=lambda i: requests[i].max_new_tokens, reverse=True)
         rows = rows_of_batch(len(same), batch_sequences, shards)
         shape = BatchShape(rows, *lengths, padded(requests[same[0]].max_new_tokens))
-        batches += [
-            RequestBatch(same[start : start + rows], shape) for start in range(0, len(same), rows)
-        ]
+        starts = range(0, len(same), rows)
+        batches += [RequestBatch(same[start : start + rows], shape) for start in starts]
     for batch in batches[1::2]:
         batch.requests.reverse()
     return batches

@@ -157,9 +157,8 @@ def translation_requests(
         if room is not None:
             max_new_tokens = min(max_new_tokens, room)
         min_new_tokens = min(options.min_tokens + 1, max_new_tokens)
-        requests.append(
-            Request(prefix, max_new_tokens, line_seed(options, line), min_new_tokens, source)
-        )
+        seed = line_seed(options, line)
+        requests.append(Request(prefix, max_new_tokens, seed, min_new_tokens, source))
     if cut:
         logger.warning(
             "Warning: %s%d of %d lines have more than %d tokens (Translation.source_length); only "

@@ -113,10 +113,8 @@ class RunPlots:
         last = steps[-1] + (steps[-1] - steps[0]) / max(len(steps) - 1, 1)
         for name, axes in zip(layers, panels[:, 0], strict=True):
             load_ES = np.array([line["experts"][name]["load"] for line in self.with_experts]).T
-            width = (steps[0], max(last, steps[0] + 1))
-            drawn = draw_load(
-                axes, load_ES * len(load_ES), extent=(*width, len(load_ES) - 0.5, -0.5)
-            )
+            extent = (steps[0], max(last, steps[0] + 1), len(load_ES) - 0.5, -0.5)
+            drawn = draw_load(axes, load_ES * len(load_ES), extent=extent)
             axes.set(ylabel=f"{name}: expert")
         panels[-1, 0].set(xlabel="step")
         figure.colorbar(drawn, ax=panels, label="load over its even share", extend="max")

@@ -114,10 +114,8 @@ class EventFiles(Tracker):
         from tensorboardX import SummaryWriter  # imports PyTorch where there is one: seconds
 
         # TensorBoard hides what earlier files have of this step and of later ones.
-        first_hidden = run.first_step + 1 if run.first_step else None
-        self._events = SummaryWriter(
-            str(run.folder / "events"), purge_step=first_hidden, flush_secs=10
-        )
+        hidden = run.first_step + 1 if run.first_step else None
+        self._events = SummaryWriter(str(run.folder / "events"), purge_step=hidden, flush_secs=10)
 
     def log(self, step: int, numbers: Numbers) -> None:
         for name, number in numbers.items():

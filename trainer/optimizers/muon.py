@@ -46,10 +46,8 @@ class Muon(AdamW):
 
         def scale(info: WeightInfo) -> float:
             # The root mean square of orthogonal [m, n] is 1 / sqrt(max(m, n)).
-            reads, writes = (
-                math.prod(info.shape[axis] for axis in axes) for axes in dimensions(info)
-            )
-            return self.update_rms * max(reads, writes) ** 0.5
+            sizes = (math.prod(info.shape[axis] for axis in axes) for axes in dimensions(info))
+            return self.update_rms * max(sizes) ** 0.5
 
         scales = {path: scale(info) for path, info in matrices.items()}
         muon = scale_by_muon(

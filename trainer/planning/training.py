@@ -245,6 +245,7 @@ def plan_step(
         timing = time_on_slice(topology, device_coords, step.sizes, counts.work)
     devices = math.prod(step.sizes.values())
     expected = step.cost.collectives if devices > 1 else ()
+    unexpected = unexpected_traffic(counts.work.collectives, expected, step.sizes)
     return StepPlan(
         mesh=step.sizes,
         topology=topology,
@@ -262,9 +263,7 @@ def plan_step(
         executed_flops=float(counts.work.flops * devices),
         traced_flops=float(step.cost.flops * devices),
         work=counts.work,
-        unexpected_collectives=tuple(
-            unexpected_traffic(counts.work.collectives, expected, step.sizes)
-        ),
+        unexpected_collectives=tuple(unexpected),
         timing=timing,
     )
 

@@ -236,10 +236,8 @@ def ladders_of(
 def describe(candidate: Candidate, trial: Trial) -> str:
     """Describes a trial in a line."""
     time = f"{trial.step_s:.4g} s" if trial.step_s and trial.fits is not False else "does not fit"
-    settings = ", ".join(
-        f"{name} = {value!r}" for name, value in candidate.settings.items() if value
-    )
-    return f"{trial.problem or time}: {settings}"
+    settings = (f"{name} = {value!r}" for name, value in candidate.settings.items() if value)
+    return f"{trial.problem or time}: {', '.join(settings)}"
 
 
 def recomputations(model: Transformer, *, offload: bool) -> list[Transformer]:

@@ -1,5 +1,6 @@
 """Ends a run that is stalled, after showing the stack of each thread."""
 
+import functools
 import threading
 import time
 from collections.abc import Mapping
@@ -29,10 +30,8 @@ class Watchdog(Observer):
         self._moved = time.monotonic()
         minutes = compiled.run.stall_minutes
         if minutes is not None and self._thread is None:
-            limit_s, name = (60 * minutes,), "watchdog"
-            self._thread = threading.Thread(
-                target=self._watch, args=limit_s, name=name, daemon=True
-            )
+            watch = functools.partial(self._watch, 60 * minutes)
+            self._thread = threading.Thread(target=watch, name="watchdog", daemon=True)
             self._thread.start()
 
     def on_step(self, result: StepResult) -> None:

@@ -168,9 +168,8 @@ class SlotEngine:
             )  # fmt: skip
         elif self._slots is None or size != before:
             self._slots = None  # frees it before there is another
-            self._slots = self.compiled(
-                f"slots of {size}", ("start", size), decoder.start, self._weights
-            )
+            about, key = f"slots of {size}", ("start", size)
+            self._slots = self.compiled(about, key, decoder.start, self._weights)
         else:
             return {slot: slot for slot in running}
         self.size = size
@@ -277,12 +276,11 @@ class SlotEngine:
     ) -> tuple[Cache, jax.Array, PromptScores | None]:
         """Reads whole prompts, as `SlotDecoder.read` does."""
         rows, length = joining.prompts_BL.shape
-        read: tuple[Cache, jax.Array, PromptScores | None] = self.compiled(
+        return self.compiled(
             f"a pass over {rows} x {length} tokens of prompts", ("read", rows, length, candidates),
             self.decoder(self.size, candidates).read, self._weights, joining,
             in_shardings=(None, shardings),
         )  # fmt: skip
-        return read
 
     def _read_rest(
         self, tokens: np.ndarray, joining: Joining, shardings: Joining

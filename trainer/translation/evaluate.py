@@ -77,9 +77,7 @@ class TranslatedSet(NamedTuple):
 def evaluation_sets(task: Task, split: str) -> list[EvaluationSet]:
     """Returns the pairs of a split, part by part."""
     return [
-        EvaluationSet.whole(
-            name, tag, [pair.source for pair in pairs], [[pair.target for pair in pairs]]
-        )
+        EvaluationSet.whole(name, tag, [x.source for x in pairs], [[x.target for x in pairs]])
         for name, tag, pairs in task.test_pairs(split)
     ]
 
@@ -160,11 +158,6 @@ class TranslationEval(Observer):
         of_lines = LineDecoder(decoder, task, self._vocabs, DecodeOptions(), max_length)
         translated = translate(of_lines, self._parts, progress, resamples=0, ter=False)
         quality = translated[0].metrics
-        logger.info(
-            "Step %d: of %d validation sentences, %s.", step, quality.sentences, quality.bleu
-        )
-        return {
-            "bleu": quality.bleu.score,
-            "chrf": quality.chrf.score,
-            "bleu_sentences": quality.sentences,
-        }
+        count, bleu = quality.sentences, quality.bleu
+        logger.info("Step %d: of %d validation sentences, %s.", step, count, bleu)
+        return {"bleu": bleu.score, "chrf": quality.chrf.score, "bleu_sentences": count}

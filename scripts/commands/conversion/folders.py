@@ -48,10 +48,8 @@ def check_new_run(model_dir: Path) -> None:
     if ModelDir(model_dir).has_run():
         raise UserError(f"--model_dir={model_dir}: holds a run already.  Choose another.")
     names = sorted(file.name for file in model_dir.iterdir()) if model_dir.exists() else []
-    other = [
-        name for name in names if not any(fnmatch.fnmatch(name, left) for left in LEFT_BY_IMPORTS)
-    ]
-    if other:
+    left = {name for pattern in LEFT_BY_IMPORTS for name in fnmatch.filter(names, pattern)}
+    if other := [name for name in names if name not in left]:
         raise UserError(
             f"--model_dir={model_dir}: holds {brief(', '.join(other))}.  Choose a new folder, or "
             "an empty one."

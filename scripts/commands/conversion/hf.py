@@ -116,10 +116,9 @@ def import_hf(flags: ImportHfFlags) -> None:
         )
     chosen = run.task.vocab  # may name special tokens
     if isinstance(tokenizer, TokenizerJson) and isinstance(chosen, TokenizerJson):
-        names = (name for name in ("begin", "end", "pad") if getattr(chosen, name) is not None)
-        tokenizer = dataclasses.replace(
-            tokenizer, **{name: getattr(chosen, name) for name in names}
-        )
+        special = {name: getattr(chosen, name) for name in ("begin", "end", "pad")}
+        named = {name: token for name, token in special.items() if token is not None}
+        tokenizer = dataclasses.replace(tokenizer, **named)
     vocab = make(tokenizer, iter(()))
     source = vocab if family.has_encoder else None
     if source_tokenizer is not None:

@@ -160,9 +160,7 @@ class DecodeJob:
         """Writes a file; what a crash interrupts, the next call continues."""
         throughput, output = Throughput(), path_of(self.flags.output)
         journal = Journal(output, self.settings)
-        done = from_first_process(
-            lambda: None if journal.is_done() else list(journal.open().items())
-        )
+        done = from_first_process(lambda: None if journal.is_done() else [*journal.open().items()])
         if done is None:
             if self.flags.json_file is not None:
                 raise UserError(

@@ -26,6 +26,7 @@ def checkpoint(flags: InspectCheckpointFlags) -> None:
         (path, "x".join(map(str, a.shape)), str(a.dtype), a.size * a.dtype.itemsize)
         for path, a in arrays.items()
     ]
+    names = ("path", "shape", "dtype", "bytes")
     history = starts(flags.model_dir)
     for start in history:
         for change in start.changes if start.step <= step else ():
@@ -39,8 +40,6 @@ def checkpoint(flags: InspectCheckpointFlags) -> None:
             "step": step,
             "steps": steps,
             "history": [dataclasses.asdict(start) for start in history],
-            "arrays": [
-                dict(zip(("path", "shape", "dtype", "bytes"), row, strict=True)) for row in rows
-            ],
+            "arrays": [dict(zip(names, row, strict=True)) for row in rows],
         },
     )

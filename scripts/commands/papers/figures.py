@@ -38,10 +38,11 @@ def count(name: str) -> Figures:
     """Counts the weights of a run's model, and the experts of its layers."""
     spec = model_of(load(RUNS[name].files, RUNS[name].settings))
     weights = record(lambda layout: spec.model(layout).init(jax.random.key(0))).weights
-    experts = [
-        math.prod(w.shape[:2]) for w in weights if w.axes == "NEDF" and w.path.endswith("wi_EDF")
-    ]
-    return {"parameters": sum(math.prod(w.shape) for w in weights), "experts": sum(experts)}
+    experts = (w for w in weights if w.axes == "NEDF" and w.path.endswith("wi_EDF"))
+    return {
+        "parameters": sum(math.prod(w.shape) for w in weights),
+        "experts": sum(math.prod(w.shape[:2]) for w in experts),
+    }
 
 
 def inputs_of(name: str) -> PlanInputs:

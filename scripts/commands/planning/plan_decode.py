@@ -38,9 +38,8 @@ def plan_batch(inputs: PlanInputs, flags: PlanFlags) -> DecodePlan:
     search, suffix_tokens = search_of(given, run.task), decoding.suffix_tokens or 0
     if suffix_tokens and not (isinstance(search, Sampling) and search.width > 1):
         raise UserError(f"--suffix_tokens={suffix_tokens}: a suffix ranks samples.  Add --samples.")
-    shape = DecodeShape(
-        search, rows, *padded_lengths(run, decoding), suffix_tokens, decoding.weights
-    )
+    lengths = padded_lengths(run, decoding)
+    shape = DecodeShape(search, rows, *lengths, suffix_tokens, decoding.weights)
     _, run, layout, topology, sizes = inputs
     compiles = not flags.analytic and can_compile(topology)
     with inputs.explained_errors(run, functools.partial(trace_decode, shape=shape)):

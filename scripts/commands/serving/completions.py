@@ -181,11 +181,10 @@ async def complete(request: Request) -> Response:
             else:
                 raise bad_field("prompt", prompt, f"tokens from 0 to {vocab.size - 1:,}")
         choices = choices_of(prompts, body, served, DEFAULT_MAX_TOKENS, len(suffix))
+        scores_prompt = body.max_tokens == 0 or (body.echo and body.logprobs is not None)
         for choice in choices:
             choice.job.candidates = body.logprobs or 0
-            choice.job.scores_prompt = body.max_tokens == 0 or (
-                body.echo and body.logprobs is not None
-            )
+            choice.job.scores_prompt = scores_prompt
         return choices
 
     check_count(len(body.prompts), "prompt", body.prompt, body, served)

@@ -1,5 +1,6 @@
 """What a run says of its step before the first: from the program that then runs."""
 
+import dataclasses
 import functools
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from models.transformer import Transformer
 from tests.trainer.planning.runs import layout_named, toy_run
 from trainer.loop import TrainJob, compile_train_step
 from trainer.observers import CompiledStep
-from trainer.planning.report import compare, count, predict, summary
+from trainer.planning.report import compare, predict, summary
 from trainer.planning.training import StepCounts, StepPlan, TracedStep, plan_step, trace_step
 from trainer.step import State, init_state, train_step_spec
 
@@ -68,7 +69,7 @@ def test_measured_and_predicted_times_are_compared() -> None:
 
 
 def test_a_text_of_another_compiler_stops_no_training() -> None:
-    _, _, step, _ = ready()
+    _, compiled, step, _ = ready()
 
     class Garbled:
         """A program whose text calls what is not in it."""
@@ -79,5 +80,5 @@ def test_a_text_of_another_compiler_stops_no_training() -> None:
         def as_text(self) -> str:
             return "ENTRY main (a: f32[]) -> f32[] {\n  ROOT %b = f32[] call(%a), to_apply=%c\n}\n"
 
-    counted, how = count(step, Garbled(), 0.0)
-    assert counted.work.flops == step.cost.flops and "from its trace" in how
+    plan, text = predict(dataclasses.replace(compiled, executable=Garbled()))
+    assert plan.work.flops == step.cost.flops and "from its trace" in text

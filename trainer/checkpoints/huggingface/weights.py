@@ -76,9 +76,8 @@ class ConvertedWeight(NamedTuple):
     @property
     def view(self) -> tuple[int, ...]:
         """Returns the shape of each tensor's view."""
-        return tuple(
-            math.prod(self._sizes(axis.strip("1").upper())) for axis in re.split("[ ,]", self.axes)
-        )
+        axes = re.split("[ ,]", self.axes)
+        return tuple(math.prod(self._sizes(axis.strip("1").upper())) for axis in axes)
 
     def folded(self, view: Sequence[int]) -> tuple[int, ...]:
         """Returns the shape of the tensor that has this view."""
