@@ -112,11 +112,7 @@ def parameters_of(flags: type, heading: str | None = None) -> Iterator[click.Par
 
 def option_of(name: str, kind: Any, flag: Flag, default: Any) -> FlagOption:
     """Makes the option of a field."""
-    settings: dict[str, Any] = {
-        "help": flag.help,
-        "metavar": flag.metavar,
-        "hidden": flag.is_hidden,
-    }
+    settings: dict[str, Any] = {"help": flag.help, "metavar": flag.metavar}
     if flag.variable is not None:
         settings |= {"envvar": flag.variable, "show_envvar": True}
     declaration = f"--{flag.name or name}"
@@ -136,7 +132,7 @@ def option_of(name: str, kind: Any, flag: Flag, default: Any) -> FlagOption:
             settings |= {"multiple": False, "default": default and ",".join(map(str, default))}
         if kind in METAVARS:
             settings |= {"metavar": flag.metavar or METAVARS[kind], "callback": check_number}
-    return FlagOption([declaration, name], **settings)
+    return FlagOption([declaration, name], hidden=flag.is_hidden, **settings)
 
 
 def type_of(kind: Any, flag: Flag) -> click.ParamType | type:

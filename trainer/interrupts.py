@@ -117,14 +117,9 @@ def check_finite(
             f"  Checkpoints from step {weights:.0f} on have the weights that diverged.  Delete "
             "them to continue from an earlier one."
         )
-    good = last_good()
-    raise Diverged(
-        f"{what}\n"
-        f"  {rows}\n"
-        f"  Last {'good' if skip_spikes is None else 'saved'} checkpoint: "
-        f"{'none was saved yet' if good is None else f'step {good}'}.",
-        step,
-    )
+    kind, good = "good" if skip_spikes is None else "saved", last_good()
+    last = "none was saved yet" if good is None else f"step {good}"
+    raise Diverged(f"{what}\n  {rows}\n  Last {kind} checkpoint: {last}.", step)
 
 
 def describe_spike(numbers: Mapping[str, float]) -> str:

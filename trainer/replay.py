@@ -26,6 +26,7 @@ from trainer.step import Metrics, State
 logger = logging.getLogger(__name__)
 
 Step = Callable[[State, Any], tuple[State, Metrics]]
+Names = Sequence[str]  # of devices
 TOLERANCE = 0.1
 """Largest distance of two updates of a shard, as a share of the update.  Round-off of sums over
 devices stays below it, though Adam may give tiny gradients of another sign whole updates."""
@@ -98,13 +99,7 @@ class Replay:
             raise RunError(describe(step, wrong, here, there, odd))
 
 
-def describe(
-    step: int,
-    wrong: Mapping[int, float],
-    here: Sequence[str],
-    there: Sequence[str],
-    odd: Sequence[str],
-) -> str:
+def describe(step: int, wrong: Mapping[int, float], here: Names, there: Names, odd: Names) -> str:
     """Says which shards differ, and which device computes wrong: an odd one, or one that has
     computed all of these shards.
 

@@ -17,6 +17,7 @@ from scripts.benchmarks.rounds import ComparisonFlags, Count
 from scripts.flag import Flag
 
 RATE, BETAS, DECAY = 1e-3, (0.9, 0.98), 0.01
+ADAMW: dict[str, Any] = {"beta1": BETAS[0], "beta2": BETAS[1], "weight_decay": DECAY}
 TORCH_ADAMW: dict[str, Any] = {"lr": RATE, "betas": BETAS, "weight_decay": DECAY, "fused": True}
 
 Batch = dict[str, Any]
@@ -34,8 +35,7 @@ class Trainer:
         from trainer.optimizers.schedules import Constant
         from trainer.step import TrainStepSpec, init_state
 
-        rate = Constant(peak=RATE)
-        optimizer = AdamW(rate, *BETAS, weight_decay=DECAY, clip_global_norm=None)
+        optimizer = AdamW(schedule=Constant(peak=RATE), clip_global_norm=None, **ADAMW)
         layout = Layout(mesh="data:1", rules="batch:data")
         self._mesh = make_mesh(layout)
         self.to_device = BatchSharding(layout, self._mesh, rows, microbatches).to_global_arrays

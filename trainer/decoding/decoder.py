@@ -127,9 +127,8 @@ class Decoder:
         """Starts to decode a batch of this shape; requests for a single token fill it up."""
         rows, source, prompt, new_tokens = shape
         filled = [*batch, *[Request([], 1)] * (rows - len(batch))]
-        begins, prompts = split_begins(
-            [request.prompt for request in filled], self.begin_id, reads_begin=self.reads_begin
-        )
+        whole = [request.prompt for request in filled]
+        begins, prompts = split_begins(whole, self.begin_id, reads_begin=self.reads_begin)
 
         def vector(values: Iterable[int], dtype: DTypeLike = np.int32) -> jax.Array:
             return self._put(np.array([*values], dtype), "B")
@@ -172,11 +171,8 @@ class Decoder:
         inputs_BM = rows_of(sources, length)
         place_BM = np.tile(np.arange(length, dtype=np.int32), (len(batch), 1))
         inside_BM = place_BM < np.array([len(source) for source in sources])[:, None]
-        arrays = {
-            "inputs_BM": inputs_BM,
-            "segments_BM": inside_BM.astype(np.int32),
-            "positions_BM": place_BM,
-        }
+        segments_BM = inside_BM.astype(np.int32)
+        arrays = {"inputs_BM": inputs_BM, "segments_BM": segments_BM, "positions_BM": place_BM}
         return {name: self._put(array, "Bm") for name, array in arrays.items()}
 
     def _put(self, array: np.ndarray, axes: str) -> jax.Array:

@@ -12,15 +12,16 @@ from trainer.optimizers.optimizer import Infos
 from trainer.optimizers.schedules import Schedule
 
 Tree = Any
+Transform = optax.GradientTransformation
 
 
-def clip(norm: float | None) -> optax.GradientTransformation:
+def clip(norm: float | None) -> Transform:
     return optax.identity() if norm is None else optax.clip_by_global_norm(norm)
 
 
 def finish(
-    parts: list[optax.GradientTransformation], weight_decay: float, rate: Schedule, weights: Infos
-) -> optax.GradientTransformation:
+    parts: list[Transform], weight_decay: float, rate: Schedule, weights: Infos
+) -> Transform:
     """Chains the parts, then weight decay of matrices, then the learning rate."""
     if weight_decay:
         matrices = {path: bool(info.reads) for path, info in weights.items()}
@@ -29,7 +30,7 @@ def finish(
     return optax.chain(*parts, optax.scale_by_learning_rate(rate))
 
 
-def by_path(transform: optax.GradientTransformation) -> optax.GradientTransformation:
+def by_path(transform: Transform) -> Transform:
     """Passes the transform its weights by path."""
 
     def flat(tree: Tree) -> Tree:
@@ -39,14 +40,10 @@ def by_path(transform: optax.GradientTransformation) -> optax.GradientTransforma
         changed, state = transform.update(flat(updates), state, flat(params))
         return traverse_util.unflatten_dict(changed, sep="/"), state
 
-    return optax.GradientTransformation(lambda params: transform.init(flat(params)), update)
+    return Transform(lambda params: transform.init(flat(params)), update)
 
 
-def split(
-    paths: Collection[str],
-    first: optax.GradientTransformation,
-    second: optax.GradientTransformation,
-) -> optax.GradientTransformation:
+def split(paths: Collection[str], first: Transform, second: Transform) -> Transform:
     """Updates the weights with these paths by the first transform, and all others by the second."""
 
     def parts(flat: Tree) -> tuple[Tree, Tree]:
@@ -63,10 +60,10 @@ def split(
         others, other_state = second.update(others, state[1], other_params)
         return chosen | others, (chosen_state, other_state)
 
-    return by_path(optax.GradientTransformation(init, update))
+    return by_path(Transform(init, update))
 
 
-def placed_by_compiler(transform: optax.GradientTransformation) -> optax.GradientTransformation:
+def placed_by_compiler(transform: Transform) -> Transform:
     """Lets XLA place what a transform computes; its updates and state are placed as they were.
 
     So a transform runs under every layout that JAX's explicit sharding has no rules for.
@@ -76,4 +73,4 @@ def placed_by_compiler(transform: optax.GradientTransformation) -> optax.Gradien
         out = jax.tree.map(spec_of, (updates, state))
         return jax.sharding.auto_axes(transform.update, out_sharding=out)(updates, state, params)
 
-    return optax.GradientTransformation(transform.init, update)
+    return Transform(transform.init, update)

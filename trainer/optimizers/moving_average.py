@@ -6,6 +6,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from trainer.optimizers.chain import Transform
+
 FIRST_UPDATES = 10.0
 """After t updates the average moves by at least this / (this + t): the first has it forget the
 weights that the run began with.  TensorFlow's ExponentialMovingAverage has 9 / (10 + t)."""
@@ -20,9 +22,7 @@ class AverageState(NamedTuple):
     updates: jax.Array
 
 
-def keep_average(
-    transform: optax.GradientTransformation, decay: float
-) -> optax.GradientTransformation:
+def keep_average(transform: Transform, decay: float) -> Transform:
     """Adds to the state the moving average of the weights after each update.
 
     What an update leaves to others, as a router's balance, enters with the next one.
@@ -45,4 +45,4 @@ def keep_average(
         average = jax.tree.map(moved, state.average, optax.apply_updates(params, changes))
         return changes, AverageState(inner, average, state.updates + 1)
 
-    return optax.GradientTransformation(init, update)
+    return Transform(init, update)

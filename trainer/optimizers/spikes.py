@@ -65,13 +65,12 @@ class SkipSpikes:
         values = jnp.where(is_spike, bounds, values)
         share = jnp.maximum(1 - DECAY, 1 / (state.steps + 1.0))
         difference = values - state.mean
+        variance = (1 - share) * (state.variance + share * difference**2)
         is_known = jnp.isfinite(values)  # unlike NaN in the first steps
         skips = is_spike.any()
         return SpikeState(
             jnp.where(is_known, state.mean + share * difference, state.mean),
-            jnp.where(
-                is_known, (1 - share) * (state.variance + share * difference**2), state.variance
-            ),
+            jnp.where(is_known, variance, state.variance),
             state.steps + is_known,
             jnp.where(skips, state.in_row + 1, 0),
             state.total + skips,

@@ -87,11 +87,8 @@ class TracedDecode(TracedFunction):
     @property
     def array_bytes(self) -> dict[str, int]:
         """Sums the bytes of the arguments and of the cache on one device, without padding."""
-        return {
-            "parameters": shard_bytes(self.params),
-            "inputs": shard_bytes(self.inputs),
-            "cache": shard_bytes(self.cache),
-        }
+        trees = {"parameters": self.params, "inputs": self.inputs, "cache": self.cache}
+        return {name: shard_bytes(tree) for name, tree in trees.items()}
 
     @functools.cached_property
     def work(self) -> DecodeWork:
@@ -156,27 +153,22 @@ def compile_decode(step: TracedDecode) -> DecodeCounts:
         argument_bytes = sizes["parameters"] + sizes["inputs"]
         work, estimate = estimate_decode(step)
         return DecodeCounts(work, compilation.memory_of_failed(estimate, argument_bytes))
-    memory = memory_by_cause(step, compilation.executable.memory_analysis())
-    assert compilation.text is not None
-    text = CompiledText.read(compilation.text, NEW_TOKENS)
-    token = count_compiled(step, text.iteration, step.work.token.read_bytes)
-    both, suffix = count_compiled(step, text, step.work.prefill.read_bytes), None
-    if step.work.suffix is not None:
-        suffix = count_compiled(step, text.within(SUFFIX), step.work.suffix.read_bytes)
-    return DecodeCounts(work_of_parts(both, token, suffix), compilation.memory(memory))
-
-
-def memory_by_cause(step: TracedDecode, memory: Any) -> dict[str, int]:
-    """Splits a compiled program's memory on one device by cause."""
-    sizes = step.array_bytes
+    memory = compilation.executable.memory_analysis()
     cache = min(sizes["cache"], memory.temp_size_in_bytes)
-    return {
+    by_cause = {
         "parameters": memory.argument_size_in_bytes - sizes["inputs"],
         "inputs": sizes["inputs"],
         "cache": cache,
         TEMPORARIES: memory.temp_size_in_bytes - cache + memory.output_size_in_bytes,
         "program": memory.generated_code_size_in_bytes,
     }
+    assert compilation.text is not None
+    text = CompiledText.read(compilation.text, NEW_TOKENS)
+    token = count_compiled(step, text.iteration, step.work.token.read_bytes)
+    both, suffix = count_compiled(step, text, step.work.prefill.read_bytes), None
+    if step.work.suffix is not None:
+        suffix = count_compiled(step, text.within(SUFFIX), step.work.suffix.read_bytes)
+    return DecodeCounts(work_of_parts(both, token, suffix), compilation.memory(by_cause))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -247,15 +239,8 @@ def plan_decode(step: TracedDecode, topology: Topology | None, counts: DecodeCou
     if topology is not None and device_coords is not None:
         time_of = functools.partial(time_on_slice, topology, device_coords, step.sizes)
         timings = DecodeTimings(*map(time_of, filter(None, counts.work)))
-    return DecodePlan(
-        mesh=step.sizes,
-        topology=topology,
-        device_coords=device_coords,
-        memory=counts.memory,
-        step=step,
-        work=counts.work,
-        timings=timings,
-    )
+    work, memory = counts
+    return DecodePlan(step.sizes, topology, device_coords, memory, step, work, timings)
 
 
 def count_compiled_decode(

@@ -214,26 +214,21 @@ def compile_step(step: TracedStep) -> StepCounts:
 
 def count_step(step: TracedStep, compilation: Compilation) -> StepCounts:
     """Counts what a compiled step does."""
-    analysis = compilation.executable.memory_analysis()
-    memory = compilation.memory(memory_by_cause(step, analysis))
-    assert compilation.text is not None
-    work = count_compiled(step, CompiledText.read(compilation.text))
-    return StepCounts(work._replace(host_bytes=analysis.host_temp_size_in_bytes), memory)
-
-
-def memory_by_cause(step: TracedStep, memory: Any) -> dict[str, int]:
-    """Splits a compiled program's memory on one device by cause."""
-    causes = step.argument_bytes
+    memory, causes = compilation.executable.memory_analysis(), step.argument_bytes
     # Arguments are padded on the device; most of what that adds belongs to the parameters.
     causes["parameters"] += max(0, memory.argument_size_in_bytes - sum(causes.values()))
     unaliased = memory.output_size_in_bytes - memory.alias_size_in_bytes
     gradients = min(step.gradient_bytes, memory.temp_size_in_bytes)
-    return causes | {
+    causes |= {
         "gradients": gradients,
         TEMPORARIES: memory.temp_size_in_bytes - gradients + unaliased,
         "program": memory.generated_code_size_in_bytes,
         **step.replay_bytes,
     }
+    assert compilation.text is not None
+    work = count_compiled(step, CompiledText.read(compilation.text))
+    work = work._replace(host_bytes=memory.host_temp_size_in_bytes)
+    return StepCounts(work, compilation.memory(causes))
 
 
 def plan_step(

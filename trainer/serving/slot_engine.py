@@ -225,11 +225,8 @@ class SlotEngine:
         unused = rows - len(jobs)
         filled = [*jobs.values(), *[Job(Request([], 1))] * unused]
         samplings = [job.sampling for job in filled]
-        begins, prompts = split_begins(
-            [job.request.prompt for job in filled],
-            self.vocab.begin_id,
-            reads_begin=self.vocab.reads_begin,
-        )
+        vocab, whole = self.vocab, [job.request.prompt for job in filled]
+        begins, prompts = split_begins(whole, vocab.begin_id, reads_begin=vocab.reads_begin)
         default_float = jax.dtypes.result_type(float)
 
         def vector(values: Sequence[float], dtype: DTypeLike = np.int32) -> Any:

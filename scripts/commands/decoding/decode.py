@@ -92,11 +92,8 @@ def continuations(
     prompts: Sequence[str], model_dir: Path, flags: SearchFlags, batch_sequences: int | None = None
 ) -> list[str]:
     """Returns the best text for each line."""
-    checkpoint = CheckpointFlags(model_dir=model_dir)
-    with (
-        trained_models(checkpoint, trace_fns_of(flags)) as models,
-        progress_bar("decode") as update,
-    ):
+    checkpoint, traced = CheckpointFlags(model_dir=model_dir), trace_fns_of(flags)
+    with trained_models(checkpoint, traced) as models, progress_bar("decode") as update:
         decoder = decoder_of([models.restore(None)], flags, batch_sequences)
         return decoder.best_texts(decoder.requests(prompts), update)
 

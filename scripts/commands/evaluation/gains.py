@@ -114,9 +114,8 @@ def draw(output: str, names: list[str], pairs: list[int], gained: dict[str, list
     """Draws the gains of each part, from much data to little, and a moving average per model."""
     pyplot = import_pyplot()
     places = range(len(names))
-    figure, axes = pyplot.subplots(
-        figsize=(min(max(5, 0.2 * len(names)), 30), 4.5), layout="constrained"
-    )
+    width = min(max(5, 0.2 * len(names)), 30)
+    figure, axes = pyplot.subplots(figsize=(width, 4.5), layout="constrained")
     for number, (path, part_gains) in enumerate(gained.items()):
         axes.scatter(places, part_gains, s=14, color=f"C{number}", alpha=0.5)
         axes.plot(places, moving_average(part_gains), color=f"C{number}", label=Path(path).stem)

@@ -52,17 +52,13 @@ def params(flags: InspectParamsFlags) -> None:
         axes = ", ".join(f"{axis.letter} {axis.name}" for axis in init.declared_axes)
         print(f"Axes of parts: {axes}")
     print(f"{total:,} parameters, {per_device:,} bytes on each device of mesh {layout.mesh}")
-    write_json(
-        flags.json_file,
-        {
-            "parameters": total,
-            "bytes": sum(row.bytes for row in rows),
-            "bytes_per_device": per_device,
-            "weights": [
-                {**row._asdict(), "place": sharding_text(row.axis_names, row.place)} for row in rows
-            ],
-        },
-    )
+    result = {
+        "parameters": total,
+        "bytes": sum(row.bytes for row in rows),
+        "bytes_per_device": per_device,
+        "weights": [r._asdict() | {"place": sharding_text(r.axis_names, r.place)} for r in rows],
+    }
+    write_json(flags.json_file, result)
 
 
 def model_of(config: Config) -> ModelSpec:
@@ -118,14 +114,9 @@ def layout(flags: InspectLayoutFlags) -> None:
     print_table(columns, [(*kind, shortened(names, SHOWN)) for *kind, names in kinds])
     print()
     print_table(["letter", "axis", "meaning"], legend(tensors.axes, (axes for axes, *_ in kinds)))
-    write_json(
-        flags.json_file,
-        {
-            "mesh": sizes,
-            "problems": [str(problem) for problem in problems],
-            "places": [dict(zip(columns, row, strict=True)) for row in kinds],
-        },
-    )
+    places = [dict(zip(columns, row, strict=True)) for row in kinds]
+    result = {"mesh": sizes, "problems": [*map(str, problems)], "places": places}
+    write_json(flags.json_file, result)
     text = report(layout_name(origins), problems)
     if any(problem.severity == "error" for problem in problems):
         raise UserError(text)

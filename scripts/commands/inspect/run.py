@@ -34,12 +34,10 @@ def checkpoint(flags: InspectCheckpointFlags) -> None:
                   f"it was {change['old']} ({start.time})")  # fmt: skip
     print_table(["path", "shape", "type", "bytes"], rows)
     print(f"step {step} of {steps}; {sum(row[3] for row in rows):,} bytes")
-    write_json(
-        flags.json_file,
-        {
-            "step": step,
-            "steps": steps,
-            "history": [dataclasses.asdict(start) for start in history],
-            "arrays": [dict(zip(names, row, strict=True)) for row in rows],
-        },
-    )
+    result = {
+        "step": step,
+        "steps": steps,
+        "history": [dataclasses.asdict(start) for start in history],
+        "arrays": [dict(zip(names, row, strict=True)) for row in rows],
+    }
+    write_json(flags.json_file, result)

@@ -120,14 +120,10 @@ def operator(equation: str, split: str, grown: str, topology: str) -> Figures:
         return x[0] + x[1] if is_sum else jnp.einsum(equation, *x, out_sharding=places[-1])
 
     with jax.sharding.use_abstract_mesh(devices := abstract_mesh(mesh)):
-        arrays = [
-            jax.ShapeDtypeStruct(
-                [sizes[axis] for axis in axes],
-                "float32",
-                sharding=jax.NamedSharding(devices, place),
-            )
-            for axes, place in zip(operands, places[:-1], strict=True)
-        ]
+        arrays = []
+        for axes, place in zip(operands, places[:-1], strict=True):
+            shape, sharding = [sizes[axis] for axis in axes], jax.NamedSharding(devices, place)
+            arrays.append(jax.ShapeDtypeStruct(shape, "float32", sharding=sharding))
         cost = cost_of(jax.jit(compute).trace(*arrays).jaxpr.jaxpr, mesh)
     coords = coordinates(target, mesh, None, "all:-1")
     coords = coords[neighbours(coords)]

@@ -47,6 +47,7 @@ from trainer.planning.training import plan_compiled
 from trainer.planning.tune import Candidate, Trial, TrialLog, Tuner, ladders_of
 from trainer.run import Run
 
+Layouts = Sequence[Layout]
 Options = tuple[str, ...]
 LOG = ".jsonl"  # suffix
 COLUMNS = ("layout", "microbatches", "remat", "compiler options")
@@ -86,9 +87,7 @@ def check_flags(flags: TuneFlags, topology: Topology | None, *, compiles: bool) 
         )
 
 
-def rank(
-    flags: TuneFlags, run: Run, topology: Topology | None, configured: Sequence[Layout]
-) -> None:
+def rank(flags: TuneFlags, run: Run, topology: Topology | None, configured: Layouts) -> None:
     """Ranks all layouts, with the other settings of the run, by their traces."""
     ranking = rank_layouts(run, topology or measure_host(jax.devices()), configured)
     where = f"{len(jax.devices())} devices of one machine" if topology is None else topology.name
@@ -109,9 +108,7 @@ def rank(
     write_best(flags.output, trials, f"The fastest of {basis}", named_options(run, topology))
 
 
-def search(
-    flags: TuneFlags, run: Run, topology: Topology | None, configured: Sequence[Layout]
-) -> None:
+def search(flags: TuneFlags, run: Run, topology: Topology | None, configured: Layouts) -> None:
     """Compiles or times what traces predict to be the fastest, while there is any, and time."""
     deadline_s = time.monotonic() + parse_duration(flags.budget)
     log_file = local_path(flags.output, "--output").with_suffix(LOG)
@@ -228,9 +225,7 @@ def named_options(run: Run, topology: Topology | None) -> dict[Options, str]:
     return named | {(): "none"}
 
 
-def subject(
-    run: Run, topology: Topology | None, configured: Sequence[Layout], best: int
-) -> dict[str, Any]:
+def subject(run: Run, topology: Topology | None, configured: Layouts, best: int) -> dict[str, Any]:
     """Describes what all trials of a search have in common."""
     packages = ("meshloom", "jax", "jaxlib", "libtpu", "jax-cuda13-pjrt")
     return {

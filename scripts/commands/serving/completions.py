@@ -301,12 +301,8 @@ def choices_of(
     options = dataclasses.replace(
         served.options, seed=seed, max_tokens=max_tokens, min_tokens=body.min_tokens
     )
-    sampling = Sampling(
-        body.temperature,
-        body.top_k or None,
-        None if body.top_p == 1 else body.top_p,
-        min_p=body.min_p,
-    )
+    top_k, top_p = body.top_k or None, None if body.top_p == 1 else body.top_p
+    sampling = Sampling(body.temperature, top_k, top_p, min_p=body.min_p)
     vocab, needs_text = served.vocabs.target, body.stream or bool(body.stops)
     choices = list[AnswerChoice]()
     for prompt in prompts:

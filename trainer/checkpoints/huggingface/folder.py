@@ -17,7 +17,7 @@ from configs.errors import UserError, brief
 from data.storage.files import atomic_path, atomic_write
 from trainer.checkpoints.huggingface import mxfp4
 from trainer.checkpoints.huggingface.families import Settings
-from trainer.checkpoints.huggingface.weights import Place, TensorInfo
+from trainer.checkpoints.huggingface.weights import Infos, Place, TensorInfo
 
 logger = logging.getLogger(__name__)
 
@@ -157,7 +157,7 @@ class TensorWriter:
     tensor.
     """
 
-    def __init__(self, path: Path, tensors: Mapping[str, TensorInfo]):
+    def __init__(self, path: Path, tensors: Infos):
         header: dict[str, Any] = {"__metadata__": {"format": "pt"}}  # as Hugging Face requires
         end = 0
         self.places: dict[str, int] = {}
@@ -190,7 +190,7 @@ class TensorWriter:
 
 @contextlib.contextmanager
 def tensor_writer(
-    folder: Path, tensors: Mapping[str, TensorInfo], max_bytes: int, name: str = TENSORS
+    folder: Path, tensors: Infos, max_bytes: int, name: str = TENSORS
 ) -> Iterator[Callable[[Place, np.ndarray], None]]:
     """Gives what writes a tensor or a part of one, in any order.
 
@@ -214,7 +214,7 @@ def tensor_writer(
         atomic_write(folder / INDEX, json.dumps(index, indent=2) + "\n")
 
 
-def parts_of(tensors: Mapping[str, TensorInfo], max_bytes: int) -> list[dict[str, TensorInfo]]:
+def parts_of(tensors: Infos, max_bytes: int) -> list[dict[str, TensorInfo]]:
     """Splits tensors, in order, into files of at most `max_bytes`, or of one larger tensor.
 
     >>> info = TensorInfo((3, 4), "float32")

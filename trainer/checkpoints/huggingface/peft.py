@@ -1,6 +1,6 @@
 """Converts adapters between the files of PEFT and those here."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from configs.errors import UserError, listed
@@ -10,7 +10,7 @@ from models.adapters.lora import Lora
 from models.transformer import Transformer
 from trainer.checkpoints.huggingface import convert
 from trainer.checkpoints.huggingface.families import Family, Settings
-from trainer.checkpoints.huggingface.weights import ConvertedWeight, TensorInfo, common_type
+from trainer.checkpoints.huggingface.weights import ConvertedWeight, Infos, common_type
 
 SETTINGS, TENSORS = "adapter_config.json", "adapter_model.safetensors"
 LEGAL = {"peft_type": "LORA", "bias": "none", "init_lora_weights": True}
@@ -34,9 +34,7 @@ def check_settings(settings: Settings, source: object) -> None:
         raise UserError(listed(str(source), problems))
 
 
-def adapter_of(
-    model: Transformer, family: Family, settings: Settings, tensors: Mapping[str, TensorInfo]
-) -> Lora:
+def adapter_of(model: Transformer, family: Family, settings: Settings, tensors: Infos) -> Lora:
     """Returns the adapters that have tensors."""
     targets = ["layers_N/*", *["first/*"] * bool(model.first_blocks)]
     targets += ["softmax"] * (not model.tied)
@@ -59,10 +57,7 @@ def settings_of(adapter: Lora, weights: Sequence[ConvertedWeight]) -> Settings:
 
 
 def weights_of(
-    model: Transformer,
-    adapter: Lora,
-    family: Family,
-    tensors: Mapping[str, TensorInfo] | None = None,
+    model: Transformer, adapter: Lora, family: Family, tensors: Infos | None = None
 ) -> list[ConvertedWeight]:
     """Returns the matrices of the adapters of a model, which has none in its own settings.
 

@@ -106,24 +106,17 @@ def source_files(vocab: Vocab, kind: str) -> tuple[dict[str, bytes], dict[str, i
 def sentence_piece_tokenizer(model: proto.ModelProto) -> tokenizers.Tokenizer:
     """Makes a tokenizer of Hugging Face that gives the ids of a model of SentencePiece."""
     pieces, unknown = list(model.pieces), model.trainer_spec.unk_id
-    tokenizer = tokenizers.Tokenizer(
-        _unigram(pieces, unknown)
-        if model.trainer_spec.model_type == proto.TrainerSpec.UNIGRAM
-        else _bpe(pieces, unknown)
-    )
+    is_unigram = model.trainer_spec.model_type == proto.TrainerSpec.UNIGRAM
+    tokenizer = tokenizers.Tokenizer((_unigram if is_unigram else _bpe)(pieces, unknown))
     words = [piece.piece for piece in pieces if piece.type == _Piece.USER_DEFINED]
     tokenizer.normalizer = normalizers.Sequence(_normalizers(model.normalizer_spec, words))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Split(word, "isolated") for word in words]
     )
-    tokenizer.decoder = decoders.Sequence(
-        [
-            decoders.Replace(_SPACE, " "),
-            decoders.ByteFallback(),
-            decoders.Fuse(),
-            *([decoders.Strip(" ", 1, 0)] if model.normalizer_spec.add_dummy_prefix else []),
-        ]
-    )
+    chain: list[Any] = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    if model.normalizer_spec.add_dummy_prefix:
+        chain.append(decoders.Strip(" ", 1, 0))
+    tokenizer.decoder = decoders.Sequence(chain)
     special = [piece.piece for piece in pieces if piece.type in (_Piece.CONTROL, _Piece.UNKNOWN)]
     tokenizer.add_special_tokens(
         [tokenizers.AddedToken(token, special=True, normalized=False) for token in special]

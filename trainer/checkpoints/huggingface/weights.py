@@ -28,6 +28,9 @@ class TensorInfo(NamedTuple):
         return math.prod(self.shape) * jnp.dtype(self.dtype).itemsize
 
 
+Infos = Mapping[str, TensorInfo]  # by name
+
+
 class Place(NamedTuple):
     """Says where a tensor is in the files: a whole one, or a part of one that joins several."""
 
@@ -170,10 +173,7 @@ def common_type(types: Iterable[str]) -> FloatType:
 
 
 def check_tensors(
-    weights: Iterable[ConvertedWeight],
-    tensors: Mapping[str, TensorInfo],
-    source: object,
-    model: str,
+    weights: Iterable[ConvertedWeight], tensors: Infos, source: object, model: str
 ) -> None:
     """Refuses tensors that are missing, unexpected, of another shape or no floats."""
     shapes = {place.tensor: place.shape for place in places_of(weights).values()}
