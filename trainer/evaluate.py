@@ -68,8 +68,7 @@ def _exp(x: float) -> float:
 def device_batches(
     rows: Rows, sharding: BatchSharding, chosen: range | None = None
 ) -> Iterator[dict[str, jax.Array]]:
-    """Yields all rows once, or the chosen ones, in order; the last batch is filled up with empty
-    rows."""
+    """Yields all rows once, or the chosen ones, in order; empty rows fill up the last batch."""
     for _, batch in in_order(rows, sharding.batch_sequences, sharding.host_rows(), chosen):
         yield sharding.to_global_arrays(batch)
 

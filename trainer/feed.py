@@ -65,8 +65,7 @@ class BatchSharding:
         """Returns the first and last (exclusive) row of the global batch on this host's devices.
 
         Microbatches take turns: rows that stay together are one piece, and piece p goes to
-        microbatch p % microbatches.  So the rows that a host holds of all microbatches are
-        consecutive.
+        microbatch p % microbatches.  So a host's rows of all microbatches are consecutive.
         """
         count, together = self.microbatch_rows, self.rows_together
         of_targets = self.sharding("targets_BL", (self.shards("L"),)).spec

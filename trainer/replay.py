@@ -70,8 +70,7 @@ class Replay:
     """Computes steps on the rotated mesh as well, and raises where the results disagree."""
 
     def __init__(self, mesh: Mesh, step_there: Step, trained: Callable[[Params], Params]):
-        """Takes the step that is compiled for the rotated mesh, and what chooses the weights that
-        it changes."""
+        """Takes the step that is compiled for the rotated mesh, and what chooses its weights."""
         self._mesh, self._there, self._trained = mesh, rotated(mesh), trained
         self._step_there = step_there
         if mesh == self._there:

@@ -1,7 +1,7 @@
 """Provides what optimizers share: clipping, weight decay of matrices, and weights by path."""
 
 from collections.abc import Collection
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import optax
@@ -12,7 +12,7 @@ from trainer.optimizers.optimizer import Infos
 from trainer.optimizers.schedules import Schedule
 
 Tree = Any
-Transform = optax.GradientTransformation
+Transform: TypeAlias = optax.GradientTransformation
 
 
 def clip(norm: float | None) -> Transform:

@@ -96,8 +96,7 @@ def export_weights(
 ) -> None:
     """Writes the weights of a run, one after another, and then files, the settings last.
 
-    `factors` has what some weights are multiplied by, by path.  `merged` is the run where the
-    weights have adapters.
+    `factors` has what some weights are multiplied by, by path.  `merged` is a run with adapters.
     """
     average, run = flags.model.average, ModelDir(flags.model.model_dir).recorded_run()
     root = restore.weights_path(run, average) if merged is None else "params"

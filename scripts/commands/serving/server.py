@@ -83,8 +83,7 @@ class Server(uvicorn.Server):
     async def on_tick(self, counter: int) -> bool:
         """Ends connections whose client keeps the server waiting: uvicorn has no limit for that.
 
-        It is slow to begin a request, or reads none of an answer that is more than what waits for
-        it in buffers.
+        It is slow to begin a request, or reads none of an answer that fills its buffers.
         """
         now, waiting_since = time.monotonic(), self._waiting_since
         self._waiting_since = {}

@@ -1,7 +1,6 @@
 """Lists the families of models that Hugging Face has and the Transformer here can be.
 
-A family is a table of families.toml: what its config.json may say.  tensors.toml has the names of
-tensors.
+A family is a table of families.toml: what its config.json may say.  tensors.toml names tensors.
 """
 
 import tomllib

@@ -153,8 +153,7 @@ def tensors_of_file(path: Path) -> Iterator[StoredTensor]:
 class TensorWriter:
     """Writes the tensors of one file in any order, each to its place.
 
-    A file begins with the length of a JSON header, which names type, shape and place of each
-    tensor.
+    A file begins with the length of a JSON header, with type, shape and place of each.
     """
 
     def __init__(self, path: Path, tensors: Infos):

@@ -44,8 +44,7 @@ def of_layers(settings: Settings, kind: str) -> Settings:
 
 
 def parameters(settings: Settings) -> Settings:
-    """Returns the settings of rotary positions, from where old and new files have them; not the
-    ones that are null."""
+    """Returns the settings of rotary positions, from where old and new files have them; no null."""
     new, old = (settings[place] or {} for place in PLACES)
     of_all_kinds = {name: new[name] for name in OF_ALL_KINDS if new.get(name) is not None}
     given = {name: value for name, value in (old or new).items() if value is not None}
