@@ -238,11 +238,9 @@ def pack_texts(texts: Sequence[Text], task: Task) -> tuple[Rows, list[tuple[np.n
     sizes = [[len(tokens) - 1, len(source)] for tokens, source, _ in texts]
     fit = BestFit(lengths, OPEN_ROWS if task.packs else 0)
     placed = fit.put(np.array(sizes)[:, : len(lengths)])
-    arrays = {
-        name: np.zeros((fit.opened, length), np.int32)
-        for names, length in zip(SIDES, lengths, strict=False)
-        for name in names
-    }
+    arrays = dict[str, np.ndarray]()
+    for names, length in zip(SIDES, lengths, strict=False):
+        arrays |= {name: np.zeros((fit.opened, length), np.int32) for name in names}
     arrays["inputs"], places = np.zeros_like(arrays["targets"]), []
     for (tokens, source, scored), row, starts, segment in zip(texts, *placed, strict=True):
         halves = (tokens[1:], source)

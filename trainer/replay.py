@@ -91,8 +91,7 @@ class Replay:
         """Raises RunError where the state after a step has other weights than it has there."""
         apart = distances(self._mesh, replayed.weights, self._trained(state["params"]))
         shares = {place: share(apart[place], replayed.updates[place]) for place in apart}
-        wrong = {place: part for place, part in shares.items() if not part <= TOLERANCE}
-        if wrong:
+        if wrong := {place: part for place, part in shares.items() if not part <= TOLERANCE}:
             here, there = ([*map(str, m.devices.flat)] for m in (self._mesh, self._there))
             odd = [here[place] for place in odd_ones(probes(self._mesh))]
             raise RunError(describe(step, wrong, here, there, odd))

@@ -143,8 +143,7 @@ class Worker:
 
     def _read(self) -> str:
         assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
+        if not (line := self._process.stdout.readline()):
             sys.exit(f"a worker ended: exit code {self._process.wait()}")
         return line
 
@@ -187,11 +186,9 @@ def ended(workers: Mapping[str, Worker], rounds: Sequence[Answers]) -> dict[str,
     """Ends the workers; returns what each is, its median seconds and its peak memory."""
     systems = {}
     for name, worker in workers.items():
-        systems[name] = {
-            "median_s": statistics.median(answers[name] for answers in rounds),
-            "peak_memory_bytes": worker.ask("memory"),
-            **worker.about,
-        }
+        median_s = statistics.median(answers[name] for answers in rounds)
+        memory_bytes = worker.ask("memory")
+        systems[name] = {"median_s": median_s, "peak_memory_bytes": memory_bytes, **worker.about}
         worker.close()
     return systems
 

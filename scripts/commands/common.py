@@ -106,8 +106,7 @@ def with_known_steps(run: Run, model_dir: Path | None, data_dir: Path | None = N
         rows = record.train_rows
     if rows is None:
         caches = TaskCaches(run.task, data_dir_of(data_dir, model_dir))
-        stored = caches.manifest()
-        if stored is None:
+        if (stored := caches.manifest()) is None:
             print_note(
                 f"Run.epochs = {run.epochs:g}: its steps follow from the rows of task "
                 f"{run.task.name}, which {caches.data_dir} does not have.  `meshloom prepare` "

@@ -136,8 +136,7 @@ def chosen_steps(checkpoints: Checkpoints, which: str) -> list[int | None]:
     if which == "latest":
         return [None]
     if which == "best":
-        best = checkpoints.best
-        if best is None:
+        if (best := checkpoints.best) is None:
             raise UserError(
                 f"--checkpoint=best: no checkpoint in {checkpoints.folder} has a metric.  An "
                 "evaluation on the validation split writes it.  Legal: latest, all, or steps, "

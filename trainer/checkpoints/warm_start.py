@@ -91,11 +91,8 @@ def warm_started(
                 f"no longer there.  Steps there: {there}.  Copy it back, and raise Run.keep_last "
                 "where that run trains on."
             )
-        saved = {
-            path.removeprefix("params/"): array
-            for path, array in checkpoints.describe(step).items()
-            if path.startswith("params/")
-        }
+        described = checkpoints.describe(step).items()
+        saved = {p.removeprefix("params/"): x for p, x in described if p.startswith("params/")}
         title = f"{setting} = {folder!r}, step {step}"
         if ADAPTER in {path.partition("/")[0] for path in saved}:
             raise UserError(f"{title}: adapters.  Legal: the run that they start from.")

@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -153,18 +154,12 @@ class Decoder:
     def _finish(self, batch: Sequence[Request], output: DecodeOutput) -> list[Hypotheses]:
         """Returns the hypotheses of each request of a batch, when it is decoded."""
         arrays = [array[: len(batch)] for array in fetched(output)]
-        return [
-            [
-                TokenHypothesis(
-                    until_end(tokens[: request.max_new_tokens], self.stop_ids),
-                    float(score),
-                    float(log_probability),
-                )
-                for tokens, score, log_probability in zip(*of_request, strict=True)
-                if np.isfinite(score)
-            ]
-            for request, *of_request in zip(batch, *arrays, strict=True)
-        ]
+        texts = []
+        for request, tokens, scores, log_p in zip(batch, *arrays, strict=True):
+            ended = [until_end(row[: request.max_new_tokens], self.stop_ids) for row in tokens]
+            every = map(TokenHypothesis, ended, scores.tolist(), log_p.tolist())
+            texts.append([one for one in every if math.isfinite(one.score)])
+        return texts
 
     def _sources(self, batch: Sequence[Request], length: int) -> dict[str, jax.Array]:
         sources = [self.stop_ids[:1] if one.source is None else one.source for one in batch]

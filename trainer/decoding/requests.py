@@ -260,8 +260,7 @@ class LineDecoder:
 
         An empty source is its own translation.
         """
-        blank = [line for line in lines if is_blank(requests[line], self.vocabs)]
-        if blank:
+        if blank := [line for line in lines if is_blank(requests[line], self.vocabs)]:
             yield [(line, [Hypothesis("", 0.0, 0.0)]) for line in blank]
             lines = [line for line in lines if not is_blank(requests[line], self.vocabs)]
         for batch in self.decoder.decode([requests[line] for line in lines]):

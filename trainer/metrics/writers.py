@@ -140,11 +140,8 @@ class MetricsWriter(Observer):
         self._open.close()
 
     def _track(self, group: str, line: Line) -> None:
-        numbers = {
-            f"{group}/{name}": number
-            for name, number in line.items()
-            if name != "step" and number is not None
-        }
+        known = ((name, x) for name, x in line.items() if name != "step" and x is not None)
+        numbers = {f"{group}/{name}": number for name, number in known}
         for tracker in self._trackers if numbers else ():
             tracker.log(int(line["step"] or 0), numbers)
 

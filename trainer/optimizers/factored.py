@@ -57,13 +57,13 @@ class FactoredScaling:
         return updates, factored_state(optax.safe_increment(state.count), moments)
 
     def _no_moments(self, path: str, weight: Array) -> Moments:
-        none, axes = jnp.zeros((1,), weight.dtype), self._factored_axes(path, weight)
+        none, axes = jnp.zeros((1,), weight.dtype), self._factored_axes(path)
         if axes is None:
             return Moments(none, none, jnp.zeros_like(weight))
         column, row = (jax.eval_shape(lambda x, a=a: jnp.sum(x, a), weight) for a in axes)
         return Moments(jnp.zeros_like(row), jnp.zeros_like(column), none)
 
-    def _factored_axes(self, path: str, weight: Array) -> tuple[int, int] | None:
+    def _factored_axes(self, path: str) -> tuple[int, int] | None:
         """Returns the second longest and the longest axis, where the second is long enough."""
         true, stacked = self.infos[path].shape, self.infos[path].stacked
         order = stacked + np.argsort(true[stacked:])
@@ -79,7 +79,7 @@ class FactoredScaling:
         def mixed(old: Array, new: Array) -> Array:
             return (rate * old + (1.0 - rate) * new).astype(old.dtype)
 
-        square, axes = jnp.square(gradient), self._factored_axes(path, gradient)
+        square, axes = jnp.square(gradient), self._factored_axes(path)
         if axes is None:
             full = mixed(old.full, square + EPSILON)
             return gradient * full**-0.5, old._replace(full=full)

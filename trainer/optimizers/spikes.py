@@ -92,9 +92,6 @@ class SkipSpikes:
             return new if new is old else jnp.where(skips, old, new)
 
         kept = jax.tree.map(chosen, after, before) | {"step": after["step"], "spikes": spikes}
-        bounds = zip(VALUES, self.bounds(state), strict=True)
-        return kept, {
-            "skipped": spikes.in_row,
-            "skipped_total": spikes.total,
-            **{f"{name}_bound": bound for name, bound in bounds},
-        }
+        pairs = zip(VALUES, self.bounds(state), strict=True)
+        bounds = {f"{name}_bound": bound for name, bound in pairs}
+        return kept, {"skipped": spikes.in_row, "skipped_total": spikes.total, **bounds}

@@ -74,11 +74,8 @@ class TracedDecode(TracedFunction):
     @property
     def loop(self) -> Any:
         """Finds the loop over new tokens."""
-        return next(
-            eqn
-            for eqn in self.jaxpr.eqns
-            if eqn.primitive.name == "while" and NEW_TOKENS in str(eqn.source_info.name_stack)
-        )
+        loops = (eqn for eqn in self.jaxpr.eqns if eqn.primitive.name == "while")
+        return next(eqn for eqn in loops if NEW_TOKENS in str(eqn.source_info.name_stack))
 
     @functools.cached_property
     def peak_bytes(self) -> int:

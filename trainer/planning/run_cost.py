@@ -51,11 +51,9 @@ def saving_of(plan: "StepPlan", assumed: Assumptions) -> Saving:
     causes = plan.memory.bytes_by_cause
     device_bytes = causes["parameters"] + causes["optimizer state"]
     host_bytes = device_bytes * topology.devices / topology.hosts
-    return Saving(
-        device_bytes / topology.chip.host_bandwidth,
-        plan.checkpoint_bytes / topology.hosts / rate,
-        min(host_bytes, plan.checkpoint_bytes) / rate,
-    )
+    write_s = plan.checkpoint_bytes / topology.hosts / rate
+    restore_s = min(host_bytes, plan.checkpoint_bytes) / rate
+    return Saving(device_bytes / topology.chip.host_bandwidth, write_s, restore_s)
 
 
 def run_cost(plan: "StepPlan", assumed: Assumptions, price: float | None) -> dict[str, Any] | None:

@@ -90,8 +90,7 @@ def rank_layouts(run: Run, hardware: Hardware, configured: Sequence[Layout] = ()
     """
     record, devices = record_loss(run), hardware.devices
     every = {*configured, *candidates(record, devices, run.microbatch_rows)}
-    layouts = legal_layouts(run, devices, every)
-    if not layouts:
+    if not (layouts := legal_layouts(run, devices, every)):
         raise UserError(
             f"no layout splits this model and batch over {devices} devices.  Choose other devices, "
             "or a Run.batch_sequences with more divisors."

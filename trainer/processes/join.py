@@ -153,8 +153,7 @@ def _wait_until_ready(link: Link, until: float) -> bool:
     """Returns whether all processes came; raises what process 0 says against it."""
     while (left := until - time.monotonic()) > 0:
         link.connection.settimeout(left)
-        messages = link.receive()
-        if messages is None:
+        if (messages := link.receive()) is None:
             break
         for number, (kind, *values) in enumerate(messages, 1):
             if kind == "ready":
@@ -213,8 +212,7 @@ def flags(names: Mapping[str, object] | list[str]) -> str:
 
 def process_id_by_flags(given: Mapping[str, Any]) -> ProcessId:
     """Returns what the flags say; raises if they contradict each other."""
-    missing = [name for name, value in given.items() if value is None]
-    if missing:
+    if missing := [name for name, value in given.items() if value is None]:
         raise UserError(
             f"{flags([name for name in given if name not in missing]) or '--distributed=manual'} "
             f"without {flags(missing)}.  Give all three: {EXAMPLE}, or their variables "
@@ -281,8 +279,7 @@ def join(process: ProcessId, timeout_s: float) -> None:
 
 def leave() -> None:
     """Waits until all processes are done, and disconnects; nothing where this one runs alone."""
-    others = peers.current()
-    if others is not None:
+    if (others := peers.current()) is not None:
         import jax
 
         others.leave()

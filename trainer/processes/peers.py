@@ -96,9 +96,8 @@ class Peers:
         self._stop_at: int | None = None
         self._gathered: list[Any] | None = None
         # Of the hub: what the processes answered, by kind and process.
-        self._answers: dict[str, dict[int, Any]] = {
-            "checks": {}, "step": {}, "value": {}, "left": {}
-        }  # fmt: skip
+        kinds = ("checks", "step", "value", "left")
+        self._answers: dict[str, dict[int, Any]] = {kind: {} for kind in kinds}
         self._reporting = False
         threading.Thread(target=self._listen, name="peers", daemon=True).start()
 
@@ -160,8 +159,7 @@ class Peers:
                 self._obey(index, *message)
         while True:
             for key, _ in selector.select(POLL_S):
-                messages = self._links[key.data].receive()
-                if messages is None:
+                if (messages := self._links[key.data].receive()) is None:
                     selector.unregister(key.fileobj)
                     self._lose(key.data)
                 for message in messages or []:

@@ -134,8 +134,7 @@ def lock(model_dir: Path) -> Iterator[None]:
 def lock_object(path: Path, target: Path, work: str, flag: str) -> Iterator[None]:
     """Locks a target in remote storage for some work.  Each beat rewrites the object."""
     lock, holder = ConditionalObject(path), Holder.this_process()
-    other = Holder.parse(lock.read())
-    if other is not None:
+    if (other := Holder.parse(lock.read())) is not None:
         before = lock.version
         is_gone = other.host == holder.host and not _is_running(other.pid)
 

@@ -32,8 +32,7 @@ def check_finite(trained: TrainedModel) -> None:
     with jax.set_mesh(trained.mesh):
         finite = fetched(_all_finite(arrays))
     names = [leaf_path(path) for path in paths]
-    bad = [name for name, is_finite in zip(names, finite, strict=True) if not is_finite]
-    if bad:
+    if bad := [name for name, is_finite in zip(names, finite, strict=True) if not is_finite]:
         raise UserError(
             f"checkpoint {trained.step}: NaN or infinity in {brief(', '.join(bad))}.  Serve an "
             "earlier one: --checkpoint=STEP."

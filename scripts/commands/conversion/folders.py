@@ -60,8 +60,7 @@ def check_new_folder(folder: Path, names: Iterable[str]) -> None:
     """Refuses a folder that holds one of these files already."""
     if folder.exists() and not folder.is_dir():
         raise UserError(f"--output={folder}: is a file.  Choose a folder.")
-    taken = [name for name in names if (folder / name).exists()]
-    if taken:
+    if taken := [name for name in names if (folder / name).exists()]:
         raise UserError(f"--output={folder}: holds {', '.join(taken)} already.  Choose another.")
 
 
@@ -103,11 +102,8 @@ def export_weights(
     by_path = {f"{root}/{weight.path}": weight for weight in weights}
     shapes = {path: weight.shape for path, weight in by_path.items()}
     places = places_of(weights)
-    infos = {
-        places[name].tensor: TensorInfo(places[name].shape, weight.dtype(dtype))
-        for weight in weights
-        for name in weight.names
-    }
+    typed = [(places[name], weight.dtype(dtype)) for weight in weights for name in weight.names]
+    infos = {place.tensor: TensorInfo(place.shape, kind) for place, kind in typed}
     with Checkpoints(flags.model.model_dir) as checkpoints:
         steps = exported_steps(checkpoints, flags.model.checkpoint, average)
         try:

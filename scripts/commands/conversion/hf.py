@@ -108,8 +108,7 @@ def import_hf(flags: ImportHfFlags) -> None:
     assert isinstance(run.model, Transformer)
     check_sides(run)
     given, legal = given_vocabs(run), given_vocabs(first)
-    changed = [name for file, name in VOCABS.items() if given.get(file) != legal.get(file)]
-    if changed:
+    if changed := [name for file, name in VOCABS.items() if given.get(file) != legal.get(file)]:
         raise UserError(
             f"{type(run.task).__name__}.{changed[0]}: an imported model reads and writes its own "
             "vocabulary.  Leave this setting and its file as they are."

@@ -44,13 +44,11 @@ def scores_of(flags: ScoreFlags, lines_for: Callable[[Task], Sequence[str]]) -> 
         task, rows = trained.run.task, batch_of(trained, flags.batch_sequences)
         lines = lines_for(task)
         scores = score_lines(trained, lines, rows, update, flags.tag)
-    too_long = sum(not score.tokens for score in scores)
-    if too_long:
+    if too_long := sum(not score.tokens for score in scores):
         print_note(
             f"Warning: {too_long} of {len(lines)} pairs are longer than a row and have no score."
         )
-    cut = sum(score.pieces > 1 for score in scores)
-    if cut:
+    if cut := sum(score.pieces > 1 for score in scores):
         print_note(
             f"Warning: {cut} of {len(lines)} lines are longer than a row ({type(task).__name__}"
             f".length = {task.length} tokens) and scored in pieces, each without the ones before "

@@ -46,8 +46,7 @@ def doctor(flags: DoctorFlags) -> None:
             text += "" if finding.fix is None else f"\n{'':9}fix: {finding.fix}"
         print(text)
     write_json(flags.json_file, [finding._asdict() for finding in findings])
-    errors = sum(finding.status == "error" for finding in findings)
-    if errors:
+    if errors := sum(finding.status == "error" for finding in findings):
         raise RunError(f"{errors} of {len(findings)} findings are errors.")
 
 

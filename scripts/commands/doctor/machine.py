@@ -77,8 +77,7 @@ def unmet(requirement: str) -> str | None:
     wanted = Requirement(requirement)
     if wanted.marker is not None and not wanted.marker.evaluate({"extra": ""}):
         return None
-    version = installed(wanted.name)
-    if version is None:
+    if (version := installed(wanted.name)) is None:
         return f"{wanted.name} is not installed"
     if not wanted.specifier.contains(version, prereleases=True):
         return f"{wanted.name} {version} is installed, {wanted.specifier} is required"

@@ -119,15 +119,13 @@ def run_files(model_dir: Path, reads_arrays: bool) -> Iterator[Finding]:
             yield Finding("checkpoints", "warning", f"{model_dir} has none",
                           f"meshloom train --model_dir={model_dir}{file}")  # fmt: skip
     for name in (METRICS, EVALUATIONS):
-        damaged_lines = len(split_lines(model_dir / name, "loss")[1])
-        if damaged_lines:
+        if damaged_lines := len(split_lines(model_dir / name, "loss")[1]):
             text = f"{damaged_lines} lines of {model_dir / name} are damaged"
             yield Finding("metrics", "warning", text, "The next `meshloom train` sets them aside.")
 
 
 def newest_checkpoint_bytes(model_dir: Path) -> int:
     """Returns the size of the newest checkpoint; 0 without a checkpoint."""
-    steps = Checkpoints(model_dir).steps()
-    if not steps:
+    if not (steps := Checkpoints(model_dir).steps()):
         return 0
     return sum(size for _, size in sizes_below(model_dir / "checkpoints" / str(max(steps))))

@@ -16,8 +16,7 @@ def checkpoint(flags: InspectCheckpointFlags) -> None:
     """Prints every array of a checkpoint, and what changed in the run until then."""
     start_devices()
     with Checkpoints(flags.model_dir) as checkpoints:
-        steps = checkpoints.steps()
-        if not steps:
+        if not (steps := checkpoints.steps()):
             raise UserError(f"{flags.model_dir}: no checkpoint there.")
         step = single_checkpoint(checkpoints, flags.checkpoint)
         step = steps[-1] if step is None else step

@@ -22,14 +22,8 @@ from layouts.layout import Layout
 from layouts.mesh import mesh_sizes
 from scripts.commands.common import open_output, settings_of, write_json
 from scripts.commands.doctor.machine import installed
-from scripts.commands.planning import page
+from scripts.commands.planning import inputs, page
 from scripts.commands.planning.flags import TuneFlags
-from scripts.commands.planning.inputs import (
-    no_compiler,
-    parse_topology,
-    sizes_on,
-    with_largest_batch,
-)
 from scripts.flag import given_flags
 from scripts.terminal import print_note, print_table
 from trainer.checks import check_layout, check_run
@@ -58,7 +52,7 @@ SECONDS = {"s": 1, "m": 60, "h": 3600}
 def tune(flags: TuneFlags) -> None:
     """Searches layout, microbatches, recomputation and compiler options of a run."""
     config, budget_s = settings_of(flags.settings), parse_duration(flags.budget)
-    run, topology = with_largest_batch(config.make(Run)), parse_topology(flags)
+    run, topology = inputs.with_largest_batch(config.make(Run)), inputs.parse_topology(flags)
     check_flags(flags, topology, compiles=budget_s > 0)
     check_run(run)
     configured = configured_layouts(config, run, topology)
@@ -74,9 +68,8 @@ def check_flags(flags: TuneFlags, topology: Topology | None, *, compiles: bool) 
             "several by `meshloom plan --analytic` with Layout.slices."
         )
     if topology is not None and compiles and not has_compiler(topology.chip.platform):
-        raise UserError(
-            f"`meshloom tune` compiles, unless --budget=0.  {no_compiler(topology.chip.platform)}"
-        )
+        missing = inputs.no_compiler(topology.chip.platform)
+        raise UserError(f"`meshloom tune` compiles, unless --budget=0.  {missing}")
     if not compiles and "--best" in given_flags(flags):
         raise UserError("--best chooses layouts to compile.  Remove it, or --budget=0.")
     if compiles and flags.json_file is not None:
@@ -149,7 +142,7 @@ def configured_layouts(config: Config, run: Run, topology: Topology | None) -> l
     layout = config.make(Layout)
     torus = None if topology is None else topology.torus
     try:
-        sizes = sizes_on(layout, topology)
+        sizes = inputs.sizes_on(layout, topology)
         check_layout(run, layout, sizes, config.origins, torus)
     except UserError as error:
         print_note(f"The layout of the gin files is left out: {error}")

@@ -107,8 +107,7 @@ def jobs_of(body: TranslationBody, served: ServedModel) -> list[Job]:
 async def chat(request: Request) -> Response:
     """Answers `POST /v1/chat/completions`: writes the next message of a chat."""
     served = completions.served_decoder(request)
-    template = served.chat
-    if template is None:
+    if (template := served.chat) is None:
         raise ApiError(404, f"{served.name} has no chat template.  Legal: POST /v1/completions.")
     body = await read_body(request, ChatBody, served)
     completions.check_count(1, "messages", body.messages, body, served)

@@ -130,11 +130,8 @@ class PendingAnswer:
             self.service.submit(self.jobs)
         except QueueFull:
             waiting, limit = self.service.waiting, self.service.queue_limit
-            raise ApiError(
-                429,
-                f"{waiting:,} texts wait; {len(self.jobs):,} more exceed --queue={limit}.  Try "
-                "again later.",
-            ) from None
+            problem = f"{waiting:,} texts wait; {len(self.jobs):,} more exceed --queue={limit}."
+            raise ApiError(429, f"{problem}  Try again later.") from None
         except Stopped:
             reason = "is stopping." if self.service.failure is None else "failed; its log says why."
             raise ApiError(503, f"The server {reason}") from None

@@ -106,14 +106,8 @@ def check_settings(settings: families.Settings, source: object) -> None:
         wrong = [*rope.problems(full)]
     names = {first: name for name, first in family.names.items()}
     wrong = [re.sub(r"^\w+", lambda first: names.get(first[0], first[0]), row) for row in wrong]
-    known = {
-        *family.common,
-        *family.sizes.values(),
-        *family.defaults,
-        *legal_values(family),
-        *family.equal,
-        *families.IGNORED,
-    }
+    known = {*family.common, *family.defaults, *legal_values(family), *families.IGNORED}
+    known |= {*family.sizes.values(), *family.equal}
     unknown = [
         f"{name} = {full[name]!r}: Meshloom does not know whether it changes the model."
         f"{did_you_mean(name, known)}  Remove it if it does not."
@@ -626,14 +620,10 @@ def inexpressible(model: Transformer, kind: str) -> list[str]:
         same = with_tensors(same, kind, tied=model.tied, logit_bias=model.logit_bias)
     except UserError as error:
         return [str(error)]
-    rows = changes(spelled_out(model), spelled_out(same))
     is_scaled = families.FAMILIES[kind].tensors.final_norm
     free = SCALES if is_scaled and not of_kind(model.norm, RmsNorm).offset else ()
-    return [
-        f"{name} = {shown(value)}, legal: {shown(legal)}."
-        for name, value, legal in rows
-        if name not in free
-    ]
+    rows = [row for row in changes(spelled_out(model), spelled_out(same)) if row[0] not in free]
+    return [f"{name} = {shown(value)}, legal: {shown(legal)}." for name, value, legal in rows]
 
 
 def spelled_out(spec: Transformer) -> Transformer:
