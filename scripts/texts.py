@@ -24,7 +24,7 @@ def cell(value: object) -> str:
     if value is None:
         return ""
     if isinstance(value, float) and not value.is_integer():
-        return f"{value:,.4g}" if abs(value) < 1e4 else f"{value:,.0f}"
+        return f"{value:,.4g}" if abs(value) < 9999.5 else f"{value:,.0f}"
     return f"{value:,.0f}" if isinstance(value, int | float) else str(value)
 
 
@@ -62,9 +62,9 @@ def with_unit(value: Any, unit: str) -> str:
 
 def seconds_text(seconds: float) -> str:
     """Formats a time, a short one in smaller units."""
-    if seconds >= 1:
+    if seconds >= 0.9995:  # less has three digits in the smaller unit
         return f"{seconds:.4g} s"
     for unit, size in (("ms", 1e-3), ("µs", 1e-6)):
-        if seconds >= size:
+        if seconds >= 0.9995 * size:
             return f"{seconds / size:.3g} {unit}"
     return f"{seconds / 1e-9:.3g} ns"
