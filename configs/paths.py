@@ -47,6 +47,10 @@ def path_of(name: str | os.PathLike[str]) -> Path:
     text = os.fspath(name)
     match = _SCHEME.match(text)
     if match is None:
+        if text.startswith("~") and os.path.expanduser(text) == text:
+            raise UserError(
+                f"{brief(text)}: no user has this name.  Legal: ~/name, or a path from /."
+            )
         return Path(name)
     if not is_remote(text):
         raise UserError(

@@ -6,7 +6,6 @@ import json
 import os
 import random
 from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +16,7 @@ from lm_eval.tasks import TaskManager
 from lm_eval.utils import handle_non_serializable
 
 from configs.errors import UserError, brief, did_you_mean
+from configs.paths import path_of
 from scripts.commands.common import write_json
 from scripts.commands.decoding.decode import decoder_of, trace_fns_of
 from scripts.commands.evaluation.flags import EvaluateFlags
@@ -78,13 +78,13 @@ def load_tasks(names: str) -> dict[str, dict[str, Any]]:
     """Loads tasks, and groups of them: of names, YAML files and folders that commas separate."""
     chosen = list[str]()
     for name in filter(None, names.split(",")):
-        chosen += sorted(map(str, Path(name).expanduser().glob("[!_]*.yaml"))) or [name]
+        chosen += sorted(map(str, path_of(name).expanduser().glob("[!_]*.yaml"))) or [name]
     if not chosen:
         raise UserError(f"--harness={names}: no task.  Give names that `lm-eval ls tasks` lists.")
     manager = TaskManager(include_defaults=not all(name.endswith(".yaml") for name in chosen))
     tasks: dict[str, dict[str, Any]] = {"tasks": {}, "groups": {}}
     for name in chosen:
-        is_file = Path(name).expanduser().is_file()
+        is_file = path_of(name).expanduser().is_file()
         if not is_file and name not in manager.all_tasks:
             raise UserError(
                 f"--harness={name}: no such task.{did_you_mean(name, manager.all_tasks)}  Legal: "
