@@ -91,7 +91,7 @@ class Hub:
                 raise EOFError
             if any(greeting != GREETING for greeting, _, _, _ in messages):
                 raise ValueError
-        except (ValueError, TypeError, EOFError):  # it left, or is not a process of a run
+        except (ValueError, TypeError, EOFError, RecursionError):  # it left, or is none of a run
             for index in [index for index, other in self._links.items() if other is link]:
                 del self._links[index]
                 logger.info("Process %d left before the run started.", index)
@@ -137,7 +137,7 @@ def reach_hub(address: str, count: int, index: int, timeout_s: float) -> Link:
             reason = error.strerror or str(error)
         except UserError:  # what process 0 refuses; it is a ValueError too
             raise
-        except (ValueError, TypeError, LookupError):
+        except (ValueError, TypeError, LookupError, RecursionError):
             reason = "another program answers there"
         if time.monotonic() - logged > LOG_EVERY_S:
             logger.info("Waiting for process 0 at %s (%s).", address, reason)

@@ -13,6 +13,8 @@ from tests.trainer.processes.test_peers import SLEEP, WAIT_S, Group, start
 from trainer.processes.join import reach_hub
 from trainer.processes.peers import Peers
 
+NESTED = b"[" * 10_000 + b"\n"  # deeper than JSON is read
+
 
 def test_who_does_not_come_is_named() -> None:
     group = Group.start(dict.fromkeys((0, 2), SLEEP), count=4, timeout_s=2)
@@ -48,7 +50,7 @@ def test_processes_that_contradict_each_other_are_refused(
 def test_what_is_no_process_of_the_run_is_let_go() -> None:
     group = Group.start({0: "others.leave()"}, count=2)
     host, port = group.address.split(":")
-    for text in (b"GET / HTTP/1.1\r\n\r\n", b"[1, 2]\n", b'"joined"\n', b""):
+    for text in (b"GET / HTTP/1.1\r\n\r\n", b"[1, 2]\n", b'"joined"\n', b"", NESTED):
         until = time.monotonic() + WAIT_S
         while time.monotonic() < until:
             try:
@@ -61,7 +63,9 @@ def test_what_is_no_process_of_the_run_is_let_go() -> None:
     assert [code for code, _, _ in group.ends().values()] == [0, 0]
 
 
-@pytest.mark.parametrize("answer", [b"HTTP/1.0 400 Bad request\r\n\r\n", b"7\n", b'["ready"]\n'])
+@pytest.mark.parametrize(
+    "answer", [b"HTTP/1.0 400 Bad request\r\n\r\n", b"7\n", b'["ready"]\n', NESTED]
+)
 def test_another_program_at_the_address_is_reported(answer: bytes) -> None:
     def serve() -> None:
         with contextlib.suppress(OSError):  # the test ends
