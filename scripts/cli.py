@@ -65,10 +65,6 @@ for name, commands, text in (
     ("inspect", INSPECT_WORK, "Shows settings, data, parameters, a checkpoint or a layout."),
     ("import", IMPORT_WORK, "Imports a model that another library trained."),
     ("export", EXPORT_WORK, "Exports a model for another library."),
-    (
-        "bench",
-        BENCHMARKS,
-        "Measures speed, and compares it with other libraries if they are installed.",
-    ),
-):  # fmt: skip
+    ("bench", BENCHMARKS, "Measures speed, and compares it with other libraries if installed."),
+):
     cli.add_command(LazyGroup(name, work=commands, help=text, short_help=text))

@@ -257,10 +257,8 @@ def check_preferences(run: Run) -> None:
             "Set Run.task = @PreferenceTask()."
         )
     for name in ("label_smoothing", "z_loss", "r_drop"):
-        if getattr(run, name):
-            raise UserError(
-                f"Run.{name} = {getattr(run, name)}: @Dpo() has no such term.  Unset it."
-            )
+        if value := getattr(run, name):
+            raise UserError(f"Run.{name} = {value}: @Dpo() has no such term.  Unset it.")
     if isinstance(run.model, TransformerSpec) and run.model.router is not None:
         raise UserError("Run.teacher = @Dpo(): a model with experts cannot learn preferences yet.")
     if run.model.has_dropout:

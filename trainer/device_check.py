@@ -141,17 +141,15 @@ def gradients(
     sharding = BatchSharding(layout, mesh, len(batch["targets_BL"]), microbatches)
     host_rows = slice(*sharding.host_rows())
     shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract_params(model, mesh))
-    arguments = (
-        jax.device_put(params, shardings),
-        sharding.to_global_arrays({name: rows[host_rows] for name, rows in batch.items()}),
-    )
+    params = jax.device_put(params, shardings)
+    arrays = sharding.to_global_arrays({name: rows[host_rows] for name, rows in batch.items()})
 
     def summed(params: Any, batch: dict[str, jax.Array]) -> Any:
         sums, _ = add_microbatches(step_spec, params, batch, jax.random.key(0))
         return jax.tree.map(lambda x: jax.sharding.reshard(x, jax.P()), sums)
 
     with jax.set_mesh(mesh), jax.default_matmul_precision("highest"):
-        sums = jax.jit(summed)(*arguments)
+        sums = jax.jit(summed)(params, arrays)
     return jax.tree.map(lambda x: np.asarray(x.addressable_data(0)), sums)
 
 

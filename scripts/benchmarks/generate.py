@@ -70,10 +70,9 @@ def measure(flags: Flags) -> dict[str, Any]:
 
         def times(rows: int) -> dict[str, float]:
             warm_s = seconds(lambda: run(rows, new_tokens))
-            # What the prompt takes is in both.
-            token_s = (
-                best_seconds(lambda: run(rows, new_tokens)) - best_seconds(lambda: run(rows, 1))
-            ) / (new_tokens - 1)
+            whole_s = best_seconds(lambda: run(rows, new_tokens))
+            prompt_s = best_seconds(lambda: run(rows, 1))  # what the prompt takes is in both
+            token_s = (whole_s - prompt_s) / (new_tokens - 1)
             inputs = inputs_of(rows, new_tokens)
             cache = jax.eval_shape(lambda: initial_cache(model, greedy, new_tokens, params, inputs))
             read_bytes = shard_bytes(params) + shard_bytes(cache)

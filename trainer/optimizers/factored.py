@@ -95,10 +95,9 @@ class FactoredScaling:
 
 def factored_state(count: Array, moments: dict[str, Moments]) -> optax.FactoredState:
     """Returns optax's state: one tree of weights for each part of the moments."""
-    row, column, full = (
-        {path: parts[i] for path, parts in moments.items()} for i in range(len(Moments._fields))
-    )
-    return optax.FactoredState(count, row, column, full)
+    places = range(len(Moments._fields))
+    trees = ({path: parts[i] for path, parts in moments.items()} for i in places)
+    return optax.FactoredState(count, *trees)
 
 
 def clip_by_rms(max_rms: float, infos: Infos) -> optax.GradientTransformation:

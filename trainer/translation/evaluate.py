@@ -127,13 +127,10 @@ def translate(
 
 def joined(parts: Sequence[EvaluationSet]) -> EvaluationSet:
     """Joins parts to one with the first reference of each."""
-    return EvaluationSet(
-        "all",
-        None,
-        [source for part in parts for source in part.sources],
-        [[text for part in parts for text in part.references[0]]],
-        [line for part in parts for line in part.lines],
-    )
+    sources = [source for part in parts for source in part.sources]
+    references = [[text for part in parts for text in part.references[0]]]
+    lines = [line for part in parts for line in part.lines]
+    return EvaluationSet("all", None, sources, references, lines)
 
 
 SENTENCES_AT_ONCE = 64

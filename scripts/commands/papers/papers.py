@@ -7,18 +7,9 @@ from collections.abc import Iterator
 from configs.errors import UserError, did_you_mean
 from layouts.cost.collectives import CHECKOUT
 from scripts.commands.common import write_json
+from scripts.commands.papers import items
 from scripts.commands.papers.figures import SOURCES
 from scripts.commands.papers.flags import PapersFlags
-from scripts.commands.papers.items import (
-    COLUMNS,
-    ITEMS_BY_KEY,
-    PAPERS,
-    RUNS,
-    Column,
-    Item,
-    Row,
-    key_of,
-)
 from scripts.devices import start_devices
 from scripts.terminal import print_note, print_table
 
@@ -32,8 +23,8 @@ def show_papers(flags: PapersFlags) -> None:
     if flags.table is not None:
         return show_item(flags, flags.table)
     rows = [
-        {"name": key_of(name, item)} | row
-        for name, paper in PAPERS.items()
+        {"name": items.key_of(name, item)} | row
+        for name, paper in items.PAPERS.items()
         for item, row in zip(paper.items, rows_under(PAGE.read_text(), paper.title), strict=True)
     ]
     head = ["name", *LIST_HEAD[1:5]]
@@ -44,12 +35,12 @@ def show_papers(flags: PapersFlags) -> None:
 
 def show_item(flags: PapersFlags, name: str) -> None:
     """Computes an item and prints its rows, what implements it, and its commands."""
-    if name not in ITEMS_BY_KEY:
+    if name not in items.ITEMS_BY_KEY:
         raise UserError(
-            f"--table={name}: no such item.{did_you_mean(name, ITEMS_BY_KEY)}  "
+            f"--table={name}: no such item.{did_you_mean(name, items.ITEMS_BY_KEY)}  "
             "Legal: the names that `meshloom papers` lists, such as gshard_table_3."
         )
-    item = ITEMS_BY_KEY[name]
+    item = items.ITEMS_BY_KEY[name]
     head, rows = table_of(item)
     print(f"{item.shows}.  {item.note}".strip())
     if rows:
@@ -60,15 +51,15 @@ def show_item(flags: PapersFlags, name: str) -> None:
     write_json(flags.json_file, {"head": head, "rows": rows, "commands": commands_of(item)})
 
 
-def published(row: Row, name: str) -> str:
+def published(row: items.Row, name: str) -> str:
     """Writes what a paper publishes for a column of a row."""
     value = row.published.get(name, "")
-    return value if isinstance(value, str) else COLUMNS[name].format.format(value)
+    return value if isinstance(value, str) else items.COLUMNS[name].format.format(value)
 
 
-def ours(row: Row, name: str) -> str:
+def ours(row: items.Row, name: str) -> str:
     """Writes what we have for a column of a row; empty if nothing."""
-    column = COLUMNS[name]
+    column = items.COLUMNS[name]
     if name in row.records:
         return read_record(row.records[name])
     if column.by == "record" and row.of:
@@ -78,7 +69,7 @@ def ours(row: Row, name: str) -> str:
     return ""
 
 
-def value_of(column: Column, row: Row) -> float | str:
+def value_of(column: items.Column, row: items.Row) -> float | str:
     """Returns the figure of a row in the unit of its column, or how many times that of `over`."""
     values = [SOURCES[column.by](*words)[column.figure] for words in (row.of, row.over) if words]
     if isinstance(values[0], str):
@@ -87,7 +78,7 @@ def value_of(column: Column, row: Row) -> float | str:
     return value / over[0] if over and over[0] else value
 
 
-def compared(column: Column, value: float | str, published: float | str | None) -> str:
+def compared(column: items.Column, value: float | str, published: float | str | None) -> str:
     """Writes a value, and its difference from a published number."""
     if isinstance(value, str) or value == 0:
         return str(value or "0")
@@ -120,28 +111,28 @@ def read_record(words: tuple[str, ...]) -> str:
     )
 
 
-def table_of(item: Item) -> tuple[list[str], list[list[str]]]:
+def table_of(item: items.Item) -> tuple[list[str], list[list[str]]]:
     """Returns the head and the rows of an item: each column as published, and ours beside it."""
     head, rows = [item.row], [[row.name] for row in item.rows]
     for name in item.columns:
-        for how, write in (("published", published), (COLUMNS[name].how, ours)):
+        for how, write in (("published", published), (items.COLUMNS[name].how, ours)):
             texts = [write(row, name) for row in item.rows]
             if any(texts):
-                head.append(f"{COLUMNS[name].head}: {how}")
+                head.append(f"{items.COLUMNS[name].head}: {how}")
                 rows = [[*row, text] for row, text in zip(rows, texts, strict=True)]
     return head, rows
 
 
-def commands_of(item: Item) -> list[str]:
+def commands_of(item: items.Item) -> list[str]:
     """Returns the commands behind an item: that of its records, and those of its runs."""
-    names = dict.fromkeys(row.of[0] for row in item.rows if row.of and row.of[0] in RUNS)
-    plans = any(COLUMNS[name].by == "plan" for name in item.columns)
+    names = dict.fromkeys(row.of[0] for row in item.rows if row.of and row.of[0] in items.RUNS)
+    plans = any(items.COLUMNS[name].by == "plan" for name in item.columns)
     return [*filter(None, [item.command]), *(command_of(name, plans) for name in names)]
 
 
 def command_of(name: str, plans: bool) -> str:
     """Returns the command that plans a run, or that counts its weights."""
-    run = RUNS[name]
+    run = items.RUNS[name]
     files = [f"--gin_file={file}" for file in run.files]
     settings = [f'--gin_param="{setting}"' for setting in run.settings]
     flags = [f"--{flag}={number}" for flag, number in run.decoding.items()]

@@ -93,10 +93,8 @@ def jobs_of(body: TranslationBody, served: ServedModel) -> list[Job]:
         if len(ids) + 1 > served.max_length:
             legal = f"a text of at most {served.max_length - 1} tokens, not {len(ids)}"
             raise bad_field("text", text, legal)
-    if body.max_tokens is not None and body.max_tokens > served.max_new_tokens:
-        raise bad_field(
-            "max_tokens", body.max_tokens, f"an integer from 1 to {served.max_new_tokens}"
-        )
+    if body.max_tokens is not None and body.max_tokens > (most := served.max_new_tokens):
+        raise bad_field("max_tokens", body.max_tokens, f"an integer from 1 to {most}")
     options = dataclasses.replace(
         served.options, tag=body.tag, max_tokens=body.max_tokens or served.options.max_tokens
     )

@@ -94,13 +94,11 @@ class CompletionForm:
 
     def delta(self, choice: AnswerChoice, text: str, *, first: bool) -> dict[str, Any]:
         """Returns what a text adds to a choice of a stream."""
-        logprobs = None
-        if self.body.logprobs is not None and choice.is_done:
-            logprobs = self.logprobs(choice)
+        is_scored = self.body.logprobs is not None and choice.is_done
         return {
             "index": choice.index,
             "text": choice.text.prompt_text + text if self.body.echo and first else text,
-            "logprobs": logprobs,
+            "logprobs": self.logprobs(choice) if is_scored else None,
             "finish_reason": choice.finish,
         }
 

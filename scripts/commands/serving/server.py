@@ -39,11 +39,8 @@ class Protocol(H11Protocol):
         error = ApiError(400, "This is not valid HTTP/1.1.").response()
         headers = [*error.raw_headers, (b"connection", b"close")]
         with contextlib.suppress(h11.LocalProtocolError):  # the request is answered already
-            for event in (
-                h11.Response(status_code=400, headers=headers, reason=b"Bad Request"),
-                h11.Data(data=bytes(error.body)),
-                h11.EndOfMessage(),
-            ):
+            head = h11.Response(status_code=400, headers=headers, reason=b"Bad Request")
+            for event in (head, h11.Data(data=bytes(error.body)), h11.EndOfMessage()):
                 self.transport.write(self.conn.send(event) or b"")
         self.transport.close()
 

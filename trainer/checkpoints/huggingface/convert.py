@@ -25,7 +25,7 @@ from models.positions.rotary import Rotary
 from models.precision import FloatType, Precision
 from models.transformer import Transformer
 from trainer.checkpoints.huggingface import families, rope
-from trainer.checkpoints.huggingface.families import CHECKS
+from trainer.checkpoints.huggingface.families import CHECKS, Family, Names, Settings, Tensors
 from trainer.checkpoints.huggingface.parts import of_kind, with_shortest_pattern
 from trainer.checkpoints.huggingface.weights import ConvertedWeight
 
@@ -44,7 +44,7 @@ IDS = ("decoder_start_token_id", "eos_token_id")
 # From Hugging Face
 
 
-def text_part(settings: families.Settings) -> families.Settings:
+def text_part(settings: Settings) -> Settings:
     """Returns the settings of a decoder, or those of the decoder in a model of texts and images."""
     kind = families.WRAPPERS.get(str(settings.get("model_type")))
     if kind is None or not isinstance(settings.get("text_config"), dict):
@@ -64,7 +64,7 @@ def text_name(name: str) -> str | None:
     return match and (match["head"] or f"model.{match['rest']}")
 
 
-def family_of(settings: families.Settings, source: object) -> families.Family:
+def family_of(settings: Settings, source: object) -> Family:
     """Returns the family that the settings name."""
     kind = settings.get("model_type")
     if not isinstance(kind, str) or kind not in families.FAMILIES:
@@ -76,7 +76,7 @@ def family_of(settings: families.Settings, source: object) -> families.Family:
     return families.FAMILIES[kind]
 
 
-def completed(settings: families.Settings, family: families.Family) -> families.Settings:
+def completed(settings: Settings, family: Family) -> Settings:
     """Returns the settings with the defaults of the family, under their first names."""
     full = {**family.common, **family.defaults, **settings}
     names = {**family.aliases, **family.names}
@@ -91,13 +91,13 @@ def completed(settings: families.Settings, family: families.Family) -> families.
     return full
 
 
-def legal_values(family: families.Family) -> Mapping[str, tuple[Any, ...]]:
+def legal_values(family: Family) -> Mapping[str, tuple[Any, ...]]:
     """Returns the settings that have few legal values in a family."""
     open_names = family.defaults.keys() - family.legal.keys()
     return {n: v for n, v in {**families.LEGAL, **family.legal}.items() if n not in open_names}
 
 
-def check_settings(settings: families.Settings, source: object) -> None:
+def check_settings(settings: Settings, source: object) -> None:
     """Refuses settings that the Transformer here lacks, and unknown settings."""
     family = family_of(settings, source)
     full = completed(settings, family)
@@ -117,7 +117,7 @@ def check_settings(settings: families.Settings, source: object) -> None:
         raise UserError(listed(str(source), [f"{source}: {problem}" for problem in problems]))
 
 
-def _wrong_settings(full: families.Settings, family: families.Family) -> Iterator[str]:
+def _wrong_settings(full: Settings, family: Family) -> Iterator[str]:
     few, nullable = legal_values(family), CHECKS["nullable"]
     counts = [name for name in CHECKS["counts"] if name in full and name not in few]
     for name in dict.fromkeys((*family.sizes.values(), *counts)):
@@ -162,7 +162,7 @@ def _wrong_settings(full: families.Settings, family: families.Family) -> Iterato
         yield f"hidden_act = {full['hidden_act']!r}: legal: {legal}."
 
 
-def _wrong_windows(full: families.Settings) -> Iterator[str]:
+def _wrong_windows(full: Settings) -> Iterator[str]:
     for name, values in {"layer_types": rope.KINDS, "no_rope_layers": (0, 1)}.items():
         each = full.get(name)
         is_one_each = isinstance(each, list) and len(each) == full.get("num_hidden_layers")
@@ -174,7 +174,7 @@ def _wrong_windows(full: families.Settings) -> Iterator[str]:
         yield f"mlp_only_layers = {brief(repr(others))}: legal: a list of layers, or null."
 
 
-def kinds_of_layers(full: families.Settings) -> Sequence[str]:
+def kinds_of_layers(full: Settings) -> Sequence[str]:
     """Returns the kind of each layer."""
     if full.get("layer_types"):
         return full["layer_types"]
@@ -186,7 +186,7 @@ def kinds_of_layers(full: families.Settings) -> Sequence[str]:
     return [rope.KINDS[one] for one in slides]
 
 
-def layers_that_rotate(full: families.Settings) -> Sequence[bool]:
+def layers_that_rotate(full: Settings) -> Sequence[bool]:
     """Returns whether each layer has rotary positions."""
     if full.get("no_rope_layers") is not None:
         return [bool(one) for one in full["no_rope_layers"]]
@@ -194,7 +194,7 @@ def layers_that_rotate(full: families.Settings) -> Sequence[bool]:
     return [not interval or (i + 1) % interval != 0 for i in range(full["num_hidden_layers"])]
 
 
-def latent_of(full: families.Settings) -> Latent:
+def latent_of(full: Settings) -> Latent:
     """Makes latent attention, whose norms have an epsilon of their own."""
     fields, norm = {ours: full[there] for ours, there in families.LATENT.items()}, RmsNorm()
     scale = rope.query_scale(rope.parameters(full))
@@ -206,9 +206,7 @@ def latent_of(full: families.Settings) -> Latent:
     )
 
 
-def block_of(
-    full: families.Settings, family: families.Family, kind: str, *, rotates: bool
-) -> Block:
+def block_of(full: Settings, family: Family, kind: str, *, rotates: bool) -> Block:
     """Makes the block of a layer of this kind."""
     slides = kind == rope.SLIDING and full.get("use_sliding_window", True)
     query = full.get("query_pre_attn_scalar", width_of_heads(full)) ** -0.5
@@ -230,11 +228,11 @@ def block_of(
     return Block(attention=part, positions=positions, residual_scale=scale, **family.block)
 
 
-def width_of_heads(full: families.Settings) -> int:
+def width_of_heads(full: Settings) -> int:
     return full.get("head_dim") or full["hidden_size"] // full["num_attention_heads"]
 
 
-def spec_of(settings: families.Settings, store: FloatType, source: object) -> Transformer:
+def spec_of(settings: Settings, store: FloatType, source: object) -> Transformer:
     """Makes the spec of a model whose settings are checked."""
     family = family_of(settings, source)
     full = completed(settings, family)
@@ -293,14 +291,14 @@ def with_tensors(spec: Transformer, kind: str, *, tied: bool, logit_bias: bool) 
     return dataclasses.replace(spec, tied=tied, logit_bias=logit_bias)
 
 
-def dense_layers(full: families.Settings) -> set[int]:
+def dense_layers(full: Settings) -> set[int]:
     """Returns the layers that have no experts, of a model that has some."""
     first, step = full.get("first_k_dense_replace", 0), full.get("decoder_sparse_step", 1)
     others = {i for i in range(full["num_hidden_layers"]) if i < first or (i + 1) % step}
     return others | {*(full.get("mlp_only_layers") or ())}
 
 
-def experts_of(full: families.Settings, family: families.Family, expert: Mlp) -> Moe:
+def experts_of(full: Settings, family: Family, expert: Mlp) -> Moe:
     """Makes the settings of experts.  All tokens reach theirs."""
     router: dict[str, Any] = {
         "k": full["num_experts_per_tok"],
@@ -322,7 +320,7 @@ def experts_of(full: families.Settings, family: families.Family, expert: Mlp) ->
     )
 
 
-def weights_of(spec: Transformer, family: families.Family) -> Iterator[ConvertedWeight]:
+def weights_of(spec: Transformer, family: Family) -> Iterator[ConvertedWeight]:
     """Yields all weights of a model."""
     tensors, attention = family.tensors, spec.blocks[0].attention
     sizes = {**spec.sizes, "R": of_kind(spec.positions, Relative).buckets}
@@ -368,9 +366,7 @@ def weights_of(spec: Transformer, family: families.Family) -> Iterator[Converted
                 yield weight(f"{stack}/{block.path}/{path}", every, axes, sizes=sizes_here)
 
 
-def names_of_layers(
-    spec: Transformer, tensors: families.Tensors, stack: str, mlp: FeedForward
-) -> families.Names:
+def names_of_layers(spec: Transformer, tensors: Tensors, stack: str, mlp: FeedForward) -> Names:
     """Returns by path what the weights of a layer with this feed-forward part are called."""
     attention = spec.blocks[0].attention
     heads = of_kind(attention, MultiHead)
@@ -389,7 +385,7 @@ def names_of_layers(
     return {path: row for path, row in names.items() if is_there or not path.startswith("source")}
 
 
-def feed_forward_names(tensors: families.Tensors, mlp: FeedForward) -> families.Names:
+def feed_forward_names(tensors: Tensors, mlp: FeedForward) -> Names:
     """Returns by path what the weights of feed-forward layers, or of experts, are called."""
     if not isinstance(mlp, Moe):
         is_gated = isinstance(mlp, Mlp) and mlp.gated
@@ -399,7 +395,7 @@ def feed_forward_names(tensors: families.Tensors, mlp: FeedForward) -> families.
     return {p: row for p, row in tensors.experts.items() if not p.startswith(absent)}
 
 
-def biased(spec: Transformer, norms: families.Names) -> families.Names:
+def biased(spec: Transformer, norms: Names) -> Names:
     """Returns the names of norms, with those of their biases where they have any."""
     if not isinstance(spec.norm, LayerNorm):
         return norms
@@ -409,14 +405,14 @@ def biased(spec: Transformer, norms: families.Names) -> families.Names:
     }
 
 
-def is_unread(name: str, settings: families.Settings) -> bool:
+def is_unread(name: str, settings: Settings) -> bool:
     """Returns whether nothing reads a tensor, such as a constant."""
     pattern = families.FAMILIES[settings["model_type"]].tensors.unread
     layers = str(settings.get("num_hidden_layers"))
     return re.fullmatch(pattern.replace("{layers}", layers), name) is not None
 
 
-def is_copy(name: str, settings: families.Settings) -> bool:
+def is_copy(name: str, settings: Settings) -> bool:
     """Returns whether a tensor is to be the embedding: the softmax of a tied model, and others."""
     family = families.FAMILIES[settings["model_type"]]
     is_tied = completed(settings, family)["tie_word_embeddings"]
@@ -424,7 +420,7 @@ def is_copy(name: str, settings: families.Settings) -> bool:
     return (name == families.SOFTMAX and is_tied) or copies is not None
 
 
-def full_name(name: str, family: families.Family) -> str:
+def full_name(name: str, family: Family) -> str:
     """Returns the name of a tensor with the prefix that some files of a family leave out."""
     tensors = family.tensors
     has_all = name in (families.SOFTMAX, tensors.logit_bias) or name.startswith(tensors.prefix)
@@ -455,12 +451,12 @@ def changes(a: ModelSpec, b: ModelSpec) -> list[tuple[str, Any, Any]]:
 # To Hugging Face
 
 
-def to_names(part: object, names: Mapping[str, str]) -> families.Settings:
+def to_names(part: object, names: Mapping[str, str]) -> Settings:
     """Returns fields of a part by their names there."""
     return {there: getattr(part, ours) for ours, there in names.items()}
 
 
-def settings_of(spec: Transformer, kind: str) -> families.Settings:
+def settings_of(spec: Transformer, kind: str) -> Settings:
     """Makes config.json of a model as one of a family, equal or not."""
     family, spec = families.FAMILIES[kind], with_shortest_pattern(spec)
     latent = spec.attention if isinstance(spec.attention, Latent) else None
@@ -482,7 +478,7 @@ def settings_of(spec: Transformer, kind: str) -> families.Settings:
     activation = min(names, key=lambda name: name.startswith(GATED) != is_named)
     local, query = of_kind(rotary.get(rope.SLIDING), Rotary), attention.query_scale
     whole = rotary.get(rope.FULL) or local
-    every: families.Settings = {
+    every: Settings = {
         **to_names(spec, family.sizes),
         **to_names(of_kind(spec.positions, Relative), families.RELATIVE),
         **rope.settings_of(whole),
@@ -551,7 +547,7 @@ def settings_of(spec: Transformer, kind: str) -> families.Settings:
     }
 
 
-def factors(model: Transformer, settings: families.Settings) -> dict[str, float]:
+def factors(model: Transformer, settings: Settings) -> dict[str, float]:
     """Returns by its path what each weight is multiplied by, so that the exported model, which
     scales embeddings, queries and hidden states otherwise, predicts the same."""
     exported = spec_of(settings, model.precision.store, "config.json")
@@ -580,7 +576,7 @@ def scales(spec: Transformer) -> tuple[float, float, float]:
     return embed, query, spec.logit_scale
 
 
-def exported_settings(model: ModelSpec, original: families.Settings | None) -> families.Settings:
+def exported_settings(model: ModelSpec, original: Settings | None) -> Settings:
     """Makes config.json of a model: the imported one, if any, with what has changed."""
     if not isinstance(model, Transformer):
         raise UserError(f"Run.model = @{type(model).__name__}(): only a Transformer is exported.")
