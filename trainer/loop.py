@@ -18,6 +18,7 @@ from layouts.layout import Layout
 from models.api import Batch
 from models.distillation import without_teacher
 from trainer.checkpoints.interval import SaveInterval
+from trainer.checkpoints.local import LocalCheckpoints
 from trainer.checkpoints.manager import Checkpoints
 from trainer.checkpoints.restore import StatePadding
 from trainer.checkpoints.warm_start import warm_started
@@ -45,6 +46,8 @@ class TrainJob:
     mesh: Mesh
     splits: Mapping[str, Rows]
     model_dir: Path
+    local_dir: Path | None = None
+    """Where each host keeps the newest state."""
 
 
 def train(job: TrainJob, observers: Sequence[Observer] = ()) -> Outcome:
@@ -63,8 +66,13 @@ def train(job: TrainJob, observers: Sequence[Observer] = ()) -> Outcome:
         interrupts = stack.enter_context(Interrupts())
 
         padding = StatePadding(train_step_spec(run, job.layout), job.mesh)
+        local = None
+        if job.local_dir is not None:
+            saved = padding.step_spec.saved(padding.unpadded)
+            local = LocalCheckpoints(job.local_dir, job.model_dir, saved, job.mesh)
+            stack.enter_context(local)
         with timer.spending("restore"):
-            state, step = restore_or_init(padding, checkpoints, run)
+            state, step = restore_or_init(padding, checkpoints, run, local)
         watch.notify(Observer.on_start, run, step)
         stopped = False
         previous: Dispatched | None = None
@@ -76,7 +84,18 @@ def train(job: TrainJob, observers: Sequence[Observer] = ()) -> Outcome:
             with timer.spending("evaluation"):
                 _, stopped = validate(job, step, state, watch, interrupts)
         saves = SaveInterval(run.checkpoint_every, step, job.mesh.size)
+        local_saves = SaveInterval(run.local_checkpoint_every, step, job.mesh.size)
         timer.restart()
+
+        def save(
+            target: Checkpoints | LocalCheckpoints, interval: SaveInterval, *metric: float | None
+        ) -> None:
+            before_s = timer.spent_s["checkpoints"]
+            with timer.spending("checkpoints"):
+                watch.notify(Observer.before_save, step)
+                target.save(step, padding.unpad(padding.step_spec.saved(state)), *metric)
+            interval.saved(step, timer.spent_s["checkpoints"] - before_s, timer.step_s)
+            timer.restart()
 
         def report() -> None:
             """Waits for the last step that was dispatched, and reports it once."""
@@ -119,33 +138,38 @@ def train(job: TrainJob, observers: Sequence[Observer] = ()) -> Outcome:
                 if evaluates and not stopped:  # else the run that continues this one evaluates
                     with timer.spending("evaluation"):
                         metric, stopped = validate(job, step, state, watch, interrupts)
-                before_s = timer.spent_s["checkpoints"]
-                with timer.spending("checkpoints"):
-                    watch.notify(Observer.before_save, step)
-                    checkpoints.save(step, padding.unpad(padding.step_spec.saved(state)), metric)
-                saves.saved(step, timer.spent_s["checkpoints"] - before_s, timer.step_s)
-                timer.restart()
+                save(checkpoints, saves, metric)
+            elif local is not None and local_saves.is_due(step):
+                report()
+                save(local, local_saves)
 
         interrupts.last_save()
         checkpoints.wait()
+        if local is not None:
+            local.clear()
         outcome = Outcome(step, interrupts.stops_run, timer.step_s, timer.data_stall_fraction)
         watch.notify(Observer.on_end, outcome)
     return outcome
 
 
-def restore_or_init(padding: StatePadding, checkpoints: Checkpoints, run: Run) -> tuple[State, int]:
+def restore_or_init(
+    padding: StatePadding, checkpoints: Checkpoints, run: Run, local: LocalCheckpoints | None
+) -> tuple[State, int]:
     """Returns the newest readable checkpoint, sharded over this mesh, or a new state."""
     step_spec, step = padding.step_spec, 0
-    if checkpoints.latest is None:
+    newest = checkpoints.latest
+    newer = local.restore(newest) if local is not None else None
+    if newest is None:
         state = step_spec.saved(padding.unpad(init_state(step_spec, padding.mesh)))
         if run.start_from is not None and run.model.adapter is None:
             model = step_spec.without_padding().model
             state["params"], _ = warm_started(state["params"], run.start_from, model, padding.mesh)
     else:
-        state, step = checkpoints.restore(step_spec.saved(padding.unpadded))
+        state, step = newer or checkpoints.restore(step_spec.saved(padding.unpadded))
         spikes = jax.device_get(step_spec.spike_state())
         state = jax.device_put(spikes, padding.padded["step"].sharding) | state
-        logger.info("Continuing from step %d.", step)
+        where = f", which the hosts have kept; the last checkpoint is {newest}" if newer else ""
+        logger.info("Continuing from step %d%s.", step, where)
     if "base" in state:
         padding.add_base(state, run)
     return padding.pad(state), step

@@ -49,7 +49,7 @@ from trainer.checkpoints.integrity import (
     wait_for_writes,
 )
 from trainer.multihost import gather
-from trainer.resume.history import CHECKPOINTS, ITEM, record_saved, starts
+from trainer.resume.history import CHECKPOINTS, ITEM, amend_record, starts
 
 Tree = Any
 Described = Mapping[str, jax.ShapeDtypeStruct]  # arrays of a checkpoint, by path
@@ -223,7 +223,7 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
         self._scores[step] = Score(metric, self.higher_is_better)
         try:
             self._manager = self._manager or self._open()
-            item = Save(_nested(state), metric=metric, higher_is_better=self.higher_is_better)
+            item = Save(nested(state), metric=metric, higher_is_better=self.higher_is_better)
             item.run = self._record
             args = ocp.args.Composite(**{ITEM: item})
             self._manager.save(step, args=args, force=True)
@@ -236,7 +236,7 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
             if self._manager is not None:
                 self._manager.wait_until_finished()
                 if self._current != self._noted and jax.process_index() == 0:
-                    record_saved(path_of(self.model_dir), self._current or 0)
+                    amend_record(path_of(self.model_dir), saved=self._current or 0)
                 self._noted = self._current
         except Exception as error:
             raise self._failed(error) from error
@@ -290,17 +290,13 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
     def _failed(self, error: Exception) -> RunError:
         """Clears away the save that failed, and says what happened."""
         step, self._current, self._manager = self._current, None, None
-        reason = one_line(error)
-        is_full = any(words in str(error) for words in ("No space left", "quota", "File too large"))
-        if is_full and not is_remote(self.folder):
-            reason = describe_full(self.folder.parent, error)
         if jax.process_index() == 0:
             for unfinished in self.folder.glob(f"{step}.orbax-checkpoint-tmp*"):
                 # Other writes may still be under way; then a later save removes what they leave.
                 with contextlib.suppress(OSError):
                     unfinished.rmtree()
         last = "none" if self.latest is None else f"step {self.latest}"
-        what = f"saving step {step} to {self.folder} failed: {reason}"
+        what = f"saving step {step} to {self.folder} failed: {failure(self.folder, error)}"
         return RunError(f"{what}; the last good checkpoint is {last}")
 
     def _set_aside(self, steps: Sequence[int]) -> None:
@@ -363,11 +359,11 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
         saved = on_all_processes(lambda: self._saved(step))
         if not any(path.startswith(f"{OPTIONAL}/") for path in saved):
             abstract = {name: part for name, part in abstract.items() if name != OPTIONAL}
-        by_path, nested = _by_path(abstract), _nested(abstract)
-        restore_args = ocp.checkpoint_utils.construct_restore_args(nested)
-        self._compare(step, saved, {path: tuple(a.shape) for path, a in by_path.items()})
-        arrays = on_all_processes(lambda: self._read(step, nested, restore_args))
-        return jax.tree.unflatten(jax.tree.structure(abstract), [arrays[path] for path in by_path])
+        leaves, item = by_path(abstract), nested(abstract)
+        restore_args = ocp.checkpoint_utils.construct_restore_args(item)
+        self._compare(step, saved, {path: tuple(a.shape) for path, a in leaves.items()})
+        arrays = on_all_processes(lambda: self._read(step, item, restore_args))
+        return jax.tree.unflatten(jax.tree.structure(abstract), [arrays[path] for path in leaves])
 
     def _saved(self, step: int) -> Described:
         """Returns shapes and types on disk, once every file is known to be there and whole."""
@@ -426,7 +422,15 @@ class _KeepBest(PreservationPolicy):
         return [step == best for step in steps]
 
 
-def _by_path(tree: Tree) -> dict[str, Any]:
+def failure(folder: epath.Path, error: Exception) -> str:
+    """Says in one line why a save into a folder failed."""
+    is_full = any(words in str(error) for words in ("No space left", "quota", "File too large"))
+    is_local = not is_remote(folder)
+    return describe_full(path_of(folder.parent), error) if is_full and is_local else one_line(error)
+
+
+def by_path(tree: Tree) -> dict[str, Any]:
+    """Returns the leaves of a tree by their paths."""
     return {leaf_path(path): leaf for path, leaf in jax.tree.leaves_with_path(tree)}
 
 
@@ -436,6 +440,6 @@ def _part(path: str) -> str:
     return f"{before}{average}" if average else path.split("/")[0]
 
 
-def _nested(tree: Tree) -> Tree:
+def nested(tree: Tree) -> Tree:
     """Returns dicts in place of tuples, and nothing where there is no array: what is on disk."""
-    return traverse_util.unflatten_dict(_by_path(tree), sep="/")
+    return traverse_util.unflatten_dict(by_path(tree), sep="/")

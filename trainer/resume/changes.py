@@ -23,8 +23,8 @@ from trainer.step import train_step_spec
 # Settings that may change at any time: how long, how often, how fast.  Models and their parts list
 # theirs in `free_on_resume`.
 FREE = ("Run.start_from", "Run.steps", "Run.epochs", "Run.checkpoint_every", "Run.log_every",
-        "Run.stall_minutes", "Run.compiler_options", "Run.microbatches",
-        "Run.trackers", "Run.replay_every")  # fmt: skip
+        "Run.local_checkpoint_every", "Run.stall_minutes", "Run.compiler_options",
+        "Run.microbatches", "Run.trackers", "Run.replay_every")  # fmt: skip
 FREE_PREFIXES = ("Run.keep_", "Run.evaluate_")
 # Settings that change how the weights develop, and neither what they are nor the order of the data.
 OVERRIDABLE = ("Run.batch_sequences", "Run.exclude", "Run.label_smoothing", "Run.z_loss",

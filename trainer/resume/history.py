@@ -116,10 +116,10 @@ def record_start(model_dir: Path, start: Start) -> None:
     _write(model_dir, [*starts(model_dir), start])
 
 
-def record_saved(model_dir: Path, step: int) -> None:
-    """Adds to the last record that the checkpoint of a step is whole."""
+def amend_record(model_dir: Path, **fields: Any) -> None:
+    """Changes fields of the last record: its step, or the step that has been saved."""
     if records := starts(model_dir):
-        _write(model_dir, [*records[:-1], dataclasses.replace(records[-1], saved=step)])
+        _write(model_dir, [*records[:-1], dataclasses.replace(records[-1], **fields)])
 
 
 def last_saved(model_dir: Path) -> int:

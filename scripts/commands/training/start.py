@@ -159,6 +159,8 @@ def continue_command(flags: TrainFlags, layout: Layout) -> str:
     given: list[tuple[str, object]] = [("--model_dir", flags.model_dir)]
     if directory.layout == layout:
         given.append(("--gin_file", directory.layout_file))
+    if flags.local_checkpoint_dir is not None:
+        given.append(("--local_checkpoint_dir", flags.local_checkpoint_dir))
     given += [("--gin_import_path", folder) for folder in flags.settings.gin_import_path]
     given += given_flags(flags.devices).items()
     return shlex.join(["meshloom", "train", *(f"{flag}={value}" for flag, value in given)])

@@ -91,7 +91,9 @@ def train_locked(flags: TrainFlags) -> None:
                 f"Warning: the run ends at step {run.steps}, below step {step} of the newest "
                 "checkpoint, so nothing is trained.  Raise Run.steps or Run.epochs to train on."
             )
-        job = TrainJob(run, layout, mesh, prepared.splits, flags.model_dir)
+        job = TrainJob(
+            run, layout, mesh, prepared.splits, flags.model_dir, flags.local_checkpoint_dir
+        )
         train_run(flags, job, prepared.vocabs, profile)
 
 

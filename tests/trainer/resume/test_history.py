@@ -8,9 +8,9 @@ import pytest
 from trainer.resume.history import (
     FILE,
     Start,
+    amend_record,
     last_saved,
     record_of,
-    record_saved,
     record_start,
     starts,
 )
@@ -92,11 +92,11 @@ def test_without_a_whole_record_the_metrics_say_how_far_a_run_came(
 
 
 def test_the_largest_step_that_was_saved_is_known(tmp_path: Path) -> None:
-    record_saved(tmp_path, 2)
+    amend_record(tmp_path, saved=2)
     assert last_saved(tmp_path) == 0 and not (tmp_path / FILE).exists()
     record_start(tmp_path, Start(0, "then", settings="x"))
     assert last_saved(tmp_path) == 0
-    record_saved(tmp_path, 2)
-    record_saved(tmp_path, 4)
+    amend_record(tmp_path, saved=2)
+    amend_record(tmp_path, saved=4)
     record_start(tmp_path, Start(0, "now"))
     assert last_saved(tmp_path) == 4 and [start.saved for start in starts(tmp_path)] == [4, None]

@@ -1,0 +1,253 @@
+"""Keeps the newest state of a run on its hosts: each process saves its shards, on a local disk.
+
+A restart reads them in place of the checkpoints in the model directory, which are older.  What a
+replaced host has lost comes from the replicas of other hosts.
+"""
+
+import contextlib
+import errno
+import itertools
+import logging
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+from etils import epath
+from flax import traverse_util
+from jax import lax
+from jax.sharding import Mesh
+
+from configs.errors import UserError
+from configs.paths import absolute, is_remote
+from layouts.reduction import free_axes
+from trainer.checkpoints.integrity import (
+    DamagedCheckpoint,
+    ListingHandler,
+    Save,
+    checksum_chunks,
+    read,
+    read_manifest,
+    verify,
+    wait_for_writes,
+)
+from trainer.checkpoints.manager import by_path, failure, nested
+from trainer.multihost import from_first_process, gather, is_first_process
+from trainer.processes.peers import join_names
+from trainer.resume.history import ITEM, Start, amend_record, starts
+
+Tree = Any
+
+logger = logging.getLogger(__name__)
+
+
+class LocalCheckpoints(contextlib.AbstractContextManager["LocalCheckpoints"]):
+    """Saves and restores the newest state of a run, which `state` describes.
+
+    Each process has a folder of its own, as several may share a host.
+    """
+
+    def __init__(self, local_dir: Path, model_dir: Path, state: Tree, mesh: Mesh):
+        self._model_dir, self._state, self._mesh = model_dir, state, mesh
+        index = jax.process_index()
+        run = f"{model_dir.name}-{zlib.crc32(str(absolute(model_dir)).encode()):08x}"
+        self.folder = epath.Path(absolute(local_dir) / run / f"process_{index}")
+        try:
+            if is_remote(local_dir):
+                raise OSError(errno.EINVAL, "it is not on this host")
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(
+                f"--local_checkpoint_dir={local_dir}: {error.strerror}.  Give a folder on a disk "
+                "of this host, or /dev/shm, its memory."
+            ) from None
+        self._starts = from_first_process(lambda: unchanged_starts(starts(model_dir)))
+        self._placement = placement(state, mesh)
+        checksum_chunks()
+        wait_for_writes()
+        # No process waits for another one, and each saves all of its shards.
+        self._alone = ocp.options.MultiprocessingOptions(
+            primary_host=None, active_processes={index}, barrier_sync_key_prefix=f"local_{index}"
+        )
+        arrays = ocp.type_handlers.ArrayHandler(
+            primary_host=None,
+            replica_id=None,
+            use_replica_parallel=False,
+            enable_write_sharding_file=False,
+        )
+        registry = ocp.type_handlers.create_type_handler_registry((jax.Array, arrays))
+        self._handler = ListingHandler(
+            use_zarr3=True, type_handler_registry=registry, multiprocessing_options=self._alone
+        )
+        self._manager: ocp.CheckpointManager | None = None
+
+    def __exit__(self, *error: object) -> None:
+        self._wait()
+        if self._manager is not None:
+            self._manager.close()
+
+    def save(self, step: int, state: Tree) -> None:
+        """Starts to save.  The state may be donated at once.  A run goes on where that fails.
+
+        The state before is kept until all processes have saved this one.
+        """
+        self._wait()
+        gather(None)
+        self._keep(max(self._listed(), default=None))
+        item = Save(nested(state))
+        item.run = {"start": self._starts[0], "placement": self._placement}
+        try:
+            self._manager = self._manager or self._open()
+            self._manager.save(step, args=ocp.args.Composite(**{ITEM: item}), force=True)
+        except Exception as error:
+            self._failed(error)
+
+    def clear(self) -> None:
+        """Removes what is saved."""
+        self._wait()
+        self._keep(None)
+
+    def restore(self, newer_than: int | None) -> tuple[Tree, int] | None:
+        """Restores the newest state that the processes have together; None where they have none.
+
+        All processes call it.  It removes what is older, and what other runs or layouts saved.
+        The settings of a run without any checkpoint may change: then there is nothing to restore.
+        """
+        own = [] if newer_than is None else self._whole_steps(newer_than)
+        for step in sorted(set[int]().union(*gather(own)), reverse=True):
+            arrays = self._read(step) if step in own else None
+            saved_by = gather(arrays is not None)
+            abstract, structure = jax.tree.flatten(self._state)
+            is_saved = np.vectorize(lambda device, of=saved_by: of[device.process_index])
+            whole = completed(abstract, arrays, is_saved(self._mesh.devices), self._mesh)
+            if whole is not None:
+                self._keep(step)
+                if is_first_process():
+                    amend_record(self._model_dir, step=step)
+                return jax.tree.unflatten(structure, whole), step
+            lost = join_names(index for index, is_saved in enumerate(saved_by) if not is_saved)
+            logger.warning("Local checkpoint %d is not used: shards of %s are lost.", step, lost)
+        self._keep(None)
+        return None
+
+    def _whole_steps(self, newer_than: int) -> list[int]:
+        """Returns the steps that this process has saved, in this run and under this layout."""
+        steps = list[int]()
+        for step in self._listed():
+            with contextlib.suppress(DamagedCheckpoint):
+                verify(self._path(step))
+                run = read_manifest(self._path(step)).run or {}
+                is_of_run = run.get("start") in self._starts
+                if step > newer_than and is_of_run and run.get("placement") == self._placement:
+                    steps.append(step)
+        return steps
+
+    def _read(self, step: int) -> list[jax.Array] | None:
+        """Reads the shards of this process, if they are whole."""
+        item = nested(self._state)
+        args = ocp.args.PyTreeRestore(item, ocp.checkpoint_utils.construct_restore_args(item))
+        try:
+            tree = read(lambda: self._handler.restore(self._path(step), args=args))
+        except DamagedCheckpoint as reason:
+            logger.warning("local checkpoint %d is damaged: %s", step, reason)
+            return None
+        arrays = traverse_util.flatten_dict(tree, sep="/")
+        return [arrays[path] for path in by_path(self._state)]
+
+    def _path(self, step: int) -> epath.Path:
+        return self.folder / str(step) / ITEM
+
+    def _listed(self) -> list[int]:
+        return [int(path.name) for path in self.folder.iterdir() if path.name.isdecimal()]
+
+    def _keep(self, step: int | None) -> None:
+        for other in self._listed():
+            if other != step:
+                (self.folder / str(other)).rmtree(missing_ok=True)
+
+    def _open(self) -> ocp.CheckpointManager:
+        options = ocp.CheckpointManagerOptions(
+            create=False,
+            cleanup_tmp_directories=True,
+            save_root_metadata=False,
+            multiprocessing_options=self._alone,
+            enable_per_process_directory_creation=True,
+        )
+        handlers = {ITEM: self._handler}
+        return ocp.CheckpointManager(self.folder, options=options, item_handlers=handlers)
+
+    def _wait(self) -> None:
+        if self._manager is not None:
+            try:
+                self._manager.wait_until_finished()
+            except Exception as error:
+                self._failed(error)
+
+    def _failed(self, error: Exception) -> None:
+        self._manager = None  # it would raise the same error again
+        logger.warning(
+            "The local checkpoint in %s failed: %s.  The run continues.",
+            self.folder,
+            failure(self.folder, error),
+        )
+
+
+def unchanged_starts(history: Sequence[Start]) -> list[str]:
+    """Returns the times of the last starts, newest first, as far as each continued the one before.
+
+    One that changed a setting did not, nor one that went back to an older checkpoint.
+    """
+    newest_first = [*reversed(history)]
+    times = [start.time for start in newest_first[:1]]
+    for start, before in itertools.pairwise(newest_first):
+        if start.changes or start.step < (before.saved or 0):
+            break
+        times.append(before.time)
+    return times
+
+
+def placement(state: Tree, mesh: Mesh) -> str:
+    """Returns a checksum of the shapes and types of arrays, and of which devices have what."""
+    arrays = [(p, x.shape, str(x.dtype), str(x.sharding.spec)) for p, x in by_path(state).items()]
+    devices = [(device.id, device.process_index) for device in mesh.devices.flat]
+    return f"{zlib.crc32(repr((mesh.shape_tuple, devices, arrays)).encode()):08x}"
+
+
+def completed(
+    abstract: Sequence[jax.ShapeDtypeStruct],
+    arrays: Sequence[jax.Array] | None,
+    is_saved: np.ndarray,
+    mesh: Mesh,
+) -> list[jax.Array] | None:
+    """Returns arrays of which some devices of the mesh have shards; None where too few have.
+
+    The others take their shards from replicas.
+    """
+    names = mesh.axis_names
+    axes = tuple(tuple(sorted(free_axes(x.sharding.spec, names))) for x in abstract)
+    if not all(is_saved.any(tuple(map(names.index, free))).all() for free in set(axes)):
+        return None
+    if arrays is None:
+        arrays = [_zeros(x) for x in abstract]
+    if is_saved.all():
+        return [*arrays]
+    specs = [x.sharding.spec for x in abstract]
+    fill = jax.shard_map(
+        lambda shards: [_maximum(*pair) for pair in zip(shards, axes, strict=True)],
+        mesh=mesh, in_specs=(specs,), out_specs=specs, check_vma=False,
+    )  # fmt: skip
+    return jax.jit(fill, donate_argnums=0)([*arrays])
+
+
+def _zeros(x: jax.ShapeDtypeStruct) -> jax.Array:
+    shard = np.zeros(x.sharding.shard_shape(x.shape), x.dtype)
+    return jax.make_array_from_callback(x.shape, x.sharding, lambda _: shard)
+
+
+def _maximum(shard: jax.Array, axes: tuple[str, ...]) -> jax.Array:
+    """Returns the bits that one device at least has, where others may have zeros."""
+    bits = lax.bitcast_convert_type(shard, f"uint{8 * shard.dtype.itemsize}")
+    return lax.bitcast_convert_type(lax.pmax(bits, axes), shard.dtype) if axes else shard
