@@ -136,6 +136,12 @@ class SentencePieceVocab(Vocab):
         super().__init__(model, len(ids), begin_id=begin, end_id=end, pad_id=pad_id)
         self._processor = processor
 
+    @property
+    def control_ids(self) -> list[int]:
+        """Returns the ids that have no text."""
+        processor = self._processor
+        return [i for i in range(self.size) if processor.is_control(i) or processor.is_unknown(i)]
+
     def encode(self, lines: Sequence[str]) -> list[np.ndarray]:
         if len(lines) <= FEW_LINES:
             ids = [self._processor.encode(line) for line in lines]

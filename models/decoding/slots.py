@@ -46,6 +46,40 @@ class SlotSettings(NamedTuple):
     """0 means no limit."""
 
 
+class Penalties(NamedTuple):
+    """Holds what changes the logits of each text's next token."""
+
+    bias_BV: Array
+    repetition_B: Array
+    """Divides the positive logits of tokens of the text and its prompt, multiplies the others
+    (Keskar et al. 2019)."""
+    presence_B: Array
+    """Subtracted from the logits of the text's tokens, frequency_B for each time it has them."""
+    frequency_B: Array
+    is_in_prompt_BV: Array
+    counts_BV: Array
+    """How often each new text has a token."""
+
+    def apply(self, logits_BWV: Array) -> Array:
+        """Changes logits as vLLM does."""
+        repetition_B11, presence_B11, frequency_B11 = (
+            x[:, None, None] for x in (self.repetition_B, self.presence_B, self.frequency_B)
+        )
+        counts_BWV = self.counts_BV[:, None]
+        logits_BWV = logits_BWV + self.bias_BV[:, None]
+        repeated_BWV = jnp.where(
+            logits_BWV > 0, logits_BWV / repetition_B11, logits_BWV * repetition_B11
+        )
+        is_repeated_BWV = self.is_in_prompt_BV[:, None] | (counts_BWV > 0)
+        logits_BWV = jnp.where(is_repeated_BWV, repeated_BWV, logits_BWV)
+        return logits_BWV - jnp.where(counts_BWV > 0, presence_B11 + frequency_B11 * counts_BWV, 0)
+
+    def counted(self, layout: Layout, token_B: Array) -> "Penalties":
+        """Counts one more token of each text."""
+        is_new_BV = layout.iota("BV", self.counts_BV.shape, "V") == token_B[:, None]
+        return self._replace(counts_BV=self.counts_BV + is_new_BV)
+
+
 class Joining(NamedTuple):
     """Holds texts that join the batch."""
 
@@ -55,6 +89,7 @@ class Joining(NamedTuple):
     prompt_lengths_B: Array
     begins_B: Array
     settings: SlotSettings
+    penalties: Penalties | None
 
 
 class Slots(NamedTuple):
@@ -71,6 +106,8 @@ class Slots(NamedTuple):
     """New tokens of each text."""
     running_B: Array
     settings: SlotSettings
+    penalties: Penalties | None
+    """None as long as no text has any."""
 
 
 class Candidates(NamedTuple):
@@ -137,7 +174,17 @@ class SlotDecoder:
                 top_p_B=zeros(float),
                 min_p_B=zeros(float),
             ),
+            penalties=None,
         )
+
+    def with_penalties(self, prepared: Any, slots: Slots) -> Slots:
+        """Returns the slots where texts may have penalties; these have none."""
+        layout = step_layout(self.model.layout)
+        vocab = jax.eval_shape(self.logits, prepared, slots)[1].shape[-1]
+        bias_BV = layout.reshard(jnp.zeros((self.slots, vocab)), "BV")
+        zeros_B, ones_B = (jnp.full_like(slots.last_B, value, float) for value in (0, 1))
+        no_tokens_BV = jnp.zeros_like(bias_BV, bool), jnp.zeros_like(bias_BV, jnp.int32)
+        return slots._replace(penalties=Penalties(bias_BV, ones_B, zeros_B, zeros_B, *no_tokens_BV))
 
     def read(self, prepared: Any, joining: Joining) -> tuple[Cache, Array, PromptScores | None]:
         """Reads prompts: returns their cache, the last token of each, and any scores.
@@ -197,7 +244,10 @@ class SlotDecoder:
         index_BM = layout.iota("BM", (len(last_B), self.cache_length), "M")
         position_BM = (index_BM - slots.cache_index + lengths_B[:, None]) % self.cache_length
         zeros_B, ones_B = jnp.zeros_like(last_B), jnp.ones_like(last_B, bool)
-        new = Slots(cache, slots.cache_index, lengths_B, last_B, zeros_B, ones_B, joining.settings)
+        new = Slots(
+            cache, slots.cache_index, lengths_B, last_B, zeros_B, ones_B, joining.settings,
+            joining.penalties,
+        )  # fmt: skip
         return each_array(put_rows, (slots, new), (joining.slots_B, position_BM))
 
     def resize(self, slots: Slots, slots_B: Array) -> Slots:
@@ -209,13 +259,15 @@ class SlotDecoder:
         moved = each_array(move, (slots,), (slots_B, slots.cache_index))
         return moved._replace(cache_index=jnp.zeros_like(slots.cache_index))
 
-    def steps(self, prepared: Any, slots: Slots, count: Array) -> tuple[Slots, NewTokens]:
-        """Adds `count` tokens to each text that has not ended."""
+    def steps(
+        self, prepared: Any, slots: Slots, count: Array, allowed_BV: Array | None = None
+    ) -> tuple[Slots, NewTokens]:
+        """Adds `count` tokens to each text that has not ended, only those that are allowed."""
         layout = step_layout(self.model.layout)
         step_BT = layout.iota("BT", (self.slots, self.max_steps), "T")
 
         def add(step: Array, carry: tuple[Slots, NewTokens]) -> tuple[Slots, NewTokens]:
-            slots, new_tokens = self.step(prepared, carry[0])
+            slots, new_tokens = self.step(prepared, carry[0], allowed_BV)
             now_BT = step_BT == step
 
             def put(new: Array, old: Array) -> Array:
@@ -231,13 +283,13 @@ class SlotDecoder:
         nothing = NewTokens(jnp.zeros_like(step_BT), jnp.zeros_like(step_BT, float), candidates)
         return jax.lax.fori_loop(0, count, add, (slots, nothing))
 
-    def step(self, prepared: Any, slots: Slots) -> tuple[Slots, NewTokens]:
-        """Adds one token to each text; returns these."""
+    def logits(self, prepared: Any, slots: Slots) -> tuple[Cache, Array]:
+        """Reads the last token of each text; returns the logits of the next one."""
         layout, length = step_layout(self.model.layout), self.cache_length
         index_BM = layout.iota("BM", (self.slots, length), "M")
         back_BM = (slots.cache_index - index_BM) % length
         mask_BM = back_BM <= slots.lengths_B[:, None]  # 0 back is the token itself
-        cache, logits_BWV = self.model.step(
+        return self.model.step(
             prepared,
             slots.cache,
             slots.last_B[:, None],
@@ -245,28 +297,42 @@ class SlotDecoder:
             layout.reshard(mask_BM[:, None, :], "BLM"),
             slots.cache_index,
         )
-        token_B, log_p_B = self.choose(layout, logits_BWV, slots)
+
+    def step(
+        self, prepared: Any, slots: Slots, allowed_BV: Array | None = None
+    ) -> tuple[Slots, NewTokens]:
+        """Adds one token to each text; returns these."""
+        layout = step_layout(self.model.layout)
+        cache, logits_BWV = self.logits(prepared, slots)
+        token_B, log_p_B = self.choose(layout, logits_BWV, slots, allowed_BV)
         steps_B = slots.steps_B + 1
         ended_B = is_end(token_B, self.stop_ids) | (steps_B >= slots.settings.max_new_tokens_B)
         running_B = slots.running_B & ~ended_B
         slots = slots._replace(
             cache=cache,
-            cache_index=(slots.cache_index + 1) % length,
+            cache_index=(slots.cache_index + 1) % self.cache_length,
             lengths_B=jnp.where(running_B, slots.lengths_B + 1, 0),
             last_B=jnp.where(running_B, token_B, 0),
             steps_B=steps_B,
             running_B=running_B,
+            penalties=slots.penalties and slots.penalties.counted(layout, token_B),
         )
         candidates = self.rank(layout, logits_BWV)
         return slots, NewTokens(token_B[:, None], log_p_B[:, None], candidates)
 
-    def choose(self, layout: Layout, logits_BWV: Array, slots: Slots) -> tuple[Array, Array]:
+    def choose(
+        self, layout: Layout, logits_BWV: Array, slots: Slots, allowed_BV: Array | None = None
+    ) -> tuple[Array, Array]:
         """Chooses the next token of each text as `Sampling` does; returns its log-probability.
 
         It computes only what some text needs.
         """
-        settings, steps_B = slots.settings, slots.steps_B
+        settings, steps_B, given_BWV = slots.settings, slots.steps_B, logits_BWV
         log_z_BW = layout.reshard(jax.nn.logsumexp(logits_BWV, axis=-1), "BW")
+        if slots.penalties is not None:
+            logits_BWV = slots.penalties.apply(logits_BWV)
+        if allowed_BV is not None:
+            logits_BWV = jnp.where(allowed_BV[:, None], logits_BWV, -jnp.inf)
         tokens_BWV = layout.iota("BWV", logits_BWV.shape, "V")
         early_B11 = layout.broadcast_like(steps_B + 1 < settings.min_new_tokens_B, "B", "BWV")
         logits_BWV = without_end(logits_BWV, tokens_BWV, early_B11, self.stop_ids)
@@ -308,6 +374,9 @@ class SlotDecoder:
         branches = (unchanged, functools.partial(of_best, few), functools.partial(of_best, vocab))
         branch = jnp.where(largest_k > few, 2, jnp.where(largest_k > 0, 1, 0))
         token_BW, logit_BW = jax.lax.switch(branch, branches, chosen)
+        if slots.penalties is not None or allowed_BV is not None:
+            logit_BW1 = layout.take_last(given_BWV, token_BW[:, :, None], "BWV")
+            logit_BW = layout.reshard(logit_BW1[:, :, 0], "BW")
         return token_BW[:, 0], (logit_BW - log_z_BW)[:, 0]
 
 

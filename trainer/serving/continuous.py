@@ -10,7 +10,7 @@ import numpy as np
 
 from models.decoding.slots import NewTokens, PromptScores
 from trainer.multihost import fetched
-from trainer.serving.service import Job, NoFiniteScore, Ranked, Service
+from trainer.serving.service import DeadEnd, Job, NoFiniteScore, Ranked, Service
 from trainer.serving.slot_engine import MAX_STEPS, SlotEngine, SlotSize
 
 
@@ -62,7 +62,11 @@ class ContinuousService(Service):
         prompts = self.engine.join(joining | dict(enumerate(scored, self.engine.slots)))
         self._running |= joining
         self._left |= {slot: job.request.max_new_tokens for slot, job in joining.items()}
-        before, self._dispatched = self._dispatched, self._dispatch()
+        before = self._dispatched
+        if before is not None and any(job.grammar for job in self._running.values()):
+            self._read(before)  # which tokens are allowed follows from the last one
+            before = None
+        self._dispatched = self._dispatch()
         if before is not None:
             self._read(before)
         for prompt in prompts:
@@ -85,8 +89,10 @@ class ContinuousService(Service):
         """Starts some steps; the slot of a text that they complete is free."""
         if not self._running:
             return None
-        start_s, steps, size = time.monotonic(), self.engine.steps, self.engine.size
-        new_tokens = self.engine.advance(self._running.values())
+        allowed = self._allowed()
+        steps = 1 if allowed else self.engine.steps
+        start_s, size = time.monotonic(), self.engine.size
+        new_tokens = self.engine.advance(steps, self._running.values(), allowed)
         dispatched = StepsInFlight(new_tokens, steps, size, {**self._running}, start_s)
         self.counts.steps += steps
         for slot in dispatched.jobs:
@@ -94,6 +100,18 @@ class ContinuousService(Service):
             if self._left[slot] <= 0:
                 self._free(slot)
         return dispatched
+
+    def _allowed(self) -> dict[int, np.ndarray]:
+        """Returns the tokens that grammars allow next, by slot."""
+        allowed = {}
+        for slot, job in self._running.items():
+            if job.grammar is not None and not job.is_done:
+                try:
+                    allowed[slot] = job.grammar.allowed()
+                except DeadEnd as error:
+                    job.failure = error
+                    self.notify([job])
+        return allowed
 
     def _free(self, slot: int) -> None:
         del self._running[slot], self._left[slot]
@@ -146,6 +164,8 @@ class ContinuousService(Service):
             job.end_id, job.finish = token, "stop"
             return
         job.tokens.append(token)
+        if job.grammar is not None:
+            job.grammar.add(token)
         if len(job.tokens) == job.request.max_new_tokens:
             job.finish = "length"
 

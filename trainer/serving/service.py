@@ -6,8 +6,8 @@ import dataclasses
 import logging
 import threading
 import weakref
-from collections.abc import Callable, Collection, Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
 
 import jax
 from jax import monitoring
@@ -15,6 +15,9 @@ from jax.sharding import Mesh
 
 from models.decoding.sampling import Sampling
 from trainer.decoding.decoder import Request, TokenHypothesis
+
+if TYPE_CHECKING:
+    from trainer.serving.grammar import Grammar
 
 logger = logging.getLogger(__name__)
 Finish = Literal["stop", "length"]
@@ -36,6 +39,21 @@ class NoFiniteScore(Exception):
     """Reports that a model gives a text no finite log-probability."""
 
 
+class DeadEnd(Exception):
+    """Reports that the grammar of a text allows no token of the vocabulary."""
+
+
+@dataclasses.dataclass(frozen=True)
+class TokenPenalties:
+    """Says what changes the logits of a text's tokens, as `models.decoding.slots.Penalties`."""
+
+    repetition: float = 1.0
+    presence: float = 0.0
+    frequency: float = 0.0
+    bias: Mapping[int, float] = dataclasses.field(default_factory=dict)
+    """Added to the logits of tokens."""
+
+
 @dataclasses.dataclass(eq=False)
 class Job:
     """Holds a request and, as it comes, its answer.
@@ -45,6 +63,8 @@ class Job:
 
     request: Request
     sampling: Sampling = GREEDY
+    penalties: TokenPenalties | None = None
+    grammar: "Grammar | None" = None
     streams: bool = False
     """Whether each token is announced; otherwise only the end."""
     on_change: Callable[[], None] = lambda: None

@@ -19,11 +19,19 @@ from jax.typing import DTypeLike
 from data.vocab import Vocab
 from layouts.mesh import batch_shards
 from models.api import Cache, Decodable
-from models.decoding.slots import Joining, NewTokens, PromptScores, SlotDecoder, Slots, SlotSettings
+from models.decoding.slots import (
+    Joining,
+    NewTokens,
+    Penalties,
+    PromptScores,
+    SlotDecoder,
+    Slots,
+    SlotSettings,
+)
 from trainer.decoding.decoder import SHORTEST, Request, rows_of, split_begins
 from trainer.memory import check_cache_memory
 from trainer.serving.prefix_cache import SHORTEST_CACHED, CachedPrompt, PrefixCache
-from trainer.serving.service import MAX_CANDIDATES, Job
+from trainer.serving.service import MAX_CANDIDATES, Job, TokenPenalties
 
 logger = logging.getLogger(__name__)
 JOINING_TOKENS = 256
@@ -72,6 +80,7 @@ class SlotEngine:
         self.steps = 1
         self.size = SlotSize(self.slot_counts[0], self.lengths[0])
         self._step_s = dict[SlotSize, float]()  # of the fastest call
+        self._penalizes = False
         self._spare_calls, self._needed = 0, self.size
         self._executables = dict[Hashable, Callable[..., Any]]()
         self._slots: Slots | None = None
@@ -98,6 +107,7 @@ class SlotEngine:
         self, about: str, key: Hashable, function: Callable[..., Any], *args: Any, **options: Any
     ) -> Any:
         """Calls a function, which is compiled at the first call of its key."""
+        key = (key, self._penalizes)
         if key not in self._executables:
             start_s = time.perf_counter()
             self._executables[key] = jax.jit(function, **options).lower(*args).compile()
@@ -170,17 +180,28 @@ class SlotEngine:
             self._slots = None  # frees it before there is another
             about, key = f"slots of {size}", ("start", size)
             self._slots = self.compiled(about, key, decoder.start, self._weights)
+            if self._penalizes:
+                self._add_penalties(size)
         else:
             return {slot: slot for slot in running}
         self.size = size
         self.steps = self._steps_of(size)
         return {slot: index for index, slot in enumerate(running)}
 
+    def _add_penalties(self, size: SlotSize) -> None:
+        self._penalizes = True
+        self._slots = self.compiled(
+            f"penalties of {size}", ("penalties", size),
+            self.decoder(size).with_penalties, self._weights, self._slots, donate_argnums=1,
+        )  # fmt: skip
+
     def join(self, jobs: Mapping[int, Job]) -> list[tuple[list[Job], PromptScores]]:
         """Puts the requests of jobs into slots, by slot; from `slots` on, they are only scored.
 
         Returns jobs with the scores of their prompts, by row.
         """
+        if not self._penalizes and any(job.penalties for job in jobs.values()):
+            self._add_penalties(self.size)
         groups: dict[tuple[int, int | None], list[int]] = {}
         for slot, job in jobs.items():
             candidates = self.candidates_of([job]) if job.scores_prompt else None
@@ -197,13 +218,29 @@ class SlotEngine:
                 slots = slots[rows:]
         return scored
 
-    def advance(self, jobs: Iterable[Job] = ()) -> NewTokens:
-        """Adds `steps` tokens to each text, with the candidates that these jobs want."""
+    def advance(
+        self,
+        steps: int = 1,
+        jobs: Iterable[Job] = (),
+        allowed: Mapping[int, np.ndarray] | None = None,
+    ) -> NewTokens:
+        """Adds `steps` tokens to each text, with the candidates that these jobs want.
+
+        In some slots only some tokens of the vocabulary are allowed.
+        """
         candidates = self.candidates_of(jobs)
+        place, allowed_BV = NamedSharding(self.mesh, self.layout.place("BV")), None
+        if allowed:
+            logits = jax.eval_shape(self.decoder(self.size).logits, self._weights, self._slots)[1]
+            allowed_BV = np.ones((self.size.slots, logits.shape[-1]), bool)
+            for slot, tokens in allowed.items():
+                allowed_BV[slot] = False
+                allowed_BV[slot, : len(tokens)] = tokens
         self._slots, new_tokens = self.compiled(
-            f"steps of {self.size}", ("steps", self.size, candidates),
+            f"steps of {self.size}", ("steps", self.size, candidates, bool(allowed)),
             self.decoder(self.size, candidates).steps,
-            self._weights, self._slots, np.int32(self.steps), donate_argnums=1,
+            self._weights, self._slots, np.int32(steps), allowed_BV,
+            donate_argnums=1, in_shardings=(None, None, None, place if allowed else None),
         )  # fmt: skip
         return new_tokens
 
@@ -248,11 +285,15 @@ class SlotEngine:
             prompt_lengths_B=vector([len(prompt) for prompt in prompts]),
             begins_B=vector(begins),
             settings=settings,
+            penalties=self._penalties_of(filled),
         )
         # jit places its arguments in a tenth of the time of `device_put`.
         by_row, of_prompts = (NamedSharding(self.mesh, self.layout.place(of)) for of in ("B", "Bl"))
         by_field: dict[str, Any] = dict.fromkeys(Joining._fields, by_row)
-        shardings = Joining(**by_field | {"prompts_BL": of_prompts})
+        penalties = self._slots.penalties if self._slots is not None else None
+        penalties_by_row = jax.tree.map(lambda x: x.sharding, penalties)
+        by_field |= {"prompts_BL": of_prompts, "penalties": penalties_by_row}
+        shardings = Joining(**by_field)
         size, about = self.size, f"{rows} x {length} tokens of prompts"
         if candidates is None and length >= SHORTEST_CACHED:
             tokens = np.array([begins[0], *prompts[0]], np.int32)[:-1]  # the last one is not read
@@ -267,6 +308,21 @@ class SlotEngine:
                 in_shardings=(None, shardings, None, None), donate_argnums=0,
             )  # fmt: skip
         return scores
+
+    def _penalties_of(self, jobs: Sequence[Job]) -> Penalties | None:
+        """Returns the penalties of texts that join, once a text has any."""
+        if self._slots is None or self._slots.penalties is None:
+            return None
+        rows = jax.tree.map(
+            lambda x: np.zeros((len(jobs), *x.shape[1:]), x.dtype), self._slots.penalties
+        )
+        for row, job in enumerate(jobs):
+            given = job.penalties or TokenPenalties()
+            rows.repetition_B[row] = given.repetition
+            rows.presence_B[row], rows.frequency_B[row] = given.presence, given.frequency
+            rows.bias_BV[row, [*given.bias]] = [*given.bias.values()]
+            rows.is_in_prompt_BV[row, np.array(job.request.prompt, int)] = True
+        return rows
 
     def _read(
         self, joining: Joining, shardings: Joining, candidates: int | None

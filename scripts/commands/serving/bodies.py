@@ -10,18 +10,20 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from starlette.responses import JSONResponse, Response
 
 from configs.errors import brief, did_you_mean
-from trainer.serving.service import MAX_CANDIDATES
+from trainer.serving.service import MAX_CANDIDATES, TokenPenalties
 
 LARGEST_SEED = 2**63 - 1
 LARGEST_K = 2**31 - 1
 LARGEST_TEMPERATURE = 1_000_000  # every token is as likely as another long before it
 MAX_CHOICES, MAX_MESSAGES = 128, 1024
 MAX_STOPS, LONGEST_STOP = 32, 1000
+MAX_BIASES, LARGEST_PENALTY = 1024, 100
 MAX_VARIABLES = 32
 """Of a chat template."""
 OPENAI = tomllib.loads(Path(__file__).with_name("openai.toml").read_text())
 """Fields of OpenAI's API that change no answer."""
 
+Token = Annotated[str, Field(pattern="^[0-9]{1,9}$")]
 Tokens = Annotated[list[int], Field(min_length=1, max_length=2**20)]
 Text = Annotated[str, Field(max_length=2**20)]
 Stop = Annotated[str, Field(min_length=1, max_length=LONGEST_STOP)]
@@ -59,6 +61,36 @@ class StreamOptions(BaseModel):
     """Has no effect: streams are sent without padding."""
 
 
+class JsonSchema(BaseModel):
+    """Describes the JSON of an answer."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+    name: str = ""
+    description: str | None = None
+    schema_: dict[str, Any] = Field(alias="schema")
+    strict: bool | None = None
+    """Has no effect: the answer always has the form of the schema."""
+
+
+class ResponseFormat(BaseModel):
+    """Describes the form of an answer."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+    type: Literal["json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+    @model_validator(mode="after")
+    def has_schema(self) -> Self:
+        """Refuses a schema that is missing, or that has no effect."""
+        if (self.type == "json_schema") != (self.json_schema is not None):
+            raise ValueError
+        return self
+
+    @property
+    def schema_of_answer(self) -> dict[str, Any]:
+        return {"type": "object"} if self.json_schema is None else self.json_schema.schema_
+
+
 class SamplingBody(Body):
     """Describes how texts are sampled and sent."""
 
@@ -72,6 +104,20 @@ class SamplingBody(Body):
     )
     top_p: float = Field(1.0, ge=0, le=1, description="a number from 0 to 1; 1 is no limit")
     min_p: float = Field(0.0, ge=0, le=1, description="a number from 0 (no limit) to 1")
+    repetition_penalty: float = Field(
+        1.0, gt=0, le=LARGEST_PENALTY, description=f"a number above 0, at most {LARGEST_PENALTY}"
+    )
+    presence_penalty: float = Field(0.0, ge=-2, le=2, description="a number from -2 to 2")
+    frequency_penalty: float = Field(0.0, ge=-2, le=2, description="a number from -2 to 2")
+    logit_bias: dict[Token, Annotated[float, Field(ge=-100, le=100)]] = Field(
+        {}, max_length=MAX_BIASES,
+        description=f"an object of at most {MAX_BIASES} tokens and numbers from -100 to 100",
+    )  # fmt: skip
+    response_format: ResponseFormat | None = Field(
+        None,
+        description='{"type": "json_object"}, or {"type": "json_schema", "json_schema": {"schema": '
+        "a JSON Schema}}",
+    )
     n: int = Field(1, ge=1, le=MAX_CHOICES, description=f"an integer from 1 to {MAX_CHOICES}")
     seed: int | None = Field(
         None, ge=0, le=LARGEST_SEED, description=f"an integer from 0 to {LARGEST_SEED}"
@@ -84,6 +130,19 @@ class SamplingBody(Body):
     stream_options: StreamOptions = Field(
         StreamOptions(), description='{"include_usage": true or false}'
     )
+
+    @property
+    def has_schema(self) -> bool:
+        return self.response_format is not None
+
+    @property
+    def penalties(self) -> TokenPenalties | None:
+        """Returns what changes the logits, if anything does."""
+        penalties = TokenPenalties(
+            self.repetition_penalty, self.presence_penalty, self.frequency_penalty,
+            {int(token): bias for token, bias in self.logit_bias.items()},
+        )  # fmt: skip
+        return None if penalties == TokenPenalties() else penalties
 
     @property
     def samples(self) -> int:

@@ -16,6 +16,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+from configs.errors import UserError
 from data.vocab import Vocab
 from models.decoding.sampling import Sampling
 from scripts.commands.serving.bodies import ApiError, CompletionBody, SamplingBody, bad_field
@@ -24,6 +25,7 @@ from trainer.decoding.decoder import Ids
 from trainer.decoding.decoder import Request as DecodeRequest
 from trainer.decoding.requests import line_seed
 from trainer.decoding.text_stream import TextStream
+from trainer.serving.grammar import Grammar
 from trainer.serving.service import Job
 
 DEFAULT_MAX_TOKENS = 16  # that of the API of OpenAI
@@ -186,7 +188,7 @@ async def complete(request: Request) -> Response:
         return choices
 
     check_count(len(body.prompts), "prompt", body.prompt, body, served)
-    made = await tokenize(body.prompts, body.samples, choices)
+    made = await tokenize(body.prompts, body.samples, choices, is_long=body.has_schema)
     return await answer(request, made, body, CompletionForm(body, vocab), suffix)
 
 
@@ -302,6 +304,10 @@ def choices_of(
     top_k, top_p = body.top_k or None, None if body.top_p == 1 else body.top_p
     sampling = Sampling(body.temperature, top_k, top_p, min_p=body.min_p)
     vocab, needs_text = served.vocabs.target, body.stream or bool(body.stops)
+    for token in body.logit_bias:
+        if int(token) >= vocab.size:
+            raise bad_field("logit_bias", body.logit_bias, f"tokens from 0 to {vocab.size - 1:,}")
+    grammar = grammar_of(body, vocab)
     choices = list[AnswerChoice]()
     for prompt in prompts:
         length, room = len(prompt.ids), served.max_length - suffix - len(prompt.ids)
@@ -320,8 +326,22 @@ def choices_of(
             seed = line_seed(options, len(choices))
             request = DecodeRequest(prompt.ids, min(max_tokens, room), seed, body.min_tokens + 1)
             text = TextStream(vocab, prompt.ids, body.stops, apart=served.run.task.has_answers)
-            choices.append(AnswerChoice(len(choices), Job(request, sampling, needs_text), text))
+            follows = grammar and grammar.copy()
+            job = Job(request, sampling, body.penalties, follows, needs_text)
+            choices.append(AnswerChoice(len(choices), job, text))
     return choices
+
+
+def grammar_of(body: SamplingBody, vocab: Vocab) -> Grammar | None:
+    """Returns what restricts the texts of a request to JSON."""
+    if body.response_format is None:
+        return None
+    if body.min_tokens:
+        raise bad_field("min_tokens", body.min_tokens, "0 with response_format")
+    try:
+        return Grammar(vocab, body.response_format.schema_of_answer)
+    except UserError as error:
+        raise ApiError(422, f"response_format: {error}", "response_format") from None
 
 
 async def finish(exchange: PendingAnswer, choices: Sequence[AnswerChoice]) -> None:

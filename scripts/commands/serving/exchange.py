@@ -17,7 +17,7 @@ from data.vocabs import Vocabs
 from scripts.commands.serving.bodies import ApiError, Body, invalid
 from trainer.decoding.requests import DecodeOptions
 from trainer.run import Run
-from trainer.serving.service import Job, NoFiniteScore, QueueFull, Service, Stopped
+from trainer.serving.service import DeadEnd, Job, NoFiniteScore, QueueFull, Service, Stopped
 
 B = TypeVar("B", bound=Body)
 T = TypeVar("T")
@@ -109,10 +109,13 @@ async def read_body(request: Request, kind: type[B], served: ServedModel) -> B:
     return checked
 
 
-async def tokenize(texts: Sequence[str | list[int]], n: int, call: Callable[[], T]) -> T:
+async def tokenize(
+    texts: Sequence[str | list[int]], n: int, call: Callable[[], T], *, is_long: bool = False
+) -> T:
     """Calls what tokenizes each text n times: in a thread if it takes long, as others wait."""
     characters = n * sum(len(text) + TEXT_CHARACTERS for text in texts)
-    return call() if characters <= SHORT_CHARACTERS else await run_in_threadpool(call)
+    is_long |= characters > SHORT_CHARACTERS
+    return await run_in_threadpool(call) if is_long else call()
 
 
 class PendingAnswer:
@@ -158,6 +161,10 @@ class PendingAnswer:
             failed = next((job.failure for job in self.jobs if job.failure is not None), None)
             if isinstance(failed, NoFiniteScore):
                 raise ApiError(500, "The model computes NaN or infinite log-probabilities.")
+            if isinstance(failed, DeadEnd):
+                raise ApiError(
+                    422, "response_format: no token of the vocabulary continues the text."
+                )
             if failed is not None:
                 raise ApiError(500, "The server failed; its log says why.")
             yield

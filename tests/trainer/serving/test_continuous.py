@@ -1,33 +1,49 @@
 """Continuous batching: how many steps a call has follows from speed, and changes no text."""
 
+import functools
 import itertools
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import NamedSharding
 
+from data.vocab import Vocab
+from layouts.layout import Layout
 from layouts.mesh import make_mesh
 from models.decoding.sampling import Sampling
-from models.transformer import TransformerModel
+from models.transformer import Transformer, TransformerModel
 from tests.data.test_vocab import Digits
 from tests.models.decoding.test_generate import DECODER, weights
 from tests.toys import WHOLE
 from trainer.decoding.decoder import Request
 from trainer.serving import slot_engine
 from trainer.serving.continuous import ContinuousService
-from trainer.serving.service import Job, NoFiniteScore
+from trainer.serving.service import Job, NoFiniteScore, TokenPenalties
 from trainer.serving.slot_engine import CALL_S, MAX_STEPS, SlotEngine, SlotSize
 
 
-def new_engine(slots: int, max_length: int, cached_prompts: int = 0) -> SlotEngine:
-    mesh = make_mesh(WHOLE)
+def new_engine(
+    slots: int,
+    max_length: int,
+    cached_prompts: int = 0,
+    layout: Layout = WHOLE,
+    spec: Transformer = DECODER,
+    vocab: Vocab | None = None,
+) -> SlotEngine:
+    mesh = make_mesh(layout)
     with jax.set_mesh(mesh):
-        params = jax.tree.map(jnp.asarray, weights(DECODER))
-        vocab = Digits(64, begin_id=0, end_id=1)
-        model = TransformerModel(DECODER, WHOLE)
+        vocab = vocab or Digits(64, begin_id=0, end_id=1)
+        model = TransformerModel(spec, layout)
+        shapes = jax.eval_shape(model.init, jax.random.key(0))
+        params = jax.tree.map(
+            lambda w, s: jax.device_put(w, NamedSharding(mesh, s.sharding.spec)),
+            weights(spec),
+            shapes,
+        )
         return SlotEngine(model, params, mesh, vocab, slots, max_length, cached_prompts)
 
 
@@ -112,6 +128,90 @@ def test_texts_that_are_more_or_longer_move_to_other_slots(monkeypatch: pytest.M
         assert {*sizes} == {(1, 8)}
         assert run(jobs) == alone
         assert sizes[0] == (3, 8) and sizes[-1] == (1, 13)
+
+
+@functools.cache
+def prefix_logits() -> Callable[[jax.Array], jax.Array]:
+    """A function that gives the logits after each token of a text of 32, in one pass."""
+    model, places = TransformerModel(DECODER, WHOLE), jnp.arange(32)
+    prepared = model.prepare(jax.tree.map(jnp.asarray, weights(DECODER)))
+    is_before = (places[:, None] >= places)[None]
+
+    def logits(row: jax.Array) -> jax.Array:
+        cache = model.init_cache(prepared, None, 1, 32)
+        return model.step(prepared, cache, row[None], places[None], is_before, jnp.int32(0))[1][0]
+
+    return jax.jit(logits)
+
+
+@functools.cache
+def logits_of(tokens: tuple[int, ...]) -> np.ndarray:
+    """The logits of the token after these."""
+    with jax.set_mesh(make_mesh(WHOLE)):
+        row = np.array([*tokens, *[0] * (32 - len(tokens))])
+        return np.asarray(prefix_logits()(row))[len(tokens) - 1].astype(np.float64)
+
+
+def penalized_text(job: Job, given: TokenPenalties) -> tuple[list[int], list[float]]:
+    """The text that a penalized greedy search finds, token by token, and log-probabilities of the
+    model itself."""
+    prompt, text, log_p = [*job.request.prompt], list[int](), list[float]()
+    for _ in range(job.request.max_new_tokens):
+        logits = logits_of((0, *prompt, *text)).copy()
+        log_probabilities = logits - np.logaddexp.reduce(logits)
+        for token, bias in given.bias.items():
+            logits[token] += bias
+        for token in {*prompt, *text}:
+            logits[token] *= 1 / given.repetition if logits[token] > 0 else given.repetition
+        for token in {*text}:
+            logits[token] -= given.presence + given.frequency * text.count(token)
+        if len(text) + 1 < job.request.min_new_tokens:
+            logits[1] = -np.inf
+        token = int(logits.argmax())
+        log_p.append(log_probabilities[token])
+        if token == 1:
+            break
+        text.append(token)
+    return text, log_p
+
+
+@pytest.mark.parametrize("rules", ["", "vocab:x", "batch:x;vocab:y"])
+def test_penalties_change_the_texts_that_have_them_and_no_other(rules: str) -> None:
+    layout = Layout(mesh="x:2,y:2" if "y" in rules else "x:2", rules=rules) if rules else WHOLE
+    rng = np.random.default_rng(len(rules))
+    given = [
+        None,
+        TokenPenalties(repetition=1.3),
+        TokenPenalties(presence=1.5, frequency=0.3),
+        TokenPenalties(frequency=-1.0),
+        None,
+        TokenPenalties(bias={9: 100.0}),
+        TokenPenalties(0.7, -0.4, 1.1, {t: 5.0 - t / 3 for t in range(2, 50, 3)}),
+        TokenPenalties(bias={token: -100.0 for token in range(40)}),
+        TokenPenalties(2.0, 2.0, 2.0),
+    ]
+    engine = new_engine(4, 24, layout=layout)
+    service = ContinuousService(engine, step=0, queue=99)
+    jobs = [
+        Job(Request(rng.integers(2, 64, 1 + i).tolist(), 3 + i, min_new_tokens=3), penalties=each)
+        for i, each in enumerate(given)
+    ]
+    with jax.set_mesh(engine.mesh):
+        engine.warm_up()
+        for job in jobs:  # they join one after another
+            service.submit([job])
+            service.advance(service.next_jobs())
+        while not all(job.is_done for job in jobs):
+            service.advance(service.next_jobs())
+    texts = [
+        penalized_text(job, each or TokenPenalties()) for job, each in zip(jobs, given, strict=True)
+    ]
+    plain = [penalized_text(job, TokenPenalties())[0] for job in jobs]
+    for job, (text, log_p) in zip(jobs, texts, strict=True):
+        assert job.tokens == text
+        np.testing.assert_allclose(job.log_probabilities, log_p, rtol=1e-4, atol=1e-5)
+    changed = [text != same for (text, _), same in zip(texts, plain, strict=True)]
+    assert changed.count(True) >= 5 and not changed[0] and not changed[4]
 
 
 def test_weights_are_held_once(engine: SlotEngine) -> None:

@@ -193,7 +193,12 @@ def test_a_stop_ends_the_text_before_it(running: Client) -> None:
         ({"prompt": "a", "best_of": 3, "n": 4}, 422, ["best_of = 3", "from n = 4, without"]),
         ({"prompt": "a", "best_of": 3, "stream": True}, 422, ["best_of = 3", "without stream"]),
         ({"prompt": "a", "best_of": 129}, 422, ["best_of = 129", "from n to 128"]),
-        ({"prompt": "a", "frequency_penalty": 0.5}, 422, ["frequency_penalty = 0.5", "Legal: 0,"]),
+        ({"prompt": "a", "frequency_penalty": 2.5}, 422, ["frequency_penalty = 2.5", "-2 to 2"]),
+        ({"prompt": "a", "repetition_penalty": 0}, 422, ["repetition_penalty = 0", "above 0"]),
+        ({"prompt": "a", "logit_bias": {"a": 1}}, 422, ["logit_bias = ", "numbers from -100"]),
+        ({"prompt": "a", "logit_bias": {"3": 101}}, 422, ["logit_bias = ", "to 100"]),
+        ({"prompt": "a", "logit_bias": {"999999": 1}}, 422, ["logit_bias = ", "tokens from 0 to"]),
+        ({"prompt": "a", "logit_bias": [3]}, 422, ["logit_bias = [3]", "an object of at most"]),
         ({"prompt": "a", "verbosity": "low"}, 422, ["verbosity = 'low'", "Legal: 'medium',"]),
         (
             {"prompt": "a", "stream_options": {"include_usage": "x"}},
@@ -253,6 +258,20 @@ def test_fields_that_change_nothing_are_taken(running: Client) -> None:
     options = {"include_obfuscation": False}
     answer = running.post(prompt="a", max_tokens=1, n=2, stream_options=options, **fields)
     assert answer.status == 200
+
+
+def test_penalties_and_biases_change_texts(running: Client, client: openai.OpenAI) -> None:
+    """A text without any stays as it is, while others have some."""
+    fields: dict[str, Any] = {"model": "run", "prompt": "kara", "temperature": 0, "max_tokens": 12}
+    plain = client.completions.create(**fields, logprobs=1)
+    token = running.post("/tokenize", prompt="mitu").json["tokens"][0]
+    biased = client.completions.create(**fields, logit_bias={str(token): 100}, logprobs=1)
+    [name] = {*biased.choices[0].logprobs.tokens}
+    assert name.strip("\u2581") and "mitu".startswith(name.strip("\u2581"))
+    once = client.completions.create(**fields, frequency_penalty=2, presence_penalty=2)
+    repeated = client.completions.create(**fields, extra_body={"repetition_penalty": 0.01})
+    assert len({x.choices[0].text for x in (plain, biased, once, repeated)}) == 4
+    assert client.completions.create(**fields, logprobs=1).choices == plain.choices
 
 
 def test_garbage_does_no_harm(running: Client) -> None:

@@ -1,0 +1,97 @@
+"""Restricts the next token of a text to those by which it can become JSON of a schema."""
+
+import functools
+import json
+from typing import Any
+
+import llguidance
+import numpy as np
+
+from configs.errors import UserError
+from data.tokenizers.sentence_piece import SentencePieceVocab
+from data.tokenizers.tokenizer_json import TOKENIZER, TokenizerJsonVocab
+from data.vocab import Vocab
+from trainer.serving.service import DeadEnd
+
+SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # SentencePiece's
+
+
+class Grammar:
+    """Follows a text token by token; `copy` begins another one."""
+
+    def __init__(self, vocab: Vocab, schema: Any):
+        self._vocab = vocab
+        # SentencePiece puts a space before most first tokens.
+        lark = f'start: " "? json\njson: %json {json.dumps(schema)}'
+        self._matcher = llguidance.LLMatcher(tokenizer_of(vocab), lark, log_level=0)
+        if problem := self._matcher.get_error():
+            raise UserError(" ".join(problem.split()))
+
+    def copy(self) -> "Grammar":
+        other = Grammar.__new__(Grammar)
+        other._vocab, other._matcher = self._vocab, self._matcher.deep_copy()
+        return other
+
+    def allowed(self) -> np.ndarray:
+        """Returns for each token of the vocabulary whether it may follow.
+
+        The end of the text may as soon as the JSON is whole.
+        """
+        is_allowed = np.frombuffer(self._matcher.compute_logit_bias(), np.uint8) > 0
+        is_allowed[[*self._vocab.stop_ids]] = self._matcher.is_accepting()
+        if self._matcher.is_error() or not is_allowed.any():
+            raise DeadEnd
+        return is_allowed
+
+    def add(self, token: int) -> None:
+        """Adds a token that was allowed."""
+        self._matcher.consume_token(token)
+
+
+class _SentencePieces:
+    """Describes the tokens of SentencePiece to llguidance."""
+
+    bos_token_id = None
+
+    def __init__(self, vocab: SentencePieceVocab):
+        self._vocab, self.eos_token_id = vocab, vocab.end_id
+        self.tokens = [bytes_of(piece) for piece in vocab.pieces(range(vocab.size))]
+        self.special_token_ids = vocab.control_ids
+        self._ids = {text: i for i, text in enumerate(self.tokens) if i not in vocab.control_ids}
+        self._longest = max(map(len, self._ids))
+
+    def __call__(self, text: bytes) -> list[int]:
+        """Returns the tokens of bytes that continue a text."""
+        ids: list[int] = self._vocab.encode_continuation(text.decode(errors="replace")).tolist()
+        if b"".join(self.tokens[i] for i in ids) == text:
+            return ids
+        ids, start = [], 0
+        while start < len(text):  # what the vocabulary would normalize
+            ends = range(min(len(text), start + self._longest), start, -1)
+            end = next((end for end in ends if text[start:end] in self._ids), None)
+            if end is None:
+                break
+            ids.append(self._ids[text[start:end]])
+            start = end
+        return ids
+
+
+def bytes_of(piece: str) -> bytes:
+    """Returns the bytes that a piece of SentencePiece adds to a text.
+
+    >>> bytes_of("\N{LOWER ONE EIGHTH BLOCK}a"), bytes_of("<0xF0>")
+    (b' a', b'\\xf0')
+    """
+    if len(piece) == 6 and piece.startswith("<0x"):
+        return bytes([int(piece[3:5], 16)])
+    return piece.replace(SPACE, " ").encode()
+
+
+@functools.lru_cache(maxsize=2)
+def tokenizer_of(vocab: Vocab) -> llguidance.LLTokenizer:
+    """Describes a vocabulary to llguidance; raises where it cannot be."""
+    if isinstance(vocab, TokenizerJsonVocab):
+        return llguidance.LLTokenizer(vocab.files[TOKENIZER], vocab.size, vocab.end_id)
+    if isinstance(vocab, SentencePieceVocab):
+        return llguidance.LLTokenizer(llguidance.TokenizerWrapper(_SentencePieces(vocab)))
+    raise UserError(f"{type(vocab).__name__} cannot restrict texts to a grammar.")
