@@ -81,7 +81,7 @@ def text_of(value: Any, name: str, place: str) -> str:
         is_missing = not isinstance(value, dict) or part not in value
         value = None if is_missing else value[part]
     if not isinstance(value, str):
-        legal = brief(", ".join(parent)) if isinstance(parent, dict) else "none: it is no object"
+        legal = brief(", ".join(parent)) if isinstance(parent, dict) else "none: not an object"
         kind = "null" if value is None else type(value).__name__
         problem = "no such field" if is_missing else f"found {kind}, legal: text"
         raise UserError(f"{place} needs field {name!r}: {problem}.  Its fields: {legal}.")

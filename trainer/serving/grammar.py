@@ -7,7 +7,7 @@ from typing import Any
 import llguidance
 import numpy as np
 
-from configs.errors import UserError
+from configs.errors import UserError, one_line
 from data.tokenizers.sentence_piece import SentencePieceVocab
 from data.tokenizers.tokenizer_json import TOKENIZER, TokenizerJsonVocab
 from data.vocab import Vocab
@@ -90,8 +90,12 @@ def bytes_of(piece: str) -> bytes:
 @functools.lru_cache(maxsize=2)
 def tokenizer_of(vocab: Vocab) -> llguidance.LLTokenizer:
     """Describes a vocabulary to llguidance; raises where it cannot be."""
-    if isinstance(vocab, TokenizerJsonVocab):
-        return llguidance.LLTokenizer(vocab.files[TOKENIZER], vocab.size, vocab.end_id)
-    if isinstance(vocab, SentencePieceVocab):
-        return llguidance.LLTokenizer(llguidance.TokenizerWrapper(_SentencePieces(vocab)))
-    raise UserError(f"{type(vocab).__name__} cannot restrict texts to a grammar.")
+    kind = type(vocab).__name__
+    try:
+        if isinstance(vocab, TokenizerJsonVocab):
+            return llguidance.LLTokenizer(vocab.files[TOKENIZER], vocab.size, vocab.end_id)
+        if isinstance(vocab, SentencePieceVocab):
+            return llguidance.LLTokenizer(llguidance.TokenizerWrapper(_SentencePieces(vocab)))
+    except ValueError as error:
+        kind += f" ({one_line(error)})"
+    raise UserError(f"{kind} cannot restrict texts to a grammar.")

@@ -53,7 +53,7 @@ def test_two_fields_are_a_pair(write):
         ({"de": "a", "en": 3}, r"field 'en': found int, legal: text.  Its fields: de, en\."),
         ({"de": "a", "en": ["b"]}, r"field 'en': found list, legal: text"),
         ({"de": "a", "en": None}, r"field 'en': found null, legal: text"),
-        (["en"], r"field '..': no such field.  Its fields: none: it is no object\."),
+        (["en"], r"field '..': no such field.  Its fields: none: not an object\."),
         ('{"de": "a", "en": "\\ud800"}', r"jsonl, line 2: half a surrogate pair"),
         ("[" * 100_000, r"jsonl, line 2: is not JSON"),
     ],

@@ -29,6 +29,12 @@ CHAT = [
     },
     {"role": "user", "content": "e"},
 ]
+
+
+def schema(content: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": "answer", "schema": content}}
+
+
 PROMPT = "<s>a b</s>c d</s>e</s> j"
 
 
@@ -141,8 +147,16 @@ def test_an_answer_may_fill_what_the_chat_leaves(client: Client) -> None:
         ),
         ({"messages": CHAT, "tools": [{}]}, ["tools = [{}]", "[], which changes nothing"]),
         (
+            {"messages": CHAT, "response_format": {"type": "json_schema"}},
+            ["response_format = {'type': 'json_schema'}", '"schema": a JSON Schema'],
+        ),
+        (
+            {"messages": CHAT, "response_format": schema({}), "min_tokens": 2},
+            ["min_tokens = 2", "0 with response_format"],
+        ),
+        (  # the toy's tokenizer.json does not say how tokens become text
             {"messages": CHAT, "response_format": {"type": "json_object"}},
-            ["response_format = {'type': 'json_object'}", "{'type': 'text'}, which changes"],
+            ["response_format: TokenizerJsonVocab (", "cannot restrict texts"],
         ),
         ({"messages": CHAT, "tool_choice": "required"}, ["tool_choice = 'required'", "'none' or"]),
         ({"messages": CHAT, "logprobs": True}, ["logprobs = True", "false"]),

@@ -274,6 +274,15 @@ def test_penalties_and_biases_change_texts(running: Client, client: openai.OpenA
     assert client.completions.create(**fields, logprobs=1).choices == plain.choices
 
 
+def test_a_text_that_cannot_be_json_is_an_error(running: Client) -> None:
+    """The toy's vocabulary has the letters of its text alone."""
+    fields: dict[str, Any] = {"prompt": "kara", "response_format": {"type": "json_object"}}
+    for streams in (False, True):
+        answer = running.post(**fields, stream=streams)
+        assert "response_format: no token of the vocabulary goes on." in answer.text
+        assert streams or answer.status == 422
+
+
 def test_garbage_does_no_harm(running: Client) -> None:
     for body in (b"\xff\xfe", b"[" * 100_000, b"{'prompt': 1}", b"", b'{"temperature": NaN}'):
         assert running.post_bytes(body).status in (400, 422)
