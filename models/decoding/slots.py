@@ -62,16 +62,13 @@ class Penalties(NamedTuple):
 
     def apply(self, logits_BWV: Array) -> Array:
         """Changes logits as vLLM does."""
-        repetition_B11, presence_B11, frequency_B11 = (
-            x[:, None, None] for x in (self.repetition_B, self.presence_B, self.frequency_B)
-        )
+        penalties = self.repetition_B, self.presence_B, self.frequency_B
+        repetition_B11, presence_B11, frequency_B11 = (x[:, None, None] for x in penalties)
         counts_BWV = self.counts_BV[:, None]
         logits_BWV = logits_BWV + self.bias_BV[:, None]
-        repeated_BWV = jnp.where(
-            logits_BWV > 0, logits_BWV / repetition_B11, logits_BWV * repetition_B11
-        )
+        factor_BWV = jnp.where(logits_BWV > 0, 1 / repetition_B11, repetition_B11)
         is_repeated_BWV = self.is_in_prompt_BV[:, None] | (counts_BWV > 0)
-        logits_BWV = jnp.where(is_repeated_BWV, repeated_BWV, logits_BWV)
+        logits_BWV = jnp.where(is_repeated_BWV, logits_BWV * factor_BWV, logits_BWV)
         return logits_BWV - jnp.where(counts_BWV > 0, presence_B11 + frequency_B11 * counts_BWV, 0)
 
     def counted(self, layout: Layout, token_B: Array) -> "Penalties":

@@ -73,11 +73,9 @@ class LocalCheckpoints(contextlib.AbstractContextManager["LocalCheckpoints"]):
             primary_host=None, active_processes={index}, barrier_sync_key_prefix=f"local_{index}"
         )
         arrays = ocp.type_handlers.ArrayHandler(
-            primary_host=None,
-            replica_id=None,
-            use_replica_parallel=False,
+            primary_host=None, replica_id=None, use_replica_parallel=False,
             enable_write_sharding_file=False,
-        )
+        )  # fmt: skip
         registry = ocp.type_handlers.create_type_handler_registry((jax.Array, arrays))
         self._handler = ListingHandler(
             use_zarr3=True, type_handler_registry=registry, multiprocessing_options=self._alone
@@ -170,12 +168,9 @@ class LocalCheckpoints(contextlib.AbstractContextManager["LocalCheckpoints"]):
 
     def _open(self) -> ocp.CheckpointManager:
         options = ocp.CheckpointManagerOptions(
-            create=False,
-            cleanup_tmp_directories=True,
-            save_root_metadata=False,
-            multiprocessing_options=self._alone,
-            enable_per_process_directory_creation=True,
-        )
+            create=False, cleanup_tmp_directories=True, save_root_metadata=False,
+            multiprocessing_options=self._alone, enable_per_process_directory_creation=True,
+        )  # fmt: skip
         handlers = {ITEM: self._handler}
         return ocp.CheckpointManager(self.folder, options=options, item_handlers=handlers)
 
@@ -188,11 +183,8 @@ class LocalCheckpoints(contextlib.AbstractContextManager["LocalCheckpoints"]):
 
     def _failed(self, error: Exception) -> None:
         self._manager = None  # it would raise the same error again
-        logger.warning(
-            "The local checkpoint in %s failed: %s.  The run continues.",
-            self.folder,
-            failure(self.folder, error),
-        )
+        what = f"The local checkpoint in {self.folder} failed: {failure(self.folder, error)}."
+        logger.warning(f"{what}  The run continues.")
 
 
 def unchanged_starts(history: Sequence[Start]) -> list[str]:

@@ -58,7 +58,6 @@ class _SentencePieces:
         self.tokens = [bytes_of(piece) for piece in vocab.pieces(range(vocab.size))]
         self.special_token_ids = vocab.control_ids
         self._ids = {text: i for i, text in enumerate(self.tokens) if i not in vocab.control_ids}
-        self._longest = max(map(len, self._ids))
 
     def __call__(self, text: bytes) -> list[int]:
         """Returns the tokens of bytes that continue a text."""
@@ -67,9 +66,8 @@ class _SentencePieces:
             return ids
         ids, start = [], 0
         while start < len(text):  # what the vocabulary would normalize
-            ends = range(min(len(text), start + self._longest), start, -1)
-            end = next((end for end in ends if text[start:end] in self._ids), None)
-            if end is None:
+            ends = (end for end in range(len(text), start, -1) if text[start:end] in self._ids)
+            if (end := next(ends, None)) is None:
                 break
             ids.append(self._ids[text[start:end]])
             start = end

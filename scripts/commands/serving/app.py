@@ -131,7 +131,7 @@ async def chat(request: Request) -> Response:
         room = served.max_length - len(prompt.ids)
         return completions.choices_of([prompt], body, served, default_max_tokens=max(room, 1))
 
-    made = await tokenize([text], body.n, choices, is_long=body.has_schema)
+    made = await tokenize([text], body.n, choices, is_long=bool(body.response_format))
     return await completions.answer(request, made, body, completions.ChatForm())
 
 

@@ -20,6 +20,9 @@ MAX_STOPS, LONGEST_STOP = 32, 1000
 MAX_BIASES, LARGEST_PENALTY = 1024, 100
 MAX_VARIABLES = 32
 """Of a chat template."""
+RESPONSE_FORMATS = (
+    '{"type": "json_object"}, or {"type": "json_schema", "json_schema": {"schema": a JSON Schema}}'
+)
 OPENAI = tomllib.loads(Path(__file__).with_name("openai.toml").read_text())
 """Fields of OpenAI's API that change no answer."""
 
@@ -61,36 +64,6 @@ class StreamOptions(BaseModel):
     """Has no effect: streams are sent without padding."""
 
 
-class JsonSchema(BaseModel):
-    """Describes the JSON of an answer."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-    name: str = ""
-    description: str | None = None
-    schema_: dict[str, Any] = Field(alias="schema")
-    strict: bool | None = None
-    """Has no effect: the answer always has the form of the schema."""
-
-
-class ResponseFormat(BaseModel):
-    """Describes the form of an answer."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-    type: Literal["json_object", "json_schema"]
-    json_schema: JsonSchema | None = None
-
-    @model_validator(mode="after")
-    def has_schema(self) -> Self:
-        """Refuses a schema that is missing, or that has no effect."""
-        if (self.type == "json_schema") != (self.json_schema is not None):
-            raise ValueError
-        return self
-
-    @property
-    def schema_of_answer(self) -> dict[str, Any]:
-        return {"type": "object"} if self.json_schema is None else self.json_schema.schema_
-
-
 class SamplingBody(Body):
     """Describes how texts are sampled and sent."""
 
@@ -113,11 +86,7 @@ class SamplingBody(Body):
         {}, max_length=MAX_BIASES,
         description=f"an object of at most {MAX_BIASES} tokens and numbers from -100 to 100",
     )  # fmt: skip
-    response_format: ResponseFormat | None = Field(
-        None,
-        description='{"type": "json_object"}, or {"type": "json_schema", "json_schema": {"schema": '
-        "a JSON Schema}}",
-    )
+    response_format: dict[str, Any] | None = Field(None, description=RESPONSE_FORMATS)
     n: int = Field(1, ge=1, le=MAX_CHOICES, description=f"an integer from 1 to {MAX_CHOICES}")
     seed: int | None = Field(
         None, ge=0, le=LARGEST_SEED, description=f"an integer from 0 to {LARGEST_SEED}"
@@ -132,8 +101,17 @@ class SamplingBody(Body):
     )
 
     @property
-    def has_schema(self) -> bool:
-        return self.response_format is not None
+    def answer_schema(self) -> dict[str, Any] | None:
+        """Returns the JSON Schema of the answer, if it is to have one."""
+        match self.response_format:
+            case None:
+                return None
+            case {"type": "json_object"} if len(self.response_format) == 1:
+                return {"type": "object"}
+            case {"type": "json_schema", "json_schema": {"schema": dict()}}:
+                schema: dict[str, Any] = self.response_format["json_schema"]["schema"]
+                return schema
+        raise bad_field("response_format", self.response_format, RESPONSE_FORMATS)
 
     @property
     def penalties(self) -> TokenPenalties | None:

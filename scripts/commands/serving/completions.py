@@ -188,7 +188,7 @@ async def complete(request: Request) -> Response:
         return choices
 
     check_count(len(body.prompts), "prompt", body.prompt, body, served)
-    made = await tokenize(body.prompts, body.samples, choices, is_long=body.has_schema)
+    made = await tokenize(body.prompts, body.samples, choices, is_long=bool(body.response_format))
     return await answer(request, made, body, CompletionForm(body, vocab), suffix)
 
 
@@ -334,12 +334,12 @@ def choices_of(
 
 def grammar_of(body: SamplingBody, vocab: Vocab) -> Grammar | None:
     """Returns what restricts the texts of a request to JSON."""
-    if body.response_format is None:
+    if (schema := body.answer_schema) is None:
         return None
     if body.min_tokens:
         raise bad_field("min_tokens", body.min_tokens, "0 with response_format")
     try:
-        return Grammar(vocab, body.response_format.schema_of_answer)
+        return Grammar(vocab, schema)
     except UserError as error:
         raise ApiError(422, f"response_format: {error}", "response_format") from None
 
