@@ -70,10 +70,10 @@ class LocalCheckpoints(contextlib.AbstractContextManager["LocalCheckpoints"]):
         wait_for_writes()
         # No process waits for another one, and each saves all of its shards.
         self._alone = ocp.options.MultiprocessingOptions(
-            primary_host=None, active_processes={index}, barrier_sync_key_prefix=f"local_{index}"
+            primary_host=index, active_processes={index}, barrier_sync_key_prefix=f"local_{index}"
         )
         arrays = ocp.type_handlers.ArrayHandler(
-            primary_host=None, replica_id=None, use_replica_parallel=False,
+            primary_host=index, replica_id=None, use_replica_parallel=False,
             enable_write_sharding_file=False,
         )  # fmt: skip
         registry = ocp.type_handlers.create_type_handler_registry((jax.Array, arrays))
@@ -81,6 +81,8 @@ class LocalCheckpoints(contextlib.AbstractContextManager["LocalCheckpoints"]):
             use_zarr3=True, type_handler_registry=registry, multiprocessing_options=self._alone
         )
         self._manager: ocp.CheckpointManager | None = None
+        self._saving: int | None = None
+        self._saved: int | None = None  # the newest step that is whole
 
     def __exit__(self, *error: object) -> None:
         self._wait()
@@ -94,7 +96,8 @@ class LocalCheckpoints(contextlib.AbstractContextManager["LocalCheckpoints"]):
         """
         self._wait()
         gather(None)
-        self._keep(max(self._listed(), default=None))
+        self._keep(self._saved)
+        self._saving = step
         item = Save(nested(state))
         item.run = {"start": self._starts[0], "placement": self._placement}
         try:
@@ -123,6 +126,7 @@ class LocalCheckpoints(contextlib.AbstractContextManager["LocalCheckpoints"]):
             whole = completed(abstract, arrays, is_saved(self._mesh.devices), self._mesh)
             if whole is not None:
                 self._keep(step)
+                self._saved = step
                 if is_first_process():
                     amend_record(self._model_dir, step=step)
                 return jax.tree.unflatten(structure, whole), step
@@ -169,7 +173,7 @@ class LocalCheckpoints(contextlib.AbstractContextManager["LocalCheckpoints"]):
     def _open(self) -> ocp.CheckpointManager:
         options = ocp.CheckpointManagerOptions(
             create=False, cleanup_tmp_directories=True, save_root_metadata=False,
-            multiprocessing_options=self._alone, enable_per_process_directory_creation=True,
+            multiprocessing_options=self._alone,
         )  # fmt: skip
         handlers = {ITEM: self._handler}
         return ocp.CheckpointManager(self.folder, options=options, item_handlers=handlers)
@@ -178,6 +182,7 @@ class LocalCheckpoints(contextlib.AbstractContextManager["LocalCheckpoints"]):
         if self._manager is not None:
             try:
                 self._manager.wait_until_finished()
+                self._saved = self._saving
             except Exception as error:
                 self._failed(error)
 

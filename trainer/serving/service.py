@@ -54,6 +54,9 @@ class TokenPenalties:
     """Added to the logits of tokens."""
 
 
+NO_PENALTIES = TokenPenalties()
+
+
 @dataclasses.dataclass(eq=False)
 class Job:
     """Holds a request and, as it comes, its answer.
@@ -63,7 +66,7 @@ class Job:
 
     request: Request
     sampling: Sampling = GREEDY
-    penalties: TokenPenalties | None = None
+    penalties: TokenPenalties = NO_PENALTIES
     grammar: "Grammar | None" = None
     streams: bool = False
     """Whether each token is announced; otherwise only the end."""

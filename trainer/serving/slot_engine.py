@@ -31,7 +31,7 @@ from models.decoding.slots import (
 from trainer.decoding.decoder import SHORTEST, Request, rows_of, split_begins
 from trainer.memory import check_cache_memory
 from trainer.serving.prefix_cache import SHORTEST_CACHED, CachedPrompt, PrefixCache
-from trainer.serving.service import MAX_CANDIDATES, Job, TokenPenalties
+from trainer.serving.service import MAX_CANDIDATES, NO_PENALTIES, Job
 
 logger = logging.getLogger(__name__)
 JOINING_TOKENS = 256
@@ -200,7 +200,7 @@ class SlotEngine:
 
         Returns jobs with the scores of their prompts, by row.
         """
-        if not self._penalizes and any(job.penalties for job in jobs.values()):
+        if not self._penalizes and any(job.penalties != NO_PENALTIES for job in jobs.values()):
             self._add_penalties(self.size)
         groups: dict[tuple[int, int | None], list[int]] = {}
         for slot, job in jobs.items():
@@ -317,7 +317,7 @@ class SlotEngine:
             lambda x: np.zeros((len(jobs), *x.shape[1:]), x.dtype), self._slots.penalties
         )
         for row, job in enumerate(jobs):
-            given = job.penalties or TokenPenalties()
+            given = job.penalties
             rows.repetition_B[row] = given.repetition
             rows.presence_B[row], rows.frequency_B[row] = given.presence, given.frequency
             rows.bias_BV[row, [*given.bias]] = [*given.bias.values()]

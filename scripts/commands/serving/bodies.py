@@ -114,13 +114,12 @@ class SamplingBody(Body):
         raise bad_field("response_format", self.response_format, RESPONSE_FORMATS)
 
     @property
-    def penalties(self) -> TokenPenalties | None:
-        """Returns what changes the logits, if anything does."""
-        penalties = TokenPenalties(
+    def penalties(self) -> TokenPenalties:
+        """Returns what changes the logits."""
+        return TokenPenalties(
             self.repetition_penalty, self.presence_penalty, self.frequency_penalty,
             {int(token): bias for token, bias in self.logit_bias.items()},
         )  # fmt: skip
-        return None if penalties == TokenPenalties() else penalties
 
     @property
     def samples(self) -> int:

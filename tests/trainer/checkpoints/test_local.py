@@ -180,10 +180,12 @@ def test_a_save_that_fails_is_a_warning(
 
     with opened(model_dir, state) as kept:
         kept.save(3, state)
+        kept._wait()
         with monkeypatch.context() as patched, caplog.at_level(logging.WARNING):
             patched.setattr(local.ListingHandler, "finalize", is_full)
             kept.save(6, state)
             kept._wait()
+        assert 3 in kept._listed()
         assert "the disk is full" in caplog.text and "The run continues." in caplog.text
         kept.save(9, state)
     amend_record(model_dir, saved=2)

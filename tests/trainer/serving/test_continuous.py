@@ -22,7 +22,7 @@ from tests.toys import WHOLE
 from trainer.decoding.decoder import Request
 from trainer.serving import slot_engine
 from trainer.serving.continuous import ContinuousService
-from trainer.serving.service import Job, NoFiniteScore, TokenPenalties
+from trainer.serving.service import NO_PENALTIES, Job, NoFiniteScore, TokenPenalties
 from trainer.serving.slot_engine import CALL_S, MAX_STEPS, SlotEngine, SlotSize
 
 
@@ -180,11 +180,11 @@ def test_penalties_change_the_texts_that_have_them_and_no_other(rules: str) -> N
     layout = Layout(mesh="x:2,y:2" if "y" in rules else "x:2", rules=rules) if rules else WHOLE
     rng = np.random.default_rng(len(rules))
     given = [
-        None,
+        NO_PENALTIES,
         TokenPenalties(repetition=1.3),
         TokenPenalties(presence=1.5, frequency=0.3),
         TokenPenalties(frequency=-1.0),
-        None,
+        NO_PENALTIES,
         TokenPenalties(bias={9: 100.0}),
         TokenPenalties(0.7, -0.4, 1.1, {t: 5.0 - t / 3 for t in range(2, 50, 3)}),
         TokenPenalties(bias={token: -100.0 for token in range(40)}),
