@@ -145,8 +145,6 @@ def train(job: TrainJob, observers: Sequence[Observer] = ()) -> Outcome:
 
         interrupts.last_save()
         checkpoints.wait()
-        if local is not None:
-            local.clear()
         outcome = Outcome(step, interrupts.stops_run, timer.step_s, timer.data_stall_fraction)
         watch.notify(Observer.on_end, outcome)
     return outcome

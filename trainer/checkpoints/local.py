@@ -47,7 +47,8 @@ logger = logging.getLogger(__name__)
 class LocalCheckpoints(contextlib.AbstractContextManager["LocalCheckpoints"]):
     """Saves and restores the newest state of a run, which `state` describes.
 
-    Each process has a folder of its own, as several may share a host.
+    Each process has a folder of its own, as several may share a host.  A run that ends without an
+    error leaves it empty.
     """
 
     def __init__(self, local_dir: Path, model_dir: Path, state: Tree, mesh: Mesh):
@@ -84,8 +85,10 @@ class LocalCheckpoints(contextlib.AbstractContextManager["LocalCheckpoints"]):
         self._saving: int | None = None
         self._saved: int | None = None  # the newest step that is whole
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, kind: object, *error: object) -> None:
         self._wait()
+        if kind is None:  # a checkpoint has the last state
+            self._keep(None)
         if self._manager is not None:
             self._manager.close()
 
@@ -105,11 +108,6 @@ class LocalCheckpoints(contextlib.AbstractContextManager["LocalCheckpoints"]):
             self._manager.save(step, args=ocp.args.Composite(**{ITEM: item}), force=True)
         except Exception as error:
             self._failed(error)
-
-    def clear(self) -> None:
-        """Removes what is saved."""
-        self._wait()
-        self._keep(None)
 
     def restore(self, newer_than: int | None) -> tuple[Tree, int] | None:
         """Restores the newest state that the processes have together; None where they have none.

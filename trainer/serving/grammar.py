@@ -13,8 +13,6 @@ from data.tokenizers.tokenizer_json import TOKENIZER, TokenizerJsonVocab
 from data.vocab import Vocab
 from trainer.serving.service import DeadEnd
 
-SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # SentencePiece's
-
 
 class Grammar:
     """Follows a text token by token; `copy` begins another one."""
@@ -77,12 +75,12 @@ class _SentencePieces:
 def bytes_of(piece: str) -> bytes:
     """Returns the bytes that a piece of SentencePiece adds to a text.
 
-    >>> bytes_of("\N{LOWER ONE EIGHTH BLOCK}a"), bytes_of("<0xF0>")
+    >>> bytes_of("▁a"), bytes_of("<0xF0>")
     (b' a', b'\\xf0')
     """
     if len(piece) == 6 and piece.startswith("<0x"):
         return bytes([int(piece[3:5], 16)])
-    return piece.replace(SPACE, " ").encode()
+    return piece.replace("▁", " ").encode()
 
 
 @functools.lru_cache(maxsize=2)

@@ -1,9 +1,11 @@
 """States that hosts keep: a restart continues from them, also where a host is replaced."""
 
+import contextlib
 import logging
 import shutil
 import signal
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +75,18 @@ def opened(model_dir: Path, state: Any) -> LocalCheckpoints:
     return LocalCheckpoints(model_dir.parent / "local", model_dir, abstract(state), mesh)
 
 
+class Killed(Exception):
+    """Ends a run before its next checkpoint."""
+
+
+@contextlib.contextmanager
+def killed(model_dir: Path, state: Any) -> Iterator[LocalCheckpoints]:
+    """Those of a run that is killed at the end of the block."""
+    with pytest.raises(Killed), opened(model_dir, state) as kept:
+        yield kept
+        raise Killed
+
+
 def restart(model_dir: Path, step: int = 0, **fields: Any) -> None:
     """Records a start as `meshloom train` does."""
     saved = max(step, last_saved(model_dir)) or None
@@ -83,20 +97,21 @@ def restart(model_dir: Path, step: int = 0, **fields: Any) -> None:
 def test_the_newest_state_comes_back_and_older_ones_go(model_dir: Path) -> None:
     mesh = make_mesh(2, 4)
     states = [state_on(mesh, seed) for seed in range(3)]
-    with opened(model_dir, states[0]) as kept:
+    with killed(model_dir, states[0]) as kept:
         for step, state in zip((3, 6, 9), states, strict=True):
             kept.save(step, state)
         assert len(kept._listed()) <= 2
     amend_record(model_dir, saved=5)
     restart(model_dir, step=5)
-    with jax.set_mesh(mesh), opened(model_dir, states[0]) as kept:
+    with jax.set_mesh(mesh), killed(model_dir, states[0]) as kept:
         restored = kept.restore(newer_than=5)
         assert restored is not None and restored[1] == 9
         assert_same_bits(restored[0], states[2])
         assert starts(model_dir)[-1].step == 9
         assert kept._listed() == [9]
-        kept.clear()
-        assert not kept._listed()
+    with opened(model_dir, states[0]) as kept:
+        assert kept._listed() == [9]
+    assert not kept._listed()  # the run is over
 
 
 @pytest.mark.parametrize(
@@ -108,7 +123,7 @@ def test_what_does_not_belong_to_the_run_is_removed(
 ) -> None:
     mesh = make_mesh(2, 4)
     state = state_on(mesh)
-    with opened(model_dir, state) as kept:
+    with killed(model_dir, state) as kept:
         kept.save(9, state)
     newer_than: int | None = 5
     amend_record(model_dir, saved=5)
@@ -131,12 +146,12 @@ def test_what_does_not_belong_to_the_run_is_removed(
     elif why == "a damaged array":
         for file in kept.folder.glob("9/state/ocdbt.process_0/d/*"):
             file.write_bytes(file.read_bytes()[:-20] + bytes(20))
-    with jax.set_mesh(mesh), opened(model_dir, state) as kept:
+    with jax.set_mesh(mesh), killed(model_dir, state) as kept:
         assert kept.restore(newer_than) is None
         assert not kept._listed()
         kept.save(12, state)
     restart(model_dir, step=5)
-    with jax.set_mesh(mesh), opened(model_dir, state) as kept:
+    with jax.set_mesh(mesh), killed(model_dir, state) as kept:
         restored = kept.restore(newer_than=5)
         assert restored is not None and restored[1] == 12
 
@@ -144,12 +159,12 @@ def test_what_does_not_belong_to_the_run_is_removed(
 def test_a_start_that_fails_early_loses_nothing(model_dir: Path) -> None:
     mesh = make_mesh(2, 4)
     state = state_on(mesh)
-    with opened(model_dir, state) as kept:
+    with killed(model_dir, state) as kept:
         kept.save(9, state)
     amend_record(model_dir, saved=5)
     for _ in range(3):
         restart(model_dir, step=5)
-        with jax.set_mesh(mesh), opened(model_dir, state) as kept:
+        with jax.set_mesh(mesh), killed(model_dir, state) as kept:
             restored = kept.restore(newer_than=5)
             assert restored is not None and restored[1] == 9
 
@@ -178,7 +193,7 @@ def test_a_save_that_fails_is_a_warning(
     def is_full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    with opened(model_dir, state) as kept:
+    with killed(model_dir, state) as kept:
         kept.save(3, state)
         kept._wait()
         with monkeypatch.context() as patched, caplog.at_level(logging.WARNING):
@@ -190,7 +205,7 @@ def test_a_save_that_fails_is_a_warning(
         kept.save(9, state)
     amend_record(model_dir, saved=2)
     restart(model_dir, step=2)
-    with jax.set_mesh(mesh), opened(model_dir, state) as kept:
+    with jax.set_mesh(mesh), killed(model_dir, state) as kept:
         restored = kept.restore(newer_than=2)
         assert restored is not None and restored[1] == 9
 
