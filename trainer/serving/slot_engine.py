@@ -234,8 +234,7 @@ class SlotEngine:
             logits = jax.eval_shape(self.decoder(self.size).logits, self._weights, self._slots)[1]
             allowed_BV = np.ones((self.size.slots, logits.shape[-1]), bool)
             for slot, tokens in allowed.items():
-                allowed_BV[slot] = False
-                allowed_BV[slot, : len(tokens)] = tokens
+                allowed_BV[slot] = np.pad(tokens, (0, logits.shape[-1] - len(tokens)))
         self._slots, new_tokens = self.compiled(
             f"steps of {self.size}", ("steps", self.size, candidates, bool(allowed)),
             self.decoder(self.size, candidates).steps,
