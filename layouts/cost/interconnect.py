@@ -14,15 +14,8 @@ from typing import NamedTuple
 import numpy as np
 
 from configs.errors import UserError, did_you_mean
-from layouts.cost.hardware import (
-    CHIPS,
-    GPUS,
-    GPUS_OF_A_NODE,
-    LINK_UTILISATION,
-    NETWORK_BANDWIDTH,
-    TABLE,
-    Chip,
-)
+from layouts.cost import hardware
+from layouts.cost.hardware import CHIPS, GPUS, GPUS_OF_A_NODE, Chip
 from layouts.device_order import CHIP_AXES, CORE
 
 RING = {"all-gather": 1, "reduce-scatter": 1, "all-reduce": 2}  # times that the data goes round
@@ -87,11 +80,11 @@ class Topology:
                 f"--topology={name}: {kind} has a torus of {chip.axes} axes.  Legal: {kind}:, then "
                 f"{chip.axes} numbers of chips with x between them, as in {example}."
             )
-        if count > 1 and kind not in NETWORK_BANDWIDTH:
+        if count > 1 and kind not in hardware.NETWORK_BANDWIDTH:
             raise UserError(
                 f"--topology={name}: the bandwidth of the network between slices of {kind} is not "
                 f"published.  Legal: one slice, {kind}:{sizes}, or several of "
-                f"{', '.join(kind for kind in CHIPS if kind in NETWORK_BANDWIDTH)}."
+                f"{', '.join(kind for kind in CHIPS if kind in hardware.NETWORK_BANDWIDTH)}."
             )
         name = name if count > 1 else f"{kind}:{sizes}"  # of "1xv5e:4x4" as well
         return cls(name, chip, tuple(int(size) for size in sizes.split("x")), count)
@@ -168,7 +161,7 @@ class Topology:
         sent_bytes = RING.get(kind, 1) * size_bytes / (np.min(devices) if kind in RING else 1)
         share = 1 if kind == "collective-permute" else 1 - 1 / len(boxes)
         # Bytes per second between boxes that a device has while all devices send.
-        rate = NETWORK_BANDWIDTH[self.kind] * LINK_UTILISATION / self.chip.cores
+        rate = hardware.NETWORK_BANDWIDTH[self.kind] * hardware.LINK_UTILISATION / self.chip.cores
         return float(inside_s + share * sent_bytes / rate)
 
     def seconds_inside(self, kind: str, size_bytes: float, coords: np.ndarray) -> float:
@@ -180,13 +173,13 @@ class Topology:
         if self.is_gpu:
             share = 1 if kind == "collective-permute" else 1 - 1 / len(coords)
             sent_bytes = RING.get(kind, 1) * size_bytes * share
-            return sent_bytes / (self.chip.link_bandwidth * LINK_UTILISATION)
+            return sent_bytes / (self.chip.link_bandwidth * hardware.LINK_UTILISATION)
         chips = np.unique(coords, axis=0)
         cores = len(coords) / len(chips)  # of a chip that are in the group
         groups = self.chip.cores / cores  # that share a chip, and so its links
         if len(chips) == 1:
             return RING.get(kind, 1) * size_bytes / self.chip.memory_bandwidth
-        link, along = self.chip.link_bandwidth * LINK_UTILISATION, self.along(chips)
+        link, along = self.chip.link_bandwidth * hardware.LINK_UTILISATION, self.along(chips)
         if kind == "collective-permute":  # the last sends to the first over links that are free
             hops = np.abs(np.diff(coords, axis=0)).sum(axis=1)
             return groups * float(hops.max()) * size_bytes / link
@@ -221,7 +214,8 @@ def offered_slices(kind: str) -> tuple[Topology, ...]:
         full, doublings = GPUS_OF_A_NODE[-1], range(1, LARGEST_NODES.bit_length())
         shapes = [*(f"1x{n}" for n in GPUS_OF_A_NODE), *(f"{2**i}x{full}" for i in doublings)]
     else:
-        shapes = [*TABLE["slices"][kind].split(), *shapes_of_cubes(MAX_CHIPS_OF_CUBES.get(kind, 0))]
+        cubes = shapes_of_cubes(MAX_CHIPS_OF_CUBES.get(kind, 0))
+        shapes = [*hardware.TABLE["slices"][kind].split(), *cubes]
     slices = (Topology.named(f"{kind}:{shape}") for shape in shapes)
     return tuple(sorted(slices, key=lambda topology: (topology.chips, max(topology.extents))))
 

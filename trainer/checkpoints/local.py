@@ -24,16 +24,8 @@ from jax.sharding import Mesh
 from configs.errors import UserError
 from configs.paths import absolute, is_remote
 from layouts.reduction import free_axes
-from trainer.checkpoints.integrity import (
-    DamagedCheckpoint,
-    ListingHandler,
-    Save,
-    checksum_chunks,
-    read,
-    read_manifest,
-    verify,
-    wait_for_writes,
-)
+from trainer.checkpoints import integrity
+from trainer.checkpoints.integrity import DamagedCheckpoint
 from trainer.checkpoints.manager import by_path, failure, nested
 from trainer.multihost import from_first_process, gather, is_first_process
 from trainer.processes.peers import join_names
@@ -67,8 +59,8 @@ class LocalCheckpoints(contextlib.AbstractContextManager["LocalCheckpoints"]):
             ) from None
         self._starts = from_first_process(lambda: unchanged_starts(starts(model_dir)))
         self._placement = placement(state, mesh)
-        checksum_chunks()
-        wait_for_writes()
+        integrity.checksum_chunks()
+        integrity.wait_for_writes()
         # No process waits for another one, and each saves all of its shards.
         self._alone = ocp.options.MultiprocessingOptions(
             primary_host=index, active_processes={index}, barrier_sync_key_prefix=f"local_{index}"
@@ -78,7 +70,7 @@ class LocalCheckpoints(contextlib.AbstractContextManager["LocalCheckpoints"]):
             enable_write_sharding_file=False,
         )  # fmt: skip
         registry = ocp.type_handlers.create_type_handler_registry((jax.Array, arrays))
-        self._handler = ListingHandler(
+        self._handler = integrity.ListingHandler(
             use_zarr3=True, type_handler_registry=registry, multiprocessing_options=self._alone
         )
         self._manager: ocp.CheckpointManager | None = None
@@ -101,7 +93,7 @@ class LocalCheckpoints(contextlib.AbstractContextManager["LocalCheckpoints"]):
         gather(None)
         self._keep(self._saved)
         self._saving = step
-        item = Save(nested(state))
+        item = integrity.Save(nested(state))
         item.run = {"start": self._starts[0], "placement": self._placement}
         try:
             self._manager = self._manager or self._open()
@@ -138,8 +130,8 @@ class LocalCheckpoints(contextlib.AbstractContextManager["LocalCheckpoints"]):
         steps = list[int]()
         for step in self._listed():
             with contextlib.suppress(DamagedCheckpoint):
-                verify(self._path(step))
-                run = read_manifest(self._path(step)).run or {}
+                integrity.verify(self._path(step))
+                run = integrity.read_manifest(self._path(step)).run or {}
                 is_of_run = run.get("start") in self._starts
                 if step > newer_than and is_of_run and run.get("placement") == self._placement:
                     steps.append(step)
@@ -150,7 +142,7 @@ class LocalCheckpoints(contextlib.AbstractContextManager["LocalCheckpoints"]):
         item = nested(self._state)
         args = ocp.args.PyTreeRestore(item, ocp.checkpoint_utils.construct_restore_args(item))
         try:
-            tree = read(lambda: self._handler.restore(self._path(step), args=args))
+            tree = integrity.read(lambda: self._handler.restore(self._path(step), args=args))
         except DamagedCheckpoint as reason:
             logger.warning("local checkpoint %d is damaged: %s", step, reason)
             return None

@@ -34,20 +34,8 @@ from configs.paths import absolute, is_remote, path_of
 from data.storage import folders, remote
 from data.storage.files import describe_full
 from layouts.axes import leaf_path
-from trainer.checkpoints import s3
-from trainer.checkpoints.integrity import (
-    DamagedCheckpoint,
-    ListingHandler,
-    Save,
-    StreamedArray,
-    StreamedHandler,
-    checksum_chunks,
-    on_all_processes,
-    read,
-    read_manifest,
-    verify,
-    wait_for_writes,
-)
+from trainer.checkpoints import integrity, s3
+from trainer.checkpoints.integrity import DamagedCheckpoint
 from trainer.multihost import gather
 from trainer.resume.history import CHECKPOINTS, ITEM, amend_record, starts
 
@@ -139,7 +127,7 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
         """Lists those files of a checkpoint that are there: name, size, time of the last change."""
         listed = list[tuple[str, int, int]]()
         with contextlib.suppress(DamagedCheckpoint):
-            for name in read_manifest(self._path(step)).files:
+            for name in integrity.read_manifest(self._path(step)).files:
                 with contextlib.suppress(OSError, ValueError):
                     stat = (self._path(step) / name).stat()
                     listed.append((name, stat.length, stat.mtime))
@@ -147,7 +135,7 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
 
     def identity(self, steps: Sequence[int]) -> str:
         """Returns a checksum of the lists of files of checkpoints, which others do not share."""
-        files = [sorted(read_manifest(self._path(step)).files.items()) for step in steps]
+        files = [sorted(integrity.read_manifest(self._path(step)).files.items()) for step in steps]
         return f"{zlib.crc32(json.dumps(files).encode()):08x}"
 
     def describe(self, step: int) -> Described:
@@ -191,7 +179,7 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
     def _read(self, step: int, item: Tree, restore_args: Tree) -> dict[str, Any]:
         """Reads some arrays of a checkpoint; returns them by path."""
         args = ocp.args.PyTreeRestore(item=item, restore_args=restore_args, partial_restore=True)
-        tree = read(lambda: self._reader.restore(self._path(step), args=args))
+        tree = integrity.read(lambda: self._reader.restore(self._path(step), args=args))
         return traverse_util.flatten_dict(tree, sep="/")
 
     def _path(self, step: int) -> epath.Path:
@@ -201,7 +189,7 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
         """Returns the metric of a checkpoint; a damaged one has none."""
         if step not in self._scores:
             try:
-                manifest = read_manifest(self._path(step))
+                manifest = integrity.read_manifest(self._path(step))
             except DamagedCheckpoint:
                 return Score(None, self.higher_is_better)
             self._scores[step] = Score(manifest.metric, manifest.higher_is_better)
@@ -223,7 +211,8 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
         self._scores[step] = Score(metric, self.higher_is_better)
         try:
             self._manager = self._manager or self._open()
-            item = Save(nested(state), metric=metric, higher_is_better=self.higher_is_better)
+            item = integrity.Save(nested(state))
+            item.metric, item.higher_is_better = metric, self.higher_is_better
             item.run = self._record
             args = ocp.args.Composite(**{ITEM: item})
             self._manager.save(step, args=args, force=True)
@@ -252,8 +241,8 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
             self.wait()
 
     def _open(self) -> ocp.CheckpointManager:
-        checksum_chunks()
-        wait_for_writes()
+        integrity.checksum_chunks()
+        integrity.wait_for_writes()
         records = starts(path_of(self.model_dir))
         self._record = records[-1].dump() if records else None
         if is_remote(self.folder):
@@ -277,9 +266,9 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
             enable_write_sharding_file=False,
         )
         registry = ocp.type_handlers.create_type_handler_registry(
-            (jax.Array, arrays), (StreamedArray, StreamedHandler())
+            (jax.Array, arrays), (integrity.StreamedArray, integrity.StreamedHandler())
         )
-        handlers = {ITEM: ListingHandler(use_zarr3=True, type_handler_registry=registry)}
+        handlers = {ITEM: integrity.ListingHandler(use_zarr3=True, type_handler_registry=registry)}
         return ocp.CheckpointManager(self.folder, options=options, item_handlers=handlers)
 
     def _close(self) -> None:
@@ -356,21 +345,21 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
 
     def _load(self, abstract: Tree, step: int) -> Tree:
         """Reads the arrays of a checkpoint that is whole and fits.  All processes agree on that."""
-        saved = on_all_processes(lambda: self._saved(step))
+        saved = integrity.on_all_processes(lambda: self._saved(step))
         if not any(path.startswith(f"{OPTIONAL}/") for path in saved):
             abstract = {name: part for name, part in abstract.items() if name != OPTIONAL}
         leaves, item = by_path(abstract), nested(abstract)
         restore_args = ocp.checkpoint_utils.construct_restore_args(item)
         self._compare(step, saved, {path: tuple(a.shape) for path, a in leaves.items()})
-        arrays = on_all_processes(lambda: self._read(step, item, restore_args))
+        arrays = integrity.on_all_processes(lambda: self._read(step, item, restore_args))
         return jax.tree.unflatten(jax.tree.structure(abstract), [arrays[path] for path in leaves])
 
     def _saved(self, step: int) -> Described:
         """Returns shapes and types on disk, once every file is known to be there and whole."""
         if not self._path(step).parent.exists():
             raise DamagedCheckpoint("there is none")
-        verify(self._path(step))
-        tree = read(lambda: self._reader.metadata(self._path(step)).tree)
+        integrity.verify(self._path(step))
+        tree = integrity.read(lambda: self._reader.metadata(self._path(step)).tree)
         arrays = traverse_util.flatten_dict(tree, sep="/")
         return {path: jax.ShapeDtypeStruct(a.shape, a.dtype) for path, a in arrays.items()}
 
