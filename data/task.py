@@ -284,14 +284,8 @@ class Task:
 
     def numbers(self, counts: Counts) -> dict[str, int | str]:
         """Returns what a table shows of the rows of a split."""
-        return {
-            "examples": counts.lines,
-            "words": counts.words,
-            "bytes": counts.bytes,
-            "tokens": counts.tokens,
-            "rows": counts.rows,
-            "fill": f"{self.fills(counts)['fill']:.1%}",
-        }
+        shown = {name: getattr(counts, name) for name in ("words", "bytes", "tokens", "rows")}
+        return {"examples": counts.lines, **shown, "fill": f"{self.fills(counts)['fill']:.1%}"}
 
     def summary(self, counts: Counts) -> str:
         """Describes the rows of a split in a line."""
