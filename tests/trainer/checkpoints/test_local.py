@@ -17,7 +17,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from configs.errors import UserError
 from configs.paths import path_of
 from tests.trainer.command import Command
-from trainer.checkpoints import local
+from trainer.checkpoints import integrity
 from trainer.checkpoints.local import LocalCheckpoints, completed, unchanged_starts
 from trainer.metrics.jsonl import METRICS, REPLACED, read_lines
 from trainer.resume.history import Start, amend_record, last_saved, record_start, starts
@@ -197,7 +197,7 @@ def test_a_save_that_fails_is_a_warning(
         kept.save(3, state)
         kept._wait()
         with monkeypatch.context() as patched, caplog.at_level(logging.WARNING):
-            patched.setattr(local.ListingHandler, "finalize", is_full)
+            patched.setattr(integrity.ListingHandler, "finalize", is_full)
             kept.save(6, state)
             kept._wait()
         assert 3 in kept._listed()
