@@ -347,7 +347,7 @@ def test_a_flipped_bit_of_a_large_file_is_noticed_by_the_chunk(
     if not checksums:
         plain = inspect.unwrap(tensorstore_utils._build_zarr3_metadata)
         monkeypatch.setattr(tensorstore_utils, "_build_zarr3_metadata", plain)
-        monkeypatch.setattr(manager, "checksum_chunks", lambda: None)
+        monkeypatch.setattr(integrity, "checksum_chunks", lambda: None)
     monkeypatch.setattr(integrity, "CHECKSUM_UP_TO_BYTES", 50_000)
     mesh = make_mesh(1)
     states = {step: make_state(mesh, width=512, seed=step) for step in (1, 2)}
