@@ -73,7 +73,7 @@ class ReportFlags(FlagGroup):
 class SuperviseFlags(FlagGroup):
     """Runs COMMAND, and restarts it when it fails (exit code 1), stalls (75) or is killed.
 
-    It waits longer after each failure, and gives up after the third one from the same checkpoint of
+    It waits longer after each failure, and gives up after the third one from the same step of
     COMMAND's --model_dir.  It does not restart a command that SIGTERM, SIGHUP or Ctrl-C stops.  The
     exit code is the last one of COMMAND.
     """

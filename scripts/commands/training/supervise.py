@@ -12,11 +12,13 @@ from configs.errors import UserError
 from configs.paths import path_of
 from scripts.commands.training.flags import SuperviseFlags
 from scripts.terminal import print_note
+from trainer.metrics.jsonl import read_lines
 from trainer.processes.ending import FAILED, STALLED, STOPS, handle
+from trainer.resume.history import FILE
 
 RESTARTED = (FAILED, STALLED)
 FAILURES = 3
-"""Failures from one checkpoint after which another start would fail as well."""
+"""Failures from one step after which another start would fail as well."""
 LONGEST_S = 300.0
 
 
@@ -24,7 +26,7 @@ def supervise(flags: SuperviseFlags) -> None:
     """Runs the command until it succeeds, is stopped, or fails as it failed before."""
     if not flags.command:
         raise UserError("no command.  Give one, as in: meshloom supervise -- meshloom train …")
-    failures, last_step = 0, None
+    failures, last_step = 0, -1
     while True:
         code, is_stopped = run(flags.command)
         is_killed = code < 0 and -code not in STOPS  # as where memory is short
@@ -33,7 +35,7 @@ def supervise(flags: SuperviseFlags) -> None:
             sys.exit(code)
         step = newest_step(flags.command)
         failures, last_step = (failures + 1 if step == last_step else 1), step
-        at = "before the first checkpoint" if step is None else f"after checkpoint {step}"
+        at = f"after step {step}" if step else "before the first checkpoint"
         if failures == FAILURES:
             print_note(f"Failed {FAILURES} times {at}: not restarting.")
             sys.exit(code)
@@ -69,10 +71,15 @@ def run(command: Sequence[str]) -> tuple[int, bool]:
     return code, bool(received)
 
 
-def newest_step(command: Sequence[str]) -> int | None:
-    """Returns the newest checkpoint of the model directory that the command names."""
+def newest_step(command: Sequence[str]) -> int:
+    """Returns the newest step from which the model directory that the command names continues.
+
+    That is a checkpoint, or what the last start found on its hosts; 0 where there is neither.
+    """
     match = re.search(r"(?:^|\0)--model_dir[=\0]([^\0]+)", "\0".join(command))
-    folder = path_of(match[1]) / "checkpoints" if match else None
-    if folder is None or not folder.exists():
-        return None
-    return max((int(path.name) for path in folder.iterdir() if path.name.isdecimal()), default=None)
+    if match is None:
+        return 0
+    folder = path_of(match[1])
+    names = [path.name for path in folder.glob("checkpoints/*")]
+    starts = [line["step"] for line in read_lines(folder / FILE)[-1:]]
+    return max([*starts, *(int(name) for name in names if name.isdecimal())], default=0)

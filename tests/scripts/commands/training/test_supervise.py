@@ -10,7 +10,8 @@ import pytest
 
 from tests.toys import ROOT, ignoring
 
-# Each start ends with the next of the codes; one with a "+" saves a checkpoint before.
+# Each start ends with the next of the codes; one with a "+" saves a checkpoint before, and one with
+# a "0" in front has begun at a later step, which the hosts had kept.
 PROGRAM = """
 import os, pathlib, sys
 folder, codes = pathlib.Path(sys.argv[1].partition("=")[2]), sys.argv[2:]
@@ -20,6 +21,8 @@ starts.write_text("x" * (number + 1))
 code = codes[number]
 if code.startswith("+"):
     (folder / "checkpoints" / str(10 * (number + 1))).mkdir(parents=True)
+if len(code) == 2 and code[0] == "0":
+    (folder / "history.jsonl").write_text('{"step": %d}\\n' % (15 + number))
 if int(code) < 0:
     os.kill(os.getpid(), -int(code))
 sys.exit(int(code))
@@ -48,9 +51,10 @@ def supervised(folder: Path, *command: str, ignores: str = "") -> "subprocess.Po
             ["1", "1", "+75", "1", "1", "0"],
             5,
             1,
-            "Failed 3 times after checkpoint 30: not restarting",
+            "Failed 3 times after step 30: not restarting",
         ),
-        (["1", "+1", "+75", "1", "0"], 5, 0, "Exit code 1 after checkpoint 30; restarting in"),
+        (["+1", "1", "01", "01", "01", "0"], 6, 0, "Exit code 1 after step 10; restarting in"),
+        (["1", "+1", "+75", "1", "0"], 5, 0, "Exit code 1 after step 30; restarting in"),
     ],
 )
 def test_failures_and_stalls_are_restarted(
