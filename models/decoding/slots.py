@@ -64,7 +64,7 @@ class Penalties(NamedTuple):
         """Changes logits as vLLM does."""
         penalties = self.repetition_B, self.presence_B, self.frequency_B
         repetition_B11, presence_B11, frequency_B11 = (x[:, None, None] for x in penalties)
-        counts_BWV = self.counts_BV[:, None]
+        counts_BWV = self.counts_BV[:, None].astype(self.frequency_B.dtype)
         logits_BWV = logits_BWV + self.bias_BV[:, None]
         factor_BWV = jnp.where(logits_BWV > 0, 1 / repetition_B11, repetition_B11)
         is_repeated_BWV = self.is_in_prompt_BV[:, None] | (counts_BWV > 0)

@@ -118,7 +118,7 @@ class SamplingBody(Body):
         """Returns what changes the logits."""
         return TokenPenalties(
             self.repetition_penalty, self.presence_penalty, self.frequency_penalty,
-            {int(token): bias for token, bias in self.logit_bias.items()},
+            {int(token): bias for token, bias in self.logit_bias.items() if bias},
         )  # fmt: skip
 
     @property
