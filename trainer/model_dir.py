@@ -15,8 +15,8 @@ wandb.id           the run's id at this service, where Run.trackers names it
 """
 
 import functools
-import time
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +80,7 @@ class ModelDir:
         for name, model in vocabs.files().items():
             atomic_write(self.model_dir / name, model)
         settings = dump([run], config.imports)
-        now = time.strftime("%Y-%m-%dT%H:%M:%S%z")
+        now = datetime.now().astimezone().isoformat()  # with microseconds: it names this start
         start = Start(step, now, vocab=vocabs.hashes(), settings=settings, **record)
         record_start(self.model_dir, start)
         atomic_write(self.config_file, settings)
