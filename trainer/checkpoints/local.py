@@ -8,6 +8,7 @@ import contextlib
 import errno
 import itertools
 import logging
+import shutil
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
@@ -80,7 +81,7 @@ class LocalCheckpoints(contextlib.AbstractContextManager["LocalCheckpoints"]):
     def __exit__(self, kind: object, *error: object) -> None:
         self._wait()
         if kind is None:  # a checkpoint has the last state
-            self._keep(None)
+            shutil.rmtree(self.folder, ignore_errors=True)
         if self._manager is not None:
             self._manager.close()
 
@@ -91,11 +92,12 @@ class LocalCheckpoints(contextlib.AbstractContextManager["LocalCheckpoints"]):
         """
         self._wait()
         gather(None)
-        self._keep(self._saved)
         self._saving = step
         item = integrity.Save(nested(state))
         item.run = {"start": self._starts[0], "placement": self._placement}
         try:
+            self._keep(self._saved)
+            self.folder.mkdir(parents=True, exist_ok=True)  # another program may have removed it
             self._manager = self._manager or self._open()
             self._manager.save(step, args=ocp.args.Composite(**{ITEM: item}), force=True)
         except Exception as error:
@@ -153,7 +155,7 @@ class LocalCheckpoints(contextlib.AbstractContextManager["LocalCheckpoints"]):
         return self.folder / str(step) / ITEM
 
     def _listed(self) -> list[int]:
-        return [int(path.name) for path in self.folder.iterdir() if path.name.isdecimal()]
+        return [int(path.name) for path in self.folder.glob("*") if path.name.isdecimal()]
 
     def _keep(self, step: int | None) -> None:
         for other in self._listed():

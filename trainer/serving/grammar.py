@@ -2,6 +2,7 @@
 
 import functools
 import json
+import re
 from typing import Any
 
 import llguidance
@@ -13,14 +14,22 @@ from data.tokenizers.tokenizer_json import TOKENIZER, TokenizerJsonVocab
 from data.vocab import Vocab
 from trainer.serving.service import DeadEnd
 
+LONGEST, DIGITS = 50_000, 4
+"""Characters of a schema, and the digits of all its multipleOf: beyond, it compiles for minutes."""
+
 
 class Grammar:
     """Follows a text token by token; `copy` begins another one."""
 
     def __init__(self, vocab: Vocab, schema: Any):
-        self._vocab = vocab
+        self._vocab, text = vocab, json.dumps(schema)
+        multiples = re.findall(r'"multipleOf": ([-+.e0-9]+)', text)
+        if len(text) > LONGEST or len("".join(multiples)) > DIGITS:
+            raise UserError(
+                f"it may have {LONGEST:,} characters, and {DIGITS} digits of multipleOf."
+            )
         # SentencePiece puts a space before most first tokens.
-        lark = f'start: " "? json\njson: %json {json.dumps(schema)}'
+        lark = f'start: " "? json\njson: %json {text}'
         self._matcher = llguidance.LLMatcher(tokenizer_of(vocab), lark, log_level=0)
         if problem := self._matcher.get_error():
             raise UserError(" ".join(problem.split()))

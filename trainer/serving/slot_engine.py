@@ -231,10 +231,9 @@ class SlotEngine:
         candidates = self.candidates_of(jobs)
         place, allowed_BV = NamedSharding(self.mesh, self.layout.place("BV")), None
         if allowed:
-            logits = jax.eval_shape(self.decoder(self.size).logits, self._weights, self._slots)[1]
-            allowed_BV = np.ones((self.size.slots, logits.shape[-1]), bool)
+            allowed_BV = np.ones((self.size.slots, self.padded_vocab), bool)
             for slot, tokens in allowed.items():
-                allowed_BV[slot] = np.pad(tokens, (0, logits.shape[-1] - len(tokens)))
+                allowed_BV[slot] = np.pad(tokens, (0, self.padded_vocab - len(tokens)))
         self._slots, new_tokens = self.compiled(
             f"steps of {self.size}", ("steps", self.size, candidates, bool(allowed)),
             self.decoder(self.size, candidates).steps,
@@ -242,6 +241,12 @@ class SlotEngine:
             donate_argnums=1, in_shardings=(None, None, None, place if allowed else None),
         )  # fmt: skip
         return new_tokens
+
+    @functools.cached_property
+    def padded_vocab(self) -> int:
+        """Returns how many logits a place has."""
+        logits = self.decoder(self.size).logits
+        return jax.eval_shape(logits, self._weights, self._slots)[1].shape[-1]
 
     def note_call(self, size: SlotSize, steps: int, seconds: float) -> None:
         """Learns from a call that took at most `seconds` how many steps of a size fit in CALL_S.

@@ -10,16 +10,10 @@ from data.sources.pair_kinds import Phrases
 from data.sources.text import Docstrings
 from data.task import Task
 from data.tasks.translation import Translation
+from data.tokenizers import tokenizer_json
 from data.tokenizers.marian import PIECES, Marian
 from data.tokenizers.sentence_piece import SentencePiece, processor_of
-from data.tokenizers.tokenizer_json import (
-    CONFIG,
-    GENERATION,
-    TOKENIZER,
-    TokenizerJson,
-    eos_token_ids,
-    how_to_make,
-)
+from data.tokenizers.tokenizer_json import CONFIG, GENERATION, TOKENIZER, TokenizerJson, how_to_make
 from data.vocab import Tokenizer, Vocab, make, read_model
 from data.vocabs import SOURCE_FILE, TARGET_FILE
 from models.transformer import Transformer
@@ -80,7 +74,8 @@ def source_tokenizer_of(folder: Path) -> Tokenizer | None:
 def warn_of_other_ends(folder: Path, settings: Settings, vocab: Vocab) -> None:
     """Warns if Hugging Face's library ends a text at other tokens than decoding does."""
     is_there = (folder / GENERATION).is_file()
-    ids = eos_token_ids({**settings, **(read_json(folder, GENERATION) if is_there else {})})
+    given = read_json(folder, GENERATION) if is_there else {}
+    ids = tokenizer_json.eos_token_ids({**settings, **given})
     if not ids or {*ids} == {*vocab.stop_ids}:
         return
     listed, stops = (

@@ -17,15 +17,8 @@ from starlette.routing import Route
 from configs.errors import UserError, brief
 from data.sources.pairs import chosen_tag, tagged
 from data.tokenizers.chat_template import RESERVED, BadMessages
-from scripts.commands.serving import completions
-from scripts.commands.serving.bodies import (
-    ApiError,
-    ChatBody,
-    DetokenizeBody,
-    TokenizeBody,
-    TranslationBody,
-    bad_field,
-)
+from scripts.commands.serving import bodies, completions
+from scripts.commands.serving.bodies import ApiError, bad_field
 from scripts.commands.serving.completions import AnswerChoice, complete
 from scripts.commands.serving.exchange import PendingAnswer, ServedModel, read_body, tokenize
 from trainer.decoding.requests import Hypothesis, is_blank, to_hypothesis, translation_requests
@@ -49,7 +42,7 @@ async def translate(request: Request) -> Response:
     served: ServedModel = request.app.state.served
     if not served.translates:
         raise ApiError(404, f"{served.name} continues prompts.  Legal: POST /v1/completions.")
-    body = await read_body(request, TranslationBody, served)
+    body = await read_body(request, bodies.TranslationBody, served)
     if body.n > served.width:
         raise bad_field("n", body.n, f"an integer from 1 to {served.width}, the beam size")
     jobs = await tokenize(body.texts, 1, lambda: jobs_of(body, served))
@@ -80,7 +73,7 @@ async def translate(request: Request) -> Response:
     )
 
 
-def jobs_of(body: TranslationBody, served: ServedModel) -> list[Job]:
+def jobs_of(body: bodies.TranslationBody, served: ServedModel) -> list[Job]:
     """Makes a job for each text."""
     task, vocabs = served.run.task, served.vocabs
     try:
@@ -107,7 +100,7 @@ async def chat(request: Request) -> Response:
     served = completions.served_decoder(request)
     if (template := served.chat) is None:
         raise ApiError(404, f"{served.name} has no chat template.  Legal: POST /v1/completions.")
-    body = await read_body(request, ChatBody, served)
+    body = await read_body(request, bodies.ChatBody, served)
     completions.check_count(1, "messages", body.messages, body, served)
     messages = [message.for_template() for message in body.messages]
     if taken := [name for name in RESERVED if name in body.chat_template_kwargs]:
@@ -138,7 +131,7 @@ async def chat(request: Request) -> Response:
 async def tokens_of(request: Request) -> Response:
     """Answers `POST /tokenize`: returns the tokens of a text, as a completion reads it."""
     served: ServedModel = request.app.state.served
-    body = await read_body(request, TokenizeBody, served)
+    body = await read_body(request, bodies.TokenizeBody, served)
     vocab = served.vocabs.of_source if served.translates else served.vocabs.target
     text = body.prompt if served.translates else served.run.task.prompt(body.prompt)
     [ids] = await tokenize([text], 1, lambda: vocab.encode([text]))
@@ -149,7 +142,7 @@ async def tokens_of(request: Request) -> Response:
 async def text_of(request: Request) -> Response:
     """Answers `POST /detokenize`: returns the text of tokens."""
     served: ServedModel = request.app.state.served
-    body = await read_body(request, DetokenizeBody, served)
+    body = await read_body(request, bodies.DetokenizeBody, served)
     vocab = served.vocabs.target
     if unknown := [token for token in body.tokens if not 0 <= token < vocab.size]:
         raise bad_field("tokens", unknown[0], f"integers from 0 to {vocab.size - 1}")

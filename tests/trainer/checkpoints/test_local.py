@@ -111,7 +111,8 @@ def test_the_newest_state_comes_back_and_older_ones_go(model_dir: Path) -> None:
         assert kept._listed() == [9]
     with opened(model_dir, states[0]) as kept:
         assert kept._listed() == [9]
-    assert not kept._listed()  # the run is over
+        (kept.folder / "12.orbax-checkpoint-tmp").mkdir()
+    assert not kept.folder.exists()  # the run is over
 
 
 @pytest.mark.parametrize(
@@ -208,6 +209,20 @@ def test_a_save_that_fails_is_a_warning(
     with jax.set_mesh(mesh), killed(model_dir, state) as kept:
         restored = kept.restore(newer_than=2)
         assert restored is not None and restored[1] == 9
+
+
+def test_a_folder_that_is_removed_ends_no_run(model_dir: Path) -> None:
+    mesh = make_mesh(2, 4)
+    state = state_on(mesh)
+    with opened(model_dir, state) as kept:
+        for step in (3, 6, 9):
+            kept.save(step, state)
+            kept._wait()
+            shutil.rmtree(model_dir.parent / "local")
+        kept.save(12, state)
+        kept._wait()
+        assert kept._listed() == [12]
+        shutil.rmtree(model_dir.parent / "local")
 
 
 @pytest.mark.parametrize("folder", ["a file/below", "gs://bucket/folder"])

@@ -27,7 +27,7 @@ from orbax.checkpoint._src.serialization import tensorstore_utils
 
 from configs.errors import RunError, UserError
 from tests.clouds import on_both
-from trainer.checkpoints import integrity, manager
+from trainer.checkpoints import integrity
 from trainer.checkpoints.manager import Checkpoints
 
 Tree = Any

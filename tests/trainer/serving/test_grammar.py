@@ -91,6 +91,9 @@ def test_whatever_allowed_tokens_come_the_text_is_of_the_schema(vocab: Vocab) ->
         ({"type": "wat"}, "Invalid type: wat"),
         ({"$ref": "#/missing"}, "'/missing' does not exist"),
         ({"type": "string", "pattern": "(("}, "unclosed group"),
+        ({"type": "integer", "multipleOf": 999_983}, "4 digits of multipleOf"),
+        ({"allOf": [{"multipleOf": 997}, {"multipleOf": 0.983}]}, "4 digits of multipleOf"),
+        ({"properties": {f"{i}": {} for i in range(9001)}}, "50,000 characters"),
     ],
 )
 def test_a_schema_that_is_none_is_refused(vocab: Vocab, schema: Any, words: str) -> None:
@@ -155,3 +158,21 @@ def test_a_vocabulary_without_the_letters_of_json_is_a_dead_end() -> None:
         for _ in range(3):
             service.advance(service.next_jobs())
     assert isinstance(job.failure, DeadEnd)
+
+
+def test_a_token_of_json_traces_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    vocab = sentence_pieces()
+    engine = new_engine(1, 16, spec=dataclasses.replace(DECODER, vocab=320), vocab=vocab)
+
+    def run() -> None:
+        service = ContinuousService(engine, step=0, queue=9)
+        job = Job(Request([5], 9), grammar=Grammar(vocab, SCHEMA))
+        service.submit([job])
+        while not job.is_done:
+            service.advance(service.next_jobs())
+
+    with jax.set_mesh(engine.mesh):
+        engine.warm_up()
+        run()
+        monkeypatch.delattr(type(engine.model), "step")
+        run()

@@ -47,12 +47,7 @@ def supervised(folder: Path, *command: str, ignores: str = "") -> "subprocess.Po
         (["-15", "0"], 1, 143, ""),
         (["-9", "0"], 2, 0, "Exit code 137 before the first checkpoint; restarting in"),
         (["1", "1", "1", "0"], 3, 1, "Failed 3 times before the first checkpoint: not restarting"),
-        (
-            ["1", "1", "+75", "1", "1", "0"],
-            5,
-            1,
-            "Failed 3 times after step 30: not restarting",
-        ),
+        (["1", "1", "+75", "1", "1", "0"], 5, 1, "Failed 3 times after step 30: not restarting"),
         (["+1", "1", "01", "01", "01", "0"], 6, 0, "Exit code 1 after step 10; restarting in"),
         (["1", "+1", "+75", "1", "0"], 5, 0, "Exit code 1 after step 30; restarting in"),
     ],
