@@ -5,7 +5,6 @@ replaced host has lost comes from the replicas of other hosts.
 """
 
 import contextlib
-import errno
 import itertools
 import logging
 import shutil
@@ -23,7 +22,7 @@ from jax import lax
 from jax.sharding import Mesh
 
 from configs.errors import UserError
-from configs.paths import absolute, is_remote
+from configs.paths import absolute, local_path
 from layouts.reduction import free_axes
 from trainer.checkpoints import integrity
 from trainer.checkpoints.integrity import DamagedCheckpoint
@@ -48,10 +47,9 @@ class LocalCheckpoints(contextlib.AbstractContextManager["LocalCheckpoints"]):
         self._model_dir, self._state, self._mesh = model_dir, state, mesh
         index = jax.process_index()
         run = f"{model_dir.name}-{zlib.crc32(str(absolute(model_dir)).encode()):08x}"
+        local_dir = local_path(local_dir, "--local_checkpoint_dir")
         self.folder = epath.Path(absolute(local_dir) / run / f"process_{index}")
         try:
-            if is_remote(local_dir):
-                raise OSError(errno.EINVAL, "it is not on this host")
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UserError(

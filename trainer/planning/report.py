@@ -33,8 +33,7 @@ def as_json(
     plan: StepPlan, assumed: Assumptions = ASSUMED, price: float | None = None
 ) -> dict[str, Any]:
     """Lists every figure of a training plan; None where it is not known."""
-    step_s, topology = plan.step_s, plan.topology
-    timing = plan.timing
+    step_s, topology, timing = plan.step_s, plan.topology, plan.timing
     steps = plan.run.steps
     hours = None if step_s is None or steps is None else step_s * steps / HOUR_S
     traffic = collectives(plan, plan.work.collectives)

@@ -17,11 +17,11 @@ LARGEST_K = 2**31 - 1
 LARGEST_TEMPERATURE = 1_000_000  # every token is as likely as another long before it
 MAX_CHOICES, MAX_MESSAGES = 128, 1024
 MAX_STOPS, LONGEST_STOP = 32, 1000
-MAX_BIASES, LARGEST_PENALTY = 1024, 100
+MAX_BIASES = 1024
 MAX_VARIABLES = 32
 """Of a chat template."""
 RESPONSE_FORMATS = (
-    '{"type": "json_object"}, or {"type": "json_schema", "json_schema": {"schema": a JSON Schema}}'
+    '{"type": "json_object"} or {"type": "json_schema", "json_schema": {"schema": …}}'
 )
 OPENAI = tomllib.loads(Path(__file__).with_name("openai.toml").read_text())
 """Fields of OpenAI's API that change no answer."""
@@ -77,9 +77,7 @@ class SamplingBody(Body):
     )
     top_p: float = Field(1.0, ge=0, le=1, description="a number from 0 to 1; 1 is no limit")
     min_p: float = Field(0.0, ge=0, le=1, description="a number from 0 (no limit) to 1")
-    repetition_penalty: float = Field(
-        1.0, gt=0, le=LARGEST_PENALTY, description=f"a number above 0, at most {LARGEST_PENALTY}"
-    )
+    repetition_penalty: float = Field(1.0, gt=0, le=100, description="a number above 0, up to 100")
     presence_penalty: float = Field(0.0, ge=-2, le=2, description="a number from -2 to 2")
     frequency_penalty: float = Field(0.0, ge=-2, le=2, description="a number from -2 to 2")
     logit_bias: dict[Token, Annotated[float, Field(ge=-100, le=100)]] = Field(
