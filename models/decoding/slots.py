@@ -86,7 +86,6 @@ class Joining(NamedTuple):
     prompt_lengths_B: Array
     begins_B: Array
     settings: SlotSettings
-    penalties: Penalties | None
 
 
 class Slots(NamedTuple):
@@ -234,7 +233,9 @@ class SlotDecoder:
         log_z_BL = layout.reshard(jax.nn.logsumexp(logits_BLV, axis=-1), "BL")
         return Candidates(token_BLU, logit_BLU - log_z_BL[:, :, None])
 
-    def join(self, slots: Slots, joining: Joining, cache: Cache, last_B: Array) -> Slots:
+    def join(
+        self, slots: Slots, joining: Joining, cache: Cache, last_B: Array, penalties: Any = None
+    ) -> Slots:
         """Puts texts whose prompts are read into slots."""
         layout, lengths_B = step_layout(self.model.layout), joining.prompt_lengths_B
         # The token at position p of a text of n tokens is written n - p before the next index.
@@ -243,7 +244,7 @@ class SlotDecoder:
         zeros_B, ones_B = jnp.zeros_like(last_B), jnp.ones_like(last_B, bool)
         new = Slots(
             cache, slots.cache_index, lengths_B, last_B, zeros_B, ones_B, joining.settings,
-            joining.penalties,
+            penalties,
         )  # fmt: skip
         return each_array(put_rows, (slots, new), (joining.slots_B, position_BM))
 

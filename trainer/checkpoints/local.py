@@ -73,6 +73,7 @@ class LocalCheckpoints(contextlib.AbstractContextManager["LocalCheckpoints"]):
             use_zarr3=True, type_handler_registry=registry, multiprocessing_options=self._alone
         )
         self._manager: ocp.CheckpointManager | None = None
+        self._is_on = True
         self._saving: int | None = None
         self._saved: int | None = None  # the newest step that is whole
 
@@ -84,12 +85,14 @@ class LocalCheckpoints(contextlib.AbstractContextManager["LocalCheckpoints"]):
             self._manager.close()
 
     def save(self, step: int, state: Tree) -> None:
-        """Starts to save.  The state may be donated at once.  A run goes on where that fails.
+        """Starts to save.  The state may be donated at once.  After a failure it saves no more.
 
         The state before is kept until all processes have saved this one.
         """
         self._wait()
         gather(None)
+        if not self._is_on:
+            return
         self._saving = step
         item = integrity.Save(nested(state))
         item.run = {"start": self._starts[0], "placement": self._placement}
@@ -177,9 +180,9 @@ class LocalCheckpoints(contextlib.AbstractContextManager["LocalCheckpoints"]):
                 self._failed(error)
 
     def _failed(self, error: Exception) -> None:
-        self._manager = None  # it would raise the same error again
+        self._manager, self._is_on = None, False  # other saves would fail as well
         what = f"The local checkpoint in {self.folder} failed: {failure(self.folder, error)}."
-        logger.warning(f"{what}  The run continues.")
+        logger.warning(f"{what}  The run continues without any.")
 
 
 def unchanged_starts(history: Sequence[Start]) -> list[str]:

@@ -107,7 +107,6 @@ class SlotEngine:
         self, about: str, key: Hashable, function: Callable[..., Any], *args: Any, **options: Any
     ) -> Any:
         """Calls a function, which is compiled at the first call of its key."""
-        key = (key, self._penalizes)
         if key not in self._executables:
             start_s = time.perf_counter()
             self._executables[key] = jax.jit(function, **options).lower(*args).compile()
@@ -173,7 +172,7 @@ class SlotEngine:
             slots_B[: len(running)] = running
             sharding = NamedSharding(self.mesh, self.layout.place("B"))
             self._slots = self.compiled(
-                f"a move of {before} to {size}", ("resize", before, size),
+                f"a move of {before} to {size}", ("resize", before, size, self._penalizes),
                 decoder.resize, self._slots, slots_B, in_shardings=(None, sharding),
             )  # fmt: skip
         elif self._slots is None or size != before:
@@ -234,8 +233,9 @@ class SlotEngine:
             allowed_BV = np.ones((self.size.slots, self.padded_vocab), bool)
             for slot, tokens in allowed.items():
                 allowed_BV[slot] = np.pad(tokens, (0, self.padded_vocab - len(tokens)))
+        key = ("steps", self.size, candidates, bool(allowed), self._penalizes)
         self._slots, new_tokens = self.compiled(
-            f"steps of {self.size}", ("steps", self.size, candidates, bool(allowed)),
+            f"steps of {self.size}", key,
             self.decoder(self.size, candidates).steps,
             self._weights, self._slots, np.int32(steps), allowed_BV,
             donate_argnums=1, in_shardings=(None, None, None, place if allowed else None),
@@ -289,14 +289,11 @@ class SlotEngine:
             prompt_lengths_B=vector([len(prompt) for prompt in prompts]),
             begins_B=vector(begins),
             settings=settings,
-            penalties=self._penalties_of(filled),
         )
         # jit places its arguments in a tenth of the time of `device_put`.
         by_row, of_prompts = (NamedSharding(self.mesh, self.layout.place(of)) for of in ("B", "Bl"))
         by_field: dict[str, Any] = dict.fromkeys(Joining._fields, by_row)
-        penalties = self._slots.penalties if self._slots is not None else None
-        penalties_by_row = jax.tree.map(lambda x: x.sharding, penalties)
-        by_field |= {"prompts_BL": of_prompts, "penalties": penalties_by_row}
+        by_field["prompts_BL"] = of_prompts
         shardings = Joining(**by_field)
         size, about = self.size, f"{rows} x {length} tokens of prompts"
         if candidates is None and length >= SHORTEST_CACHED:
@@ -306,27 +303,28 @@ class SlotEngine:
         else:
             cache, last_B, scores = self._read(joining, shardings, candidates)
         if min(jobs, default=0) < size.slots:
+            key = ("join", rows, length, size, scores is None, self._penalizes)
+            penalties, penalty_shardings = self._penalties_of(filled)
             self._slots = self.compiled(
-                f"the entry of {about} to {size}", ("join", rows, length, size, scores is None),
-                self.decoder(size).join, self._slots, joining, cache, last_B,
-                in_shardings=(None, shardings, None, None), donate_argnums=0,
+                f"the entry of {about} to {size}", key,
+                self.decoder(size).join, self._slots, joining, cache, last_B, penalties,
+                in_shardings=(None, shardings, None, None, penalty_shardings), donate_argnums=0,
             )  # fmt: skip
         return scores
 
-    def _penalties_of(self, jobs: Sequence[Job]) -> Penalties | None:
-        """Returns the penalties of texts that join, once a text has any."""
-        if self._slots is None or self._slots.penalties is None:
-            return None
-        rows = jax.tree.map(
-            lambda x: np.zeros((len(jobs), *x.shape[1:]), x.dtype), self._slots.penalties
-        )
+    def _penalties_of(self, jobs: Sequence[Job]) -> tuple[Penalties | None, Any]:
+        """Returns the penalties of texts that join, once a text has any, and their shardings."""
+        assert self._slots is not None
+        if (penalties := self._slots.penalties) is None:
+            return None, None
+        rows = jax.tree.map(lambda x: np.zeros((len(jobs), *x.shape[1:]), x.dtype), penalties)
         for row, job in enumerate(jobs):
             given = job.penalties
             rows.repetition_B[row] = given.repetition
             rows.presence_B[row], rows.frequency_B[row] = given.presence, given.frequency
             rows.bias_BV[row, [*given.bias]] = [*given.bias.values()]
             rows.is_in_prompt_BV[row, np.array(job.request.prompt, int)] = True
-        return rows
+        return rows, jax.tree.map(lambda x: x.sharding, penalties)
 
     def _read(
         self, joining: Joining, shardings: Joining, candidates: int | None

@@ -130,7 +130,6 @@ class Batch:
             vector([LENGTHS[row] for row in filled]),
             vector([BEGIN] * TOGETHER),
             settings,
-            None,
         )
 
     def join(self, rows: dict[int, int], searches: Sequence[Sampling]) -> None:
