@@ -167,6 +167,8 @@ class LocalCheckpoints(contextlib.AbstractContextManager["LocalCheckpoints"]):
         options = ocp.CheckpointManagerOptions(
             create=False, cleanup_tmp_directories=True, save_root_metadata=False,
             multiprocessing_options=self._alone,
+            # Else a process may wait for a signal that another one has deleted.
+            async_options=ocp.AsyncOptions(create_directories_asynchronously=False),
         )  # fmt: skip
         handlers = {ITEM: self._handler}
         return ocp.CheckpointManager(self.folder, options=options, item_handlers=handlers)
