@@ -74,7 +74,6 @@ class LocalCheckpoints(contextlib.AbstractContextManager["LocalCheckpoints"]):
         )
         self._manager: ocp.CheckpointManager | None = None
         self._is_on = True
-        self._saving: int | None = None
         self._saved: int | None = None  # the newest step that is whole
 
     def __exit__(self, kind: object, *error: object) -> None:
@@ -93,7 +92,6 @@ class LocalCheckpoints(contextlib.AbstractContextManager["LocalCheckpoints"]):
         gather(None)
         if not self._is_on:
             return
-        self._saving = step
         item = integrity.Save(nested(state))
         item.run = {"start": self._starts[0], "placement": self._placement}
         try:
@@ -177,7 +175,7 @@ class LocalCheckpoints(contextlib.AbstractContextManager["LocalCheckpoints"]):
         if self._manager is not None:
             try:
                 self._manager.wait_until_finished()
-                self._saved = self._saving
+                self._saved = max(self._listed(), default=None)
             except Exception as error:
                 self._failed(error)
 

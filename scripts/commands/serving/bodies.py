@@ -16,13 +16,10 @@ LARGEST_SEED = 2**63 - 1
 LARGEST_K = 2**31 - 1
 LARGEST_TEMPERATURE = 1_000_000  # every token is as likely as another long before it
 MAX_CHOICES, MAX_MESSAGES = 128, 1024
-MAX_STOPS, LONGEST_STOP = 32, 1000
-MAX_BIASES = 1024
+MAX_BIASES, MAX_STOPS, LONGEST_STOP = 1024, 32, 1000
 MAX_VARIABLES = 32
 """Of a chat template."""
-RESPONSE_FORMATS = (
-    '{"type": "json_object"} or {"type": "json_schema", "json_schema": {"schema": …}}'
-)
+FORMATS = '{"type": "json_object"} or {"type": "json_schema", "json_schema": {"schema": …}}'
 OPENAI = tomllib.loads(Path(__file__).with_name("openai.toml").read_text())
 """Fields of OpenAI's API that change no answer."""
 
@@ -84,7 +81,7 @@ class SamplingBody(Body):
         {}, max_length=MAX_BIASES,
         description=f"an object of at most {MAX_BIASES} tokens and numbers from -100 to 100",
     )  # fmt: skip
-    response_format: dict[str, Any] | None = Field(None, description=RESPONSE_FORMATS)
+    response_format: dict[str, Any] | None = Field(None, description=FORMATS)
     n: int = Field(1, ge=1, le=MAX_CHOICES, description=f"an integer from 1 to {MAX_CHOICES}")
     seed: int | None = Field(
         None, ge=0, le=LARGEST_SEED, description=f"an integer from 0 to {LARGEST_SEED}"
@@ -109,7 +106,7 @@ class SamplingBody(Body):
             case {"type": "json_schema", "json_schema": {"schema": dict()}}:
                 schema: dict[str, Any] = self.response_format["json_schema"]["schema"]
                 return schema
-        raise bad_field("response_format", self.response_format, RESPONSE_FORMATS)
+        raise bad_field("response_format", self.response_format, FORMATS)
 
     @property
     def penalties(self) -> TokenPenalties:
