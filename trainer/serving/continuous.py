@@ -106,11 +106,11 @@ class ContinuousService(Service):
         allowed = {}
         for slot, job in self._running.items():
             if job.grammar is not None and not job.is_done:
-                try:
-                    allowed[slot] = job.grammar.allowed()
-                except DeadEnd as error:
-                    job.failure = error
+                if (tokens := job.grammar.allowed()) is None:
+                    job.failure = DeadEnd()
                     self.notify([job])
+                else:
+                    allowed[slot] = tokens
         return allowed
 
     def _free(self, slot: int) -> None:

@@ -12,7 +12,6 @@ from configs.errors import UserError, one_line
 from data.tokenizers.sentence_piece import SentencePieceVocab
 from data.tokenizers.tokenizer_json import TOKENIZER, TokenizerJsonVocab
 from data.vocab import Vocab
-from trainer.serving.service import DeadEnd
 
 LONGEST, DIGITS = 50_000, 4
 """Characters of a schema, and the digits of all its multipleOf: beyond, it compiles for minutes."""
@@ -39,16 +38,14 @@ class Grammar:
         other._vocab, other._matcher = self._vocab, self._matcher.deep_copy()
         return other
 
-    def allowed(self) -> np.ndarray:
-        """Returns for each token of the vocabulary whether it may follow.
+    def allowed(self) -> np.ndarray | None:
+        """Returns for each token of the vocabulary whether it may follow; None where none may.
 
         The end of the text may as soon as the JSON is whole.
         """
         is_allowed = np.frombuffer(self._matcher.compute_logit_bias(), np.uint8) > 0
         is_allowed[[*self._vocab.stop_ids]] = self._matcher.is_accepting()
-        if self._matcher.is_error() or not is_allowed.any():
-            raise DeadEnd
-        return is_allowed
+        return None if self._matcher.is_error() or not is_allowed.any() else is_allowed
 
     def add(self, token: int) -> None:
         """Adds a token that was allowed."""

@@ -64,9 +64,10 @@ def test_every_token_of_a_legal_text_is_allowed(vocab: Vocab, document: Any) -> 
     grammar, text = Grammar(vocab, SCHEMA), json.dumps(document, ensure_ascii=False)
     for token in vocab.encode_continuation(text).tolist():
         allowed = grammar.allowed()
-        assert allowed[token] and not allowed[vocab.end_id], (text, token)
+        assert allowed is not None and allowed[token] and not allowed[vocab.end_id], (text, token)
         grammar.add(token)
-    assert np.nonzero(grammar.allowed())[0].tolist() == sorted(vocab.stop_ids)
+    allowed = grammar.allowed()
+    assert allowed is not None and np.nonzero(allowed)[0].tolist() == sorted(vocab.stop_ids)
 
 
 def test_whatever_allowed_tokens_come_the_text_is_of_the_schema(vocab: Vocab) -> None:
@@ -74,7 +75,9 @@ def test_whatever_allowed_tokens_come_the_text_is_of_the_schema(vocab: Vocab) ->
     for _ in range(20):
         grammar, tokens = first.copy(), list[int]()
         while True:
-            token = int(rng.choice(np.nonzero(grammar.allowed())[0]))
+            allowed = grammar.allowed()
+            assert allowed is not None
+            token = int(rng.choice(np.nonzero(allowed)[0]))
             if token == vocab.end_id:
                 break
             tokens.append(token)
