@@ -74,7 +74,7 @@ class Penalties(NamedTuple):
     def counted(self, layout: Layout, token_B: Array) -> "Penalties":
         """Counts one more token of each text."""
         is_new_BV = layout.iota("BV", self.counts_BV.shape, "V") == token_B[:, None]
-        return self._replace(counts_BV=self.counts_BV + is_new_BV)
+        return self._replace(counts_BV=self.counts_BV + is_new_BV.astype(jnp.int32))
 
 
 class Joining(NamedTuple):
