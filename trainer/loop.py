@@ -151,7 +151,7 @@ def train(job: TrainJob, observers: Sequence[Observer] = ()) -> Outcome:
 
 
 def restore_or_init(
-    padding: StatePadding, checkpoints: Checkpoints, run: Run, local: LocalCheckpoints | None
+    padding: StatePadding, checkpoints: Checkpoints, run: Run, local: LocalCheckpoints | None = None
 ) -> tuple[State, int]:
     """Returns the newest readable checkpoint, sharded over this mesh, or a new state."""
     step_spec, step = padding.step_spec, 0
