@@ -47,7 +47,7 @@ class TrainJob:
     splits: Mapping[str, Rows]
     model_dir: Path
     local_dir: Path | None = None
-    """Where each host keeps the newest state."""
+    """Directory of local checkpoints on each host."""
 
 
 def train(job: TrainJob, observers: Sequence[Observer] = ()) -> Outcome:
@@ -166,7 +166,7 @@ def restore_or_init(
         state, step = newer or checkpoints.restore(step_spec.saved(padding.unpadded))
         spikes = jax.device_get(step_spec.spike_state())
         state = jax.device_put(spikes, padding.padded["step"].sharding) | state
-        where = f", which the hosts have kept; the last checkpoint is {newest}" if newer else ""
+        where = f", a local checkpoint; the last checkpoint is {newest}" if newer else ""
         logger.info("Continuing from step %d%s.", step, where)
     if "base" in state:
         padding.add_base(state, run)

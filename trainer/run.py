@@ -97,8 +97,7 @@ class Run:
     that costs the least by the measured time of a step and of a save (Young 1974), at most an
     hour."""
     local_checkpoint_every: Count | Literal["auto"] = "auto"
-    """The same for the newest state, which each host keeps on its disk or in its memory for a
-    restart (`train --local_checkpoint_dir`)."""
+    """Steps between local checkpoints (`train --local_checkpoint_dir`); "auto" as above."""
     keep_last: Count = 3
     """Number of latest checkpoints to keep."""
     keep_best: bool = True

@@ -234,8 +234,9 @@ class SlotDecoder:
         return Candidates(token_BLU, logit_BLU - log_z_BL[:, :, None])
 
     def join(
-        self, slots: Slots, joining: Joining, cache: Cache, last_B: Array, penalties: Any = None
-    ) -> Slots:
+        self, slots: Slots, joining: Joining, cache: Cache, last_B: Array,
+        penalties: Penalties | None = None,
+    ) -> Slots:  # fmt: skip
         """Puts texts whose prompts are read into slots."""
         layout, lengths_B = step_layout(self.model.layout), joining.prompt_lengths_B
         # The token at position p of a text of n tokens is written n - p before the next index.

@@ -1,7 +1,7 @@
-"""Keeps the newest state of a run on its hosts: each process saves its shards, on a local disk.
+"""Saves and restores local checkpoints: the newest state, of which each host has its shards.
 
-A restart reads them in place of the checkpoints in the model directory, which are older.  What a
-replaced host has lost comes from the replicas of other hosts.
+A restart reads them rather than the older checkpoint of the model directory.  The shards of a host
+that was replaced come from replicas on other hosts.
 """
 
 import contextlib
@@ -40,7 +40,7 @@ class LocalCheckpoints(contextlib.AbstractContextManager["LocalCheckpoints"]):
     """Saves and restores the newest state of a run, which `state` describes.
 
     Each process has a folder of its own, as several may share a host.  A run that ends without an
-    error leaves it empty.
+    error removes it.
     """
 
     def __init__(self, local_dir: Path, model_dir: Path, state: Tree, mesh: Mesh):
@@ -60,8 +60,8 @@ class LocalCheckpoints(contextlib.AbstractContextManager["LocalCheckpoints"]):
         self._placement = placement(state, mesh)
         integrity.checksum_chunks()
         integrity.wait_for_writes()
-        # No process waits for another one, and each saves all of its shards.
-        self._alone = ocp.options.MultiprocessingOptions(
+        # Each process saves all of its shards, without barriers.
+        self._processes = ocp.options.MultiprocessingOptions(
             primary_host=index, active_processes={index}, barrier_sync_key_prefix=f"local_{index}"
         )
         arrays = ocp.type_handlers.ArrayHandler(
@@ -70,11 +70,10 @@ class LocalCheckpoints(contextlib.AbstractContextManager["LocalCheckpoints"]):
         )  # fmt: skip
         registry = ocp.type_handlers.create_type_handler_registry((jax.Array, arrays))
         self._handler = integrity.ListingHandler(
-            use_zarr3=True, type_handler_registry=registry, multiprocessing_options=self._alone
+            use_zarr3=True, type_handler_registry=registry, multiprocessing_options=self._processes
         )
         self._manager: ocp.CheckpointManager | None = None
-        self._is_on = True
-        self._saved: int | None = None  # the newest step that is whole
+        self._is_enabled = True
 
     def __exit__(self, kind: object, *error: object) -> None:
         self._wait()
@@ -90,12 +89,12 @@ class LocalCheckpoints(contextlib.AbstractContextManager["LocalCheckpoints"]):
         """
         self._wait()
         gather(None)
-        if not self._is_on:
+        if not self._is_enabled:
             return
         item = integrity.Save(nested(state))
         item.run = {"start": self._starts[0], "placement": self._placement}
         try:
-            self._keep(self._saved)
+            self._keep(max(self._listed(), default=None))
             self.folder.mkdir(parents=True, exist_ok=True)  # another program may have removed it
             self._manager = self._manager or self._open()
             self._manager.save(step, args=ocp.args.Composite(**{ITEM: item}), force=True)
@@ -117,7 +116,6 @@ class LocalCheckpoints(contextlib.AbstractContextManager["LocalCheckpoints"]):
             whole = completed(abstract, arrays, is_saved(self._mesh.devices), self._mesh)
             if whole is not None:
                 self._keep(step)
-                self._saved = step
                 if is_first_process():
                     amend_record(self._model_dir, step=step)
                 return jax.tree.unflatten(structure, whole), step
@@ -145,7 +143,7 @@ class LocalCheckpoints(contextlib.AbstractContextManager["LocalCheckpoints"]):
         try:
             tree = integrity.read(lambda: self._handler.restore(self._path(step), args=args))
         except DamagedCheckpoint as reason:
-            logger.warning("local checkpoint %d is damaged: %s", step, reason)
+            logger.warning("Local checkpoint %d is damaged: %s", step, reason)
             return None
         arrays = traverse_util.flatten_dict(tree, sep="/")
         return [arrays[path] for path in by_path(self._state)]
@@ -164,7 +162,7 @@ class LocalCheckpoints(contextlib.AbstractContextManager["LocalCheckpoints"]):
     def _open(self) -> ocp.CheckpointManager:
         options = ocp.CheckpointManagerOptions(
             create=False, cleanup_tmp_directories=True, save_root_metadata=False,
-            multiprocessing_options=self._alone,
+            multiprocessing_options=self._processes,
             # Else a process may wait for a signal that another one has deleted.
             async_options=ocp.AsyncOptions(create_directories_asynchronously=False),
         )  # fmt: skip
@@ -175,14 +173,13 @@ class LocalCheckpoints(contextlib.AbstractContextManager["LocalCheckpoints"]):
         if self._manager is not None:
             try:
                 self._manager.wait_until_finished()
-                self._saved = max(self._listed(), default=None)
             except Exception as error:
                 self._failed(error)
 
     def _failed(self, error: Exception) -> None:
-        self._manager, self._is_on = None, False  # other saves would fail as well
+        self._manager, self._is_enabled = None, False  # other saves would fail as well
         what = f"The local checkpoint in {self.folder} failed: {failure(self.folder, error)}."
-        logger.warning(f"{what}  The run continues without any.")
+        logger.warning(f"{what}  The run continues without them.")
 
 
 def unchanged_starts(history: Sequence[Start]) -> list[str]:

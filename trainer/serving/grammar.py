@@ -14,7 +14,8 @@ from data.tokenizers.tokenizer_json import TOKENIZER, TokenizerJsonVocab
 from data.vocab import Vocab
 
 LONGEST, DIGITS = 50_000, 4
-"""Characters of a schema, and the digits of all its multipleOf: beyond, it compiles for minutes."""
+"""Limits of a schema: its characters, and the digits of all its multipleOf, as others may take
+minutes to compile."""
 
 
 class Grammar:
@@ -22,10 +23,11 @@ class Grammar:
 
     def __init__(self, vocab: Vocab, schema: Any):
         self._vocab, text = vocab, json.dumps(schema)
-        multiples = re.findall(r'"multipleOf": ([-+.e0-9]+)', text)
-        if len(text) > LONGEST or len("".join(multiples)) > DIGITS:
+        digits = len("".join(re.findall(r'"multipleOf": ([-+.e0-9]+)', text)))
+        if len(text) > LONGEST or digits > DIGITS:
             raise UserError(
-                f"it may have {LONGEST:,} characters, and {DIGITS} digits of multipleOf."
+                f"a schema of {len(text):,} characters with {digits} digits in multipleOf.  Legal: "
+                f"at most {LONGEST:,} and {DIGITS}."
             )
         # SentencePiece puts a space before most first tokens.
         lark = f'start: " "? json\njson: %json {text}'
@@ -61,7 +63,8 @@ class _SentencePieces:
         self._vocab, self.eos_token_id = vocab, vocab.end_id
         self.tokens = [bytes_of(piece) for piece in vocab.pieces(range(vocab.size))]
         self.special_token_ids = vocab.control_ids
-        self._ids = {text: i for i, text in enumerate(self.tokens) if i not in vocab.control_ids}
+        hidden = {*self.special_token_ids}
+        self._ids = {text: i for i, text in enumerate(self.tokens) if i not in hidden}
 
     def __call__(self, text: bytes) -> list[int]:
         """Returns the tokens of bytes that continue a text."""

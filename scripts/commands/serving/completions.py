@@ -326,8 +326,8 @@ def choices_of(
             seed = line_seed(options, len(choices))
             request = DecodeRequest(prompt.ids, min(max_tokens, room), seed, body.min_tokens + 1)
             text = TextStream(vocab, prompt.ids, body.stops, apart=served.run.task.has_answers)
-            follows = grammar and grammar.copy()
-            job = Job(request, sampling, body.penalties, follows, needs_text)
+            matcher = grammar and grammar.copy()
+            job = Job(request, sampling, body.penalties, matcher, needs_text)
             choices.append(AnswerChoice(len(choices), job, text))
     return choices
 

@@ -22,9 +22,9 @@ class TrainFlags(FlagGroup):
     """Resumes a run with another optimizer setting, learning rate, batch size or criterion. The run
     records each change; `inspect checkpoint` shows them."""
     local_checkpoint_dir: Path | None = None
-    """Directory of each host, such as /dev/shm, in which it keeps the newest state.  A restart
-    continues from there, after more steps than the last checkpoint has; what a replaced host has
-    lost comes from the others."""
+    """Directory of local checkpoints on each host, such as /dev/shm.  A restart resumes from them
+    if they are newer than the last checkpoint of the model directory; the shards of a replaced host
+    come from replicas on other hosts."""
     profile_steps: Annotated[str | None, Flag(metavar="FIRST:LAST")] = None
     """Profiles these steps into the run's directory, as in 10:13."""
     settings: SettingsFlags = SettingsFlags()

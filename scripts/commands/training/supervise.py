@@ -74,7 +74,7 @@ def run(command: Sequence[str]) -> tuple[int, bool]:
 def newest_step(command: Sequence[str]) -> int:
     """Returns the newest step from which the model directory that the command names continues.
 
-    That is a checkpoint, or what the last start found on its hosts; 0 where there is neither.
+    That is a checkpoint, or the local one that the last start resumed; 0 where there is neither.
     """
     match = re.search(r"(?:^|\0)--model_dir[=\0]([^\0]+)", "\0".join(command))
     if match is None:

@@ -1,4 +1,4 @@
-"""States that hosts keep: a restart continues from them, also where a host is replaced."""
+"""Local checkpoints: a restart continues from them, also where a host is replaced."""
 
 import contextlib
 import logging
@@ -203,7 +203,7 @@ def test_a_save_that_fails_is_a_warning(
             kept._wait()
         assert 3 in kept._listed()
         assert "the disk is full" in caplog.text
-        assert "The run continues without any." in caplog.text
+        assert "The run continues without them." in caplog.text
         kept.save(9, state)
         assert 9 not in kept._listed()
     amend_record(model_dir, saved=2)
@@ -315,7 +315,7 @@ def test_a_killed_run_continues_from_what_one_host_has_kept(tmp_path: Path) -> N
     shutil.rmtree(next(tmp_path.glob("local/*/process_1")))
 
     said, _ = [process.finish() for process in command.train_on(2, flag, params=params)]
-    assert f"Continuing from step {step}, which the hosts have kept" in said
+    assert f"Continuing from step {step}, a local checkpoint" in said
     again = command.losses()
     replaced = {
         x["step"]: x["loss"] for x in read_lines(command.model_dir / f"metrics.jsonl{REPLACED}")

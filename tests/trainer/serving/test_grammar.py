@@ -11,7 +11,7 @@ import pytest
 
 from configs.errors import UserError
 from data.tokenizers.labels import LabelVocab
-from data.tokenizers.sentence_piece import SentencePiece
+from data.tokenizers.sentence_piece import SentencePiece, SentencePieceVocab
 from data.tokenizers.tokenizer_json import TokenizerJson
 from data.vocab import Vocab, make
 from layouts.layout import Layout
@@ -45,9 +45,11 @@ DOCUMENTS = [
 LINES = ["the reader reads the end of {the} spaces", '"and": [reads, on]'] * 9
 
 
-def sentence_pieces() -> Vocab:
+def sentence_pieces() -> SentencePieceVocab:
     settings = SentencePiece(size=300, model_type="bpe", normalization="identity")
-    return make(settings, iter(LINES))
+    vocab = make(settings, iter(LINES))
+    assert isinstance(vocab, SentencePieceVocab)
+    return vocab
 
 
 @pytest.fixture(params=[sentence_pieces, byte_level, byte_fallback], scope="module")
@@ -94,14 +96,25 @@ def test_whatever_allowed_tokens_come_the_text_is_of_the_schema(vocab: Vocab) ->
         ({"type": "wat"}, "Invalid type: wat"),
         ({"$ref": "#/missing"}, "'/missing' does not exist"),
         ({"type": "string", "pattern": "(("}, "unclosed group"),
-        ({"type": "integer", "multipleOf": 999_983}, "4 digits of multipleOf"),
-        ({"allOf": [{"multipleOf": 997}, {"multipleOf": 0.983}]}, "4 digits of multipleOf"),
-        ({"properties": {f"{i}": {} for i in range(9001)}}, "50,000 characters"),
+        ({"type": "integer", "multipleOf": 999_983}, "digits in multipleOf.  Legal: at"),
+        (
+            {"allOf": [{"multipleOf": 997}, {"multipleOf": 0.983}]},
+            "digits in multipleOf.  Legal: at",
+        ),
+        ({"properties": {f"{i}": {} for i in range(9001)}}, "characters with 0 digits"),
     ],
 )
 def test_a_schema_that_is_none_is_refused(vocab: Vocab, schema: Any, words: str) -> None:
     with pytest.raises(UserError, match=words):
         Grammar(vocab, schema)
+
+
+def test_a_large_vocabulary_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    vocab, reads = sentence_pieces(), list[int]()
+    hidden = vocab.control_ids
+    monkeypatch.setattr(type(vocab), "control_ids", property(lambda _: reads.append(1) or hidden))
+    Grammar(vocab, SCHEMA)
+    assert len(reads) == 1
 
 
 def test_a_vocabulary_without_text_is_refused() -> None:

@@ -11,7 +11,7 @@ import pytest
 from tests.toys import ROOT, ignoring
 
 # Each start ends with the next of the codes; one with a "+" saves a checkpoint before, and one with
-# a "0" in front has begun at a later step, which the hosts had kept.
+# a "0" in front has begun at a local checkpoint.
 PROGRAM = """
 import os, pathlib, sys
 folder, codes = pathlib.Path(sys.argv[1].partition("=")[2]), sys.argv[2:]
