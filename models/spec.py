@@ -226,7 +226,8 @@ class TransformerSpec(Sizes):
 
     @property
     def max_length(self) -> int | None:
-        return self.positions.max_length(self)
+        parts = (part for part in (self.positions, *self.parts) if isinstance(part, Positions))
+        return min(filter(None, (part.max_length(self) for part in parts)), default=None)
 
     @property
     def array_shapes(self) -> dict[str, tuple[int | None, ...]]:

@@ -194,16 +194,17 @@ def check_run(run: Run) -> None:
 
 
 def check_model_lengths(run: Run) -> None:
-    """Refuses rows that are longer than the model's table of positions."""
-    check_lengths(run, run.model, "the model", "Set Transformer.length to at least that")
+    """Refuses rows that are longer than the model's positions."""
+    remedy = "Set Transformer.length to at least that, or LongRopeScaling.long"
+    check_lengths(run, run.model, "the model", remedy)
 
 
 def check_lengths(run: Run, model: ModelSpec, title: str, remedy: str) -> None:
-    """Refuses rows that are longer than a model's table of positions."""
+    """Refuses rows that are longer than a model's positions."""
     for name, length in run.task.row_lengths.items():
         if model.max_length is not None and length > model.max_length:
             raise UserError(
-                f"{type(run.task).__name__}.{name} = {length}: {title} has learned positions for "
+                f"{type(run.task).__name__}.{name} = {length}: {title} has positions for "
                 f"{model.max_length} tokens.  {remedy}, or choose other positions."
             )
 

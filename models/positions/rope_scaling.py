@@ -28,6 +28,14 @@ class RopeScaling:
         """Returns what multiplies rotated queries and keys."""
         return 1.0
 
+    @property
+    def max_length(self) -> int | None:
+        """Returns the tokens of the longest row that it is for; None is no limit."""
+        return None
+
+    def check(self, pairs: int) -> None:
+        """Raises for heads of which it cannot scale as many rates as columns rotate in pairs."""
+
     def scaled(self, rates_k: Rates, theta: float) -> Rates:
         """Returns the rates in place of the plain ones."""
         raise NotImplementedError
@@ -117,3 +125,42 @@ class YarnScaling(RopeScaling):
         ramp_k = (np.arange(len(rates_k)) - first) / (last - first or 0.001)
         kept_k = 1 - np.clip(ramp_k, 0, 1)
         return kept_k * rates_k + (1 - kept_k) * (rates_k / self.factor)
+
+
+@spec
+class LongRopeScaling(RopeScaling):
+    """Divides each rate by a factor of its own, one in longer rows.  Ding et al. 2024 (LongRoPE).
+
+    A text must have the same rates throughout, so that a run reads short rows or long ones.
+    """
+
+    short_factor: tuple[Positive, ...]
+    """Divides the rates in rows of up to `original_length` tokens."""
+    long_factor: tuple[Positive, ...]
+    """Divides the rates in longer rows."""
+    original_length: Count
+    """Tokens in the rows of the original training."""
+    attention_factor: Positive
+    """Multiplies rotated queries and keys."""
+    long: bool = False
+    """Reads rows of any length by `long_factor`, in place of rows of up to `original_length` by
+    `short_factor`."""
+
+    @property
+    def magnitude(self) -> float:
+        return self.attention_factor
+
+    @property
+    def max_length(self) -> int | None:
+        return None if self.long else self.original_length
+
+    def check(self, pairs: int) -> None:
+        for name in ("short_factor", "long_factor"):
+            if len(getattr(self, name)) != pairs:
+                raise UserError(
+                    f"LongRopeScaling.{name} has {len(getattr(self, name))} numbers.  Legal: "
+                    f"{pairs}, one for each pair of the columns that rotate."
+                )
+
+    def scaled(self, rates_k: Rates, theta: float) -> Rates:
+        return rates_k / np.array(self.long_factor if self.long else self.short_factor)

@@ -46,6 +46,11 @@ class Rotary(Positions):
             raise UserError(
                 f"{name}: rotary positions need an even width, and {width} of {columns} rotate."
             )
+        if self.scaling is not None:
+            self.scaling.check(width // 2)
+
+    def max_length(self, sizes: Sizes) -> int | None:
+        return None if self.scaling is None else self.scaling.max_length
 
     def width(self, columns: int) -> int:
         """Returns how many columns of a head rotate."""

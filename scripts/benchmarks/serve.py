@@ -143,7 +143,7 @@ def decoding(
 
 
 def allowed(model_dir: Path, limits: Sequence[int]) -> list[int]:
-    """Returns the limits, each at most what the learned positions of the model allow."""
+    """Returns the limits, each at most what the positions of the model allow."""
     from scripts.commands.common import settings
     from trainer.run import Run
 

@@ -114,7 +114,7 @@ def continuation_requests(
             of_suffix = f" and {suffix} of --rescore_suffix" if suffix else ""
             raise UserError(
                 f"line {line + 1}: {len(prompt)} prompt tokens and {max_new_tokens} new ones"
-                f"{of_suffix} do not fit in the model's {max_length} learned positions.  Shorten "
+                f"{of_suffix} do not fit in the model's {max_length} positions.  Shorten "
                 "it, or lower --max_tokens."
             )
         min_new_tokens = min(options.min_tokens + 1, max_new_tokens)
@@ -142,7 +142,7 @@ def translation_requests(
     if room is not None and room < 1:
         raise UserError(
             f"--prefix and --rescore_suffix have {given} tokens, which leave no room for a "
-            f"translation in the model's {max_length} learned positions.  Shorten them."
+            f"translation in the model's {max_length} positions.  Shorten them."
         )
     requests, cut = [], 0
     # A blank line gets no tag, so that its translation stays empty.

@@ -105,6 +105,6 @@ def run_of(spec: Transformer, tokenizer: Tokenizer, model_dir: Path) -> Run:
         length = min(PAIR_LENGTH, spec.max_length or PAIR_LENGTH)
         task: Task = Translation(**fields, length=length, source_length=length, source=phrases)
     else:
-        length = max(2, min(MAX_LENGTH, spec.length))
+        length = max(2, min(MAX_LENGTH, spec.length, spec.max_length or MAX_LENGTH))
         task = Task(**fields, length=length, source=Docstrings())
     return Run(model=spec, task=task, steps=1000, batch_sequences=16)

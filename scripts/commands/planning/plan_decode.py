@@ -76,6 +76,6 @@ def padded_lengths(run: Run, decoding: DecodePlanFlags) -> tuple[int, int, int]:
         of_suffix = f" and {suffix_tokens} of the suffix" if suffix_tokens else ""
         raise UserError(
             f"{prompt} prompt tokens and {new} new ones{of_suffix} do not fit in the model's "
-            f"{positions} learned positions.  Lower --prompt_tokens or --max_tokens."
+            f"{positions} positions.  Lower --prompt_tokens or --max_tokens."
         )
     return padded(source) if source else 0, padded(prompt) if prompt else 0, new

@@ -176,7 +176,7 @@ def served_model(members: Sequence[TrainedModel], flags: ServeFlags) -> ServedMo
     else:
         if flags.max_length is not None and flags.max_length > room:
             raise UserError(
-                f"--max_length={flags.max_length}: the model has {room + 1} learned positions.  "
+                f"--max_length={flags.max_length}: the model has {room + 1} positions.  "
                 f"Legal: 2 to {room}."
             )
         length = flags.max_length or min(task.length, room)

@@ -260,6 +260,7 @@ def spec_of(settings: Settings, store: FloatType, source: object) -> Transformer
             fields["positions"] = dataclasses.replace(positions, **given)
         activation = family.activations[full["hidden_act"]]
         mlp_fields: dict[str, Any] = {"dropout": full.get("activation_dropout")}
+        mlp_fields["biases"] = full.get("mlp_bias", False)
         mlp_fields |= {"gated": full["hidden_act"].startswith(GATED), **family.mlp}
         mlp = Mlp(activation=activation, **mlp_fields)
         layers = zip(kinds_of_layers(full), layers_that_rotate(full), strict=True)
@@ -388,8 +389,9 @@ def names_of_layers(spec: Transformer, tensors: Tensors, stack: str, mlp: FeedFo
 def feed_forward_names(tensors: Tensors, mlp: FeedForward) -> Names:
     """Returns by path what the weights of feed-forward layers, or of experts, are called."""
     if not isinstance(mlp, Moe):
-        is_gated = isinstance(mlp, Mlp) and mlp.gated
-        return (is_gated and tensors.gated_mlp) or tensors.mlp
+        mlp = of_kind(mlp, Mlp)
+        names = (mlp.gated and tensors.gated_mlp) or tensors.mlp
+        return {p: row for p, row in names.items() if mlp.biases or not p.startswith("mlp/b")}
     is_there = {SHARED: mlp.shared_d_ff is not None, BIAS: mlp.router.has_bias}
     absent = tuple(path for path, is_present in is_there.items() if not is_present)
     return {p: row for p, row in tensors.experts.items() if not p.startswith(absent)}
@@ -490,6 +492,7 @@ def settings_of(spec: Transformer, kind: str) -> Settings:
         "rms_norm_eps": norm.epsilon,
         "attention_bias": of_kind(attention, MultiHead).biases == family.bias,
         "use_qk_norm": of_kind(attention, MultiHead).qk_norm,
+        "mlp_bias": mlp.biases,
         "partial_rotary_factor": whole.fraction,
         "attention_dropout": attention.dropout,
         "dropout": spec.dropout,

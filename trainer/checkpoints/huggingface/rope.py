@@ -5,16 +5,23 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from configs.spec import names
-from models.positions.rope_scaling import LinearScaling, Llama3Scaling, RopeScaling, YarnScaling
+from models.positions.rope_scaling import (
+    LinearScaling,
+    Llama3Scaling,
+    LongRopeScaling,
+    RopeScaling,
+    YarnScaling,
+)
 from models.positions.rotary import Rotary
 from trainer.checkpoints.huggingface.families import Settings
 
 LENGTH = "original_max_position_embeddings"
+PLAIN, LONG = "default", "longrope"
 SCALINGS: Mapping[str, type[RopeScaling]] = {
     "linear": LinearScaling, "llama3": Llama3Scaling, "yarn": YarnScaling,
+    LONG: LongRopeScaling,
 }  # fmt: skip
 """By Hugging Face's name."""
-PLAIN = "default"
 MSCALE, MSCALE_ALL = MSCALES = ("mscale", "mscale_all_dim")
 """Of YaRN, as DeepSeek sets it: numbers from which the magnitude follows."""
 FRACTION = "partial_rotary_factor"
@@ -30,7 +37,8 @@ PLACES = ("rope_parameters", "rope_scaling")
 
 def names_of(scaling: type[RopeScaling]) -> Mapping[str, str]:
     """Returns by the settings of a scaling here what they are called there."""
-    return {name: LENGTH if name == "original_length" else name for name in names(scaling)}
+    called = {name: LENGTH if name == "original_length" else name for name in names(scaling)}
+    return {name: there for name, there in called.items() if name != "long"}
 
 
 def of_layers(settings: Settings, kind: str) -> Settings:
@@ -48,7 +56,8 @@ def parameters(settings: Settings) -> Settings:
     new, old = (settings[place] or {} for place in PLACES)
     of_all_kinds = {name: new[name] for name in OF_ALL_KINDS if new.get(name) is not None}
     given = {name: value for name, value in (old or new).items() if value is not None}
-    return {name: settings.get(name) for name in OF_ALL_KINDS} | of_all_kinds | given
+    of_file = {LENGTH: settings[LENGTH]} if settings.get(LENGTH) else {}  # Phi's, and wins
+    return {name: settings.get(name) for name in OF_ALL_KINDS} | of_all_kinds | given | of_file
 
 
 def kind_of(rope: Settings) -> Any:
@@ -92,9 +101,12 @@ def _problems(settings: Settings) -> Iterator[str]:
     # Hugging Face leaves this one where a plain rotation is set.
     known = [*COMMON, LENGTH, *(names_of(SCALINGS[kind]).values() if kind in SCALINGS else ())]
     known += MSCALES * (kind == "yarn")
-    factor = rope.get("factor")
-    if kind != PLAIN and (not isinstance(factor, int | float) or not 0 < factor < math.inf):
+    known += ["factor"] * (kind == LONG)
+    factor = rope.get("factor", 1 if kind in (PLAIN, LONG) else None)
+    if not isinstance(factor, int | float) or not 0 < factor < math.inf:
         yield f"factor = {factor!r}: legal: a number above 0."
+    if kind == LONG and not (isinstance(length := rope.get(LENGTH), int) and length > 1):
+        yield f"{LENGTH} = {length!r}: legal: an integer from 2."
     for name in MSCALES:
         if not isinstance(value := rope.get(name, 0), int | float) or not 0 <= value < math.inf:
             yield f"{name} = {value!r}: legal: a number of at least 0."
@@ -114,6 +126,10 @@ def rotary_of(settings: Settings) -> Rotary:
     if rope.get(MSCALE) and rope.get(MSCALE_ALL):
         factor = magnitude(rope, MSCALE) / magnitude(rope, MSCALE_ALL)
         rope = {"attention_factor": factor, **rope}
+    if kind == LONG and "attention_factor" not in rope:
+        factor = rope.get("factor", settings["max_position_embeddings"] / rope[LENGTH])
+        grown = 1 + math.log(max(factor, 1)) / math.log(rope[LENGTH])
+        rope = {"attention_factor": math.sqrt(grown), **rope}
     values = {name: rope.get(there) for name, there in names_of(scaling).items()}
     given = {name: as_number(value) for name, value in values.items() if value is not None}
     return Rotary(theta=theta, scaling=scaling(**given), fraction=fraction)
@@ -137,11 +153,13 @@ def of_query_scale(scale: float, rope: Settings) -> Settings:
 
 
 def as_number(value: Any) -> Any:
-    """Returns an integer if a file has it as a float; any other value unchanged.
+    """Returns an integer if a file has it as a float, and a tuple of a list.
 
-    >>> as_number(8.0), as_number(0.5), as_number(True)
-    (8, 0.5, True)
+    >>> as_number(8.0), as_number(0.5), as_number(True), as_number([1, 2.5])
+    (8, 0.5, True, (1, 2.5))
     """
+    if isinstance(value, list):
+        return tuple(value)
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
@@ -153,4 +171,5 @@ def settings_of(rotary: Rotary) -> Settings:
     kind = next(kind for kind, cls in SCALINGS.items() if isinstance(scaling, cls))
     values = {there: getattr(scaling, name) for name, there in names_of(type(scaling)).items()}
     given = {name: value for name, value in values.items() if value is not None}
-    return {"rope_theta": theta, "rope_scaling": {"rope_type": kind, **given}}
+    of_file = {LENGTH: given[LENGTH]} if LENGTH in given else {}
+    return {"rope_theta": theta, "rope_scaling": {"rope_type": kind, **given}, **of_file}

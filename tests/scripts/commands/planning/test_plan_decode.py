@@ -86,7 +86,7 @@ def test_a_plan_of_samples_that_a_suffix_ranks(
             ["--decode", "--suffix_tokens=9", "--samples=2", "--max_tokens=4"],
             "4 new ones and 9 of the suffix",
         ),
-        (["--decode", "--prompt_tokens=20", "--max_tokens=9"], "24 learned positions"),
+        (["--decode", "--prompt_tokens=20", "--max_tokens=9"], "24 positions"),
     ],
 )
 def test_errors_say_what_is_legal(

@@ -282,7 +282,7 @@ def test_rows_beyond_the_table_of_positions_are_refused(
     where = f"--model_dir={folders['bart'] / 'run'}", "--gin_param=Layout.mesh = 'data:1'"
     longer = "--gin_param=Translation.source_length=65"
     assert call("score", *where, f"--input={lines}", longer) == 2
-    assert "source_length = 65: the model has learned positions for 64" in capsys.readouterr().err
+    assert "source_length = 65: the model has positions for 64" in capsys.readouterr().err
 
 
 def test_another_padding_is_refused(folders: dict[str, Path], tmp_path: Path) -> None:

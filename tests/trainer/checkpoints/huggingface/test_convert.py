@@ -4,6 +4,7 @@ To record the numbers again, with torch and transformers:
 `python -m tests.trainer.checkpoints.huggingface.test_convert`
 """
 
+import copy
 import dataclasses
 import functools
 import json
@@ -76,10 +77,15 @@ YARN = {
     "rope_theta": 300.0,
 }  # fmt: skip
 LINEAR = {"rope_type": "linear", "factor": 2.0, "rope_theta": 100.0}
+LONGROPE = {
+    "rope_type": "longrope", "short_factor": [1.0, 1.25, 2.5], "long_factor": [1.5, 4.0, 9.0],
+    "rope_theta": 100.0,
+}  # fmt: skip
 CASES: dict[str, dict[str, Any]] = {
     "llama": {"attention_bias": True, "rope_parameters": LINEAR},
     "llama, tied": {
         "tie_word_embeddings": True, "head_dim": 8, "rms_norm_eps": 0.01, "rope_parameters": LLAMA3,
+        "mlp_bias": True,
     },
     "mistral": {"sliding_window": 5, "head_dim": 4, "rms_norm_eps": 0.01},
     "qwen2": {"rope_parameters": YARN},
@@ -124,6 +130,16 @@ CASES: dict[str, dict[str, Any]] = {
         "no_rope_layer_interval": 2, "tie_word_embeddings": False,
     },
     "phi3": {"num_hidden_layers": 3, "sliding_window": 5, "num_key_value_heads": 3},
+    "phi3, short rows": {
+        "hidden_size": 24, "num_attention_heads": 3, "num_key_value_heads": 3,
+        "partial_rotary_factor": 0.75, "max_position_embeddings": 256, "rope_scaling": LONGROPE,
+        "original_max_position_embeddings": 128,
+    },
+    "phi3, long rows": {
+        "hidden_size": 18, "num_attention_heads": 3, "num_key_value_heads": 3,
+        "max_position_embeddings": 256, "rope_scaling": LONGROPE,
+        "original_max_position_embeddings": 4,
+    },
     "qwen3_moe, mixed": {
         "num_hidden_layers": 4, "num_experts": 5, "num_experts_per_tok": 2, "head_dim": 4,
         "moe_intermediate_size": 8, "mlp_only_layers": [3], "decoder_sparse_step": 2,
@@ -170,6 +186,8 @@ LONG = (
     "gpt_oss",
 )  # fmt: skip
 """Cases with longer texts, and with a bound of the logits' difference by their spread."""
+CHOSEN = {"phi3, long rows": ("LongRopeScaling.long = True",)}
+"""Settings of imports."""
 Case = dict[str, Any]
 
 
@@ -234,7 +252,7 @@ def record(name: str, folder: Path, seed: int) -> Case:
     import transformers
 
     kind = name.split(",")[0]
-    given = {**BASE, **CASES[name]}
+    given = copy.deepcopy({**BASE, **CASES[name]})
     if kind == "gpt2":
         given = {name: value for name, value in given.items() if name not in NOT_IN_GPT2}
     config = transformers.AutoConfig.for_model(kind, **given)
@@ -331,7 +349,7 @@ def imported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("decoders")
     for name, case in golden().items():
         write_model(place / name, case)
-        import_hf(place / name, place / f"{name} run")
+        import_hf(place / name, place / f"{name} run", CHOSEN.get(name, ()))
     return place
 
 
@@ -561,13 +579,33 @@ def miss_a_shard(folder: Path) -> None:
         ("llama", change(hidden_act="mish"), ["hidden_act = 'mish'", "'gelu_pytorch_tanh'"]),
         (
             "llama",
-            change(mlp_bias=True, quantization_config={}, use_cash=True),
-            ["3 problems", "mlp_bias = True: legal: False", "quantization_config", "use_cache?"],
+            change(mlp_bias=1, quantization_config={}, use_cash=True),
+            [
+                "3 problems",
+                "mlp_bias = 1: legal: true or false",
+                "quantization_config",
+                "use_cache?",
+            ],
         ),
         (
             "llama",
             change(rope_scaling={"rope_type": "dynamic"}),
             ["rope_type = 'dynamic': legal: 'default', 'linear', 'llama3', 'yarn'"],
+        ),
+        (
+            "phi3, short rows",
+            change(rope_parameters={**LONGROPE, "short_factor": [1.0, 2.0]}),
+            ["LongRopeScaling.short_factor has 2 numbers.  Legal: 3, one for each pair"],
+        ),
+        (
+            "phi3, short rows",
+            change(rope_parameters={**LONGROPE, "long_factor": None, "short_factor": [1, "2", 0]}),
+            ["LongRopeScaling.long_factor", "'2'", "0"],
+        ),
+        (
+            "phi3, short rows",
+            change(rope_parameters=LONGROPE, original_max_position_embeddings=1),
+            ["original_max_position_embeddings = 1: legal: an integer from 2"],
         ),
         (
             "llama",
@@ -608,7 +646,8 @@ def miss_a_shard(folder: Path) -> None:
         ("smollm3", change(no_rope_layers=[1]), ["no_rope_layers = [1]: legal: 0 or 1 for each"]),
         ("smollm3", change(no_rope_layer_interval=0), ["no_rope_layer_interval = 0: legal"]),
         ("granite", change(logits_scaling=0), ["logits_scaling = 0: legal: a number above 0."]),
-        ("granite", change(mlp_bias=True), ["mlp_bias = True: legal: False"]),
+        ("granite", change(mlp_bias=True), ["missing", "mlp.gate_proj.bias"]),
+        ("qwen2", change(mlp_bias=True), ["mlp_bias = True: legal: False"]),
         ("gemma3_text", change(attn_logit_softcapping=5.0), ["softcapping = 5.0: legal: None"]),
         ("gemma3_text", change(rope_parameters=LINEAR), ["'full_attention' and of 'sliding_att"]),
         (
