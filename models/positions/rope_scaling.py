@@ -131,7 +131,7 @@ class YarnScaling(RopeScaling):
 class LongRopeScaling(RopeScaling):
     """Divides each rate by a factor of its own, one in longer rows.  Ding et al. 2024 (LongRoPE).
 
-    A text must have the same rates throughout, so that a run reads short rows or long ones.
+    A text has the same rates throughout, so a run reads either short rows or long ones.
     """
 
     short_factor: tuple[Positive, ...]
