@@ -7,6 +7,7 @@ import logging
 import os
 import shutil
 import signal
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -29,6 +30,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 MEMORY = Path("/dev/shm")
 if os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > 4e9:
     os.environ.setdefault("TMPDIR", str(MEMORY))
+    tempfile.tempdir = None  # it is read again
 # The older of the compiler's two ways to write fused loops compiles in a third of the time, and one
 # piece of a program in less than 32 on as many threads.  A compiler that does not know a flag ends
 # the process.
