@@ -6,6 +6,7 @@ words make one (GPT-3: Brown et al. 2020, appendix C).
 
 import bisect
 import re
+import unicodedata
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -63,7 +64,7 @@ def overlaps(
 
 def _words(text: str) -> list[str]:
     """Returns the words of a text, and an empty one, as no n-gram goes on in the next text."""
-    return [*_WORD.findall(text.lower()), ""]
+    return [*_WORD.findall(unicodedata.normalize("NFC", text.lower())), ""]
 
 
 def _ngrams(words: Sequence[str], size: int) -> list[str]:

@@ -16,7 +16,6 @@ wandb.id           the run's id at this service, where Run.trackers names it
 
 import functools
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +31,7 @@ from data.task import Task
 from data.vocabs import SOURCE_FILE, Vocabs, load_vocab
 from layouts.layout import Layout
 from models.spec import TransformerSpec
-from trainer.resume.history import Change, Start, record_of, record_start
+from trainer.resume.history import Change, Start, record_of, record_start, time_now
 from trainer.run import Run
 
 HUGGINGFACE = "huggingface"
@@ -80,9 +79,8 @@ class ModelDir:
         for name, model in vocabs.files().items():
             atomic_write(self.model_dir / name, model)
         settings = dump([run], config.imports)
-        now = datetime.now().astimezone().isoformat()  # with microseconds: it names this start
-        start = Start(step, now, vocab=vocabs.hashes(), settings=settings, **record)
-        record_start(self.model_dir, start)
+        record = {"time": time_now(), "vocab": vocabs.hashes(), "settings": settings, **record}
+        record_start(self.model_dir, Start(step, **record))
         atomic_write(self.config_file, settings)
 
     def keep_imported(self, start_from: str) -> None:

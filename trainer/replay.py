@@ -16,9 +16,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
+from jax.tree_util import GetAttrKey
 
 from configs.errors import MAX_SHOWN, RunError
-from layouts.shards import spec_of
+from layouts.shards import mesh_axes, spec_of
 from models.api import Params
 from trainer.multihost import gather
 from trainer.step import Metrics, State
@@ -27,8 +28,10 @@ logger = logging.getLogger(__name__)
 
 Step = Callable[[State, Any], tuple[State, Metrics]]
 Names = Sequence[str]  # of devices
+Kinds = dict[str, list[jax.Array]]
+Lengths = tuple[float, ...]
 TOLERANCE = 0.1
-"""Largest distance of two updates of a shard, as a share of the update.  Round-off of sums over
+"""Largest distance of two changes of a shard, as a share of the change.  Round-off of sums over
 devices stays below it, though Adam may give tiny gradients of another sign whole updates."""
 PROBE_ROUNDS, PROBE_SIZE = 8, 512
 
@@ -61,9 +64,9 @@ def moved(tree: Any, mesh: Mesh, other: Mesh) -> Any:
 class Replayed(NamedTuple):
     """Holds what a step on the other mesh gives."""
 
-    weights: Params
-    updates: dict[int, float]
-    """Length of the update of each device's shards, by its place in the mesh."""
+    compared: Kinds
+    changes: dict[int, Lengths]
+    """Of each device's shards, by its place in the mesh."""
 
 
 class Replay:
@@ -79,49 +82,67 @@ class Replay:
                 "itself: only errors that do not repeat show."
             )
 
+    def _compared(self, state: State) -> Kinds:
+        """Returns the numbers that are compared, by kind: weights, first moments, ..."""
+        kinds = {"weights": jax.tree.leaves(self._trained(state["params"]))}
+        for path, array in jax.tree.leaves_with_path(state["opt_state"]):
+            if jnp.issubdtype(array.dtype, jnp.floating):
+                kind = "".join(str(key) for key in path if isinstance(key, GetAttrKey))
+                kinds.setdefault(kind, []).append(array)
+        return kinds
+
     def compute(self, state: State, batch: Any) -> Replayed:
         """Computes a step on the other mesh."""
         copies = (moved(tree, self._mesh, self._there) for tree in (state, batch))
         after, _ = self._step_there(*copies)
-        weights = moved(self._trained(after["params"]), self._there, self._mesh)
-        updates = distances(self._mesh, weights, self._trained(state["params"]))
-        return Replayed(weights, updates)
+        compared = moved(self._compared(after), self._there, self._mesh)
+        return Replayed(compared, distances(self._mesh, compared, self._compared(state)))
 
     def check(self, step: int, replayed: Replayed, state: State) -> None:
-        """Raises RunError where the state after a step has other weights than it has there."""
-        apart = distances(self._mesh, replayed.weights, self._trained(state["params"]))
-        shares = {place: share(apart[place], replayed.updates[place]) for place in apart}
+        """Raises RunError where the state after a step is not the one there, or replicas of its
+        shards differ."""
+        here, there = ([*map(str, m.devices.flat)] for m in (self._mesh, self._there))
+        apart = distances(self._mesh, replayed.compared, self._compared(state))
+        shares = {p: max(map(share, apart[p], replayed.changes[p])) for p in apart}
         if wrong := {place: part for place, part in shares.items() if not part <= TOLERANCE}:
-            here, there = ([*map(str, m.devices.flat)] for m in (self._mesh, self._there))
             odd = [here[place] for place in odd_ones(probes(self._mesh))]
             raise RunError(describe(step, wrong, here, there, odd))
+        if different := [here[place] for place in different_replicas(self._mesh, state)]:
+            raise RunError(
+                f"After step {step}, devices that hold the same shards have other numbers: "
+                f"{' or '.join(different)} computes wrong, or has since the last replay.  Replace "
+                "it, and continue from a checkpoint before that."
+            )
 
 
 def describe(step: int, wrong: Mapping[int, float], here: Names, there: Names, odd: Names) -> str:
     """Says which shards differ, and which device computes wrong: an odd one, or one that has
     computed all of these shards.
 
-    >>> print(describe(7, {1: 0.5, 2: 0.25}, ["a", "b", "c"], ["c", "a", "b"], []))
-    Step 7 gives other weights where the devices compute each other's shards:
+    >>> print(describe(7, {1: 0.5, 2: 0.25}, ["a", "b", "c"], ["c", "a", "b"], ["b"]))
+    Step 7 gives another state where the devices compute each other's shards:
       shard 1: on b, then on a: 0.5 of the update apart
       shard 2: on c, then on b: 0.25 of the update apart
       b computes wrong.  Replace it, and continue from the last checkpoint.
     """
     common = set.intersection(*({here[place], there[place]} for place in wrong))
     blamed = " or ".join(odd or sorted(common))
+    again = (
+        "" if odd or len(wrong) == 1 else ", unless sums spread an error that a neighbour made once"
+    )
     rows = [
         f"shard {place}: on {here[place]}, then on {there[place]}: {part:.2g} of the update apart"
         for place, part in wrong.items()
     ]
     more = [f"… and {len(rows) - MAX_SHOWN:,} more"] * (len(rows) > MAX_SHOWN)
     cause = (
-        f"{blamed} computes wrong.  Replace it"
+        f"{blamed} computes wrong{again}.  Replace it"
         if blamed
-        else "Sums over devices spread the error of one of them to all.  `meshloom doctor "
-        "--devices` tests each"
+        else "Sums over devices spread the error of one of them to all.  Find it with `meshloom "
+        "doctor --devices`"
     )
     lines = [*rows[:MAX_SHOWN], *more, f"{cause}, and continue from the last checkpoint."]
-    title = f"Step {step} gives other weights where the devices compute each other's shards"
+    title = f"Step {step} gives another state where the devices compute each other's shards"
     return "\n  ".join([f"{title}:", *lines])
 
 
@@ -134,21 +155,53 @@ def share(distance: float, update: float) -> float:
     return distance / update if update else math.inf if distance else 0.0
 
 
-def distances(mesh: Mesh, tree: Params, other: Params) -> dict[int, float]:
-    """Returns how far apart each device's shards of two trees are, by its place in the mesh."""
-    return by_place(on_each_device(mesh, distance, tree, other))
+def distances(mesh: Mesh, arrays: Kinds, others: Kinds) -> dict[int, Lengths]:
+    """Returns how far apart each device's shards are in each kind, by its place in the mesh."""
+    return by_place(on_each_device(mesh, distance, arrays, others))
 
 
-def distance(tree: Params, other: Params) -> jax.Array:
-    """Returns the length of the difference of a device's shards."""
+def distance(arrays: Kinds, others: Kinds) -> jax.Array:
+    """Returns the lengths of the differences of a device's shards."""
 
     def squares(x: jax.Array, y: jax.Array) -> jax.Array:
         return jnp.sum(jnp.square(x.astype(float) - y.astype(float)))
 
-    return jnp.sqrt(sum(jax.tree.leaves(jax.tree.map(squares, tree, other))))[None]
+    lengths = [sum(map(squares, arrays[kind], others[kind])) for kind in sorted(arrays)]
+    return jnp.sqrt(jnp.stack(lengths))[None]
 
 
-def probes(mesh: Mesh) -> dict[int, float]:
+def different_replicas(mesh: Mesh, tree: Any) -> list[int]:
+    """Returns the places in the mesh whose shards are not those of the replicas elsewhere."""
+    arrays: Kinds = {}  # by the mesh axes that split them
+    for array in jax.tree.leaves(tree):
+        used = {name for entry in spec_of(array).partitions for name in mesh_axes(entry)}
+        arrays.setdefault(" ".join(sorted(used)), []).append(array)
+    sums, different = by_place(on_each_device(mesh, checksum, arrays)), set[int]()
+    for number, names in enumerate(sorted(arrays)):
+        split = [name in names.split() for name in mesh.axis_names]
+        replicas: dict[tuple[int, ...], dict[int, Lengths]] = {}
+        for place, numbers in sums.items():
+            shard = np.unravel_index(place, mesh.devices.shape)
+            key = tuple(int(i) for i, is_split in zip(shard, split, strict=True) if is_split)
+            replicas.setdefault(key, {})[place] = numbers[number : number + 1]
+        for same in replicas.values():
+            if len({*same.values()}) > 1:
+                different.update(odd_ones(same) or same)
+    return sorted(different)
+
+
+def checksum(arrays: Kinds) -> jax.Array:
+    """Returns sums over the bits of a device's shards."""
+
+    def bits(x: jax.Array) -> jax.Array:
+        words = {1: jnp.uint8, 2: jnp.uint16}.get(x.dtype.itemsize, jnp.uint32)
+        return jnp.sum(jax.lax.bitcast_convert_type(x, words).astype(jnp.uint32))
+
+    sums = [sum(map(bits, arrays[name]), jnp.zeros((), jnp.uint32)) for name in sorted(arrays)]
+    return jnp.stack(sums)[None]
+
+
+def probes(mesh: Mesh) -> dict[int, Lengths]:
     """Returns what each device computes alone from the same numbers, by its place in the mesh."""
     return by_place(on_each_device(mesh, probe))
 
@@ -159,28 +212,28 @@ def probe() -> jax.Array:
     x = w = jnp.asarray(numbers)
     for _ in range(PROBE_ROUNDS):
         x = jnp.tanh(2 * x @ w)
-    return jnp.sum(x)[None]
+    return jnp.sum(x)[None, None]
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def on_each_device(mesh: Mesh, call: Callable[..., jax.Array], *trees: Params) -> jax.Array:
-    """Returns the number that each device computes from its shards, in the order of the mesh."""
+    """Returns the numbers that each device computes from its shards, in the order of the mesh."""
     specs = jax.tree.map(spec_of, trees)
     every = jax.P(mesh.axis_names)
     return jax.shard_map(call, mesh=mesh, in_specs=specs, out_specs=every, check_vma=False)(*trees)
 
 
-def by_place(numbers: jax.Array) -> dict[int, float]:
-    """Returns the number of each device of all processes, by its place in the mesh."""
+def by_place(numbers: jax.Array) -> dict[int, Lengths]:
+    """Returns the numbers of each device of all processes, by its place in the mesh."""
     shards = numbers.addressable_shards
-    here = [(shard.index[0].start or 0, np.asarray(shard.data).item()) for shard in shards]
-    return dict(itertools.chain.from_iterable(gather(here)))
+    here = [(shard.index[0].start or 0, np.asarray(shard.data)[0].tolist()) for shard in shards]
+    return {place: tuple(row) for place, row in itertools.chain.from_iterable(gather(here))}
 
 
-def odd_ones(results: Mapping[int, float]) -> list[int]:
+def odd_ones(results: Mapping[int, Lengths]) -> list[int]:
     """Returns which results are not those of the majority; none where there is no majority.
 
-    >>> odd_ones({0: 1.5, 1: 1.5, 2: 7.0, 3: 1.5}), odd_ones({0: 1.5, 1: 7.0})
+    >>> odd_ones({0: (1.5,), 1: (1.5,), 2: (7.0,), 3: (1.5,)}), odd_ones({0: (1.5,), 1: (7.0,)})
     ([2], [])
     """
     usual, count = Counter(results.values()).most_common(1)[0]

@@ -179,12 +179,11 @@ def train_step(step_spec: TrainStepSpec, state: State, batch: Batch) -> tuple[St
     }
     if step_spec.criterion.dpo_beta is not None:
         metrics["preferences"] = sums.tokens  # of which the numbers above are means
-    updated, updates = step_spec.update(state, gradients, sums.loads), state["step"]
+    updated = step_spec.update(state, gradients, sums.loads)
     if step_spec.skip_spikes is not None:
-        updates = updates - state["spikes"].total
         updated, more = step_spec.skip_spikes.checked(state, updated, metrics)
         metrics |= more
-    metrics["learning_rate"] = step_spec.optimizer.schedule.rate(step_spec.steps)(updates)
+    metrics["learning_rate"] = step_spec.optimizer.schedule.rate(step_spec.steps)(state["step"])
     if sums.loads:
         metrics["loads"] = sums.loads
     return updated, metrics

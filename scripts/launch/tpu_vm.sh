@@ -42,6 +42,7 @@ create() {
 }
 
 last=
+created=
 while true; do
   if ! now=$(state); then  # no answer: ask again later
     sleep "$POLL_S"
@@ -50,14 +51,19 @@ while true; do
   [ "$now" = "$last" ] || echo "$(date +%T) $NAME: ${now:-not there}"
   last=$now
   if [ -n "$now" ] && code=$(gcloud storage cat "$exit_code" 2> /dev/null); then
-    gcloud storage rm "$exit_code"
-    tpus delete "$NAME" --force
+    until tpus delete "$NAME" --force; do
+      sleep "$POLL_S"
+    done
+    gcloud storage rm "$exit_code" || true
     echo "The training ended with exit code $code.  The slice is deleted."
     exit "$code"
   fi
   case $now in
-    "") create ;;
-    SUSPENDED | FAILED) tpus delete "$NAME" --force ;;  # preempted, or there was none: ask again
+    "")
+      create || [ -n "$created" ]  # at first a wrong setting ends this; later it asks again
+      created=yes
+      ;;
+    SUSPENDED | FAILED) tpus delete "$NAME" --force || true ;;  # preempted, or there was none: ask again
   esac
   sleep "$POLL_S"
 done

@@ -1,6 +1,7 @@
 """Contamination: the n-grams that occur, as a search of plain strings finds them."""
 
 import random
+import unicodedata
 
 import pytest
 
@@ -29,6 +30,12 @@ def expected(sentence: str, documents: list[list[str]], size: int) -> Overlap | 
             covered.update(range(start, start + size))
     share = starts / (len(words) - size + 1)
     return Overlap(share, len(covered) / len(words), sorted(chosen)[:MOST_DOCUMENTS])
+
+
+def test_letters_with_their_marks_apart_are_the_same() -> None:
+    composed, apart = (unicodedata.normalize(form, "über Zürich") for form in ("NFC", "NFD"))
+    for sentence, text in ((composed, apart), (apart, composed)):
+        assert overlaps([sentence], [[text]], 2) == [Overlap(1.0, 1.0, [0])]
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -33,20 +33,28 @@ def job_under(layout: Layout, folder: Path, run: Run = REPLAYED) -> TrainJob:
     return dataclasses.replace(job(folder, run), layout=layout, mesh=make_mesh(layout))
 
 
-def corrupted(monkeypatch: pytest.MonkeyPatch, corrupt: Corrupt, *, before: bool = False) -> None:
-    """Changes what the second step reads or makes, on whichever mesh it runs."""
+def corrupted(
+    monkeypatch: pytest.MonkeyPatch,
+    corrupt: Corrupt,
+    *,
+    before: bool = False,
+    step: int = 2,
+    part: str = "params",
+) -> None:
+    """Changes what the second step, or another, reads or makes, on whichever mesh it runs."""
+    number = step
     compile_right = loop.compile_train_step
 
     def compile_wrong(job: TrainJob, state: Any) -> Any:
         compiled = compile_right(job, state)
 
         def step(state: Any, batch: Any) -> Any:
-            is_second = int(state["step"]) == 1
-            if before and is_second:
-                state = state | {"params": corrupt(state["params"], job.mesh)}
+            is_chosen = int(state["step"]) == number - 1
+            if before and is_chosen:
+                state = state | {part: corrupt(state[part], job.mesh)}
             state, metrics = compiled.executable(state, batch)
-            if is_second and not before:
-                state = state | {"params": corrupt(state["params"], job.mesh)}
+            if is_chosen and not before:
+                state = state | {part: corrupt(state[part], job.mesh)}
             return state, metrics
 
         return dataclasses.replace(compiled, executable=step)
@@ -54,17 +62,23 @@ def corrupted(monkeypatch: pytest.MonkeyPatch, corrupt: Corrupt, *, before: bool
     monkeypatch.setattr(loop, "compile_train_step", compile_wrong)
 
 
+def doubled(number: int, array: jax.Array) -> jax.Array:
+    """Doubles the shards that are on one device."""
+    shards = [
+        jax.device_put(np.asarray(s.data) * (1 + (s.device.id == number)), s.device)
+        for s in array.addressable_shards
+    ]
+    return jax.make_array_from_single_device_arrays(array.shape, array.sharding, shards)
+
+
 def on_device(number: int, params: Any, mesh: Mesh) -> Any:
     """Doubles the shards of the first weights that are on one device."""
+    return params | {"embed_VD": doubled(number, params["embed_VD"])}
 
-    def wrong(array: jax.Array) -> jax.Array:
-        shards = [
-            jax.device_put(np.asarray(s.data) * (1 + (s.device.id == number)), s.device)
-            for s in array.addressable_shards
-        ]
-        return jax.make_array_from_single_device_arrays(array.shape, array.sharding, shards)
 
-    return params | {"embed_VD": wrong(params["embed_VD"])}
+def moments_on_device(number: int, opt_state: Any, mesh: Mesh) -> Any:
+    """Doubles the optimizer's arrays on one device."""
+    return jax.tree.map(lambda x: doubled(number, x) if x.ndim else x, opt_state)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=["data", "fsdp"])
@@ -84,10 +98,10 @@ def test_the_device_that_updates_wrong_is_named(
     with pytest.raises(RunError) as failure:
         train(job_under(layout, tmp_path))
     message = str(failure.value)
-    assert message.startswith("Step 2 gives other weights")
+    assert message.startswith("Step 2 gives another state")
     assert message.count("\n  shard") == 2
     name = jax.devices()[device]
-    assert f"\n  {name} computes wrong.  Replace it" in message
+    assert f"\n  {name} computes wrong" in message
     with Checkpoints(tmp_path) as checkpoints:
         assert checkpoints.latest is None  # the wrong weights are not saved
 
@@ -118,6 +132,46 @@ def test_an_error_that_does_not_repeat_leaves_two_devices(
     devices = jax.devices()
     assert f"shard 2: on {devices[2]}, then on {devices[1]}: " in str(failure.value)
     assert f"{devices[1]} or {devices[2]} computes wrong" in str(failure.value)
+
+
+@pytest.mark.parametrize("part", ["params", "opt_state"])
+def test_a_replica_that_an_earlier_step_made_differ_is_named(
+    part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A replay copies each replica to another device, and computes with it what was computed."""
+    corrupt = on_device if part == "params" else moments_on_device
+
+    def here(tree: Any, mesh: Mesh) -> Any:
+        return corrupt(2, tree, mesh)
+
+    corrupted(monkeypatch, here, step=1, part=part)
+    with pytest.raises(RunError, match=rf"After step 2, devices .*: {jax.devices()[2]} computes"):
+        train(job_under(LAYOUTS[0], tmp_path))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=["data", "fsdp"])
+def test_a_device_whose_optimizer_state_is_wrong_is_named(
+    layout: Layout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    corrupted(monkeypatch, functools.partial(moments_on_device, 1), part="opt_state")
+    with pytest.raises(RunError, match=rf"(?s)Step 2 gives another.*\n  {jax.devices()[1]} computes"):
+        train(job_under(layout, tmp_path))
+
+
+def test_a_neighbour_whose_error_sums_have_spread_is_not_cleared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Device 1 errs once, and a sum gives the error to device 0 as well."""
+
+    def once(params: Any, mesh: Mesh) -> Any:
+        is_replay = mesh.devices.flat[0] != jax.devices()[0]
+        return params if is_replay else on_device(1, params, mesh)
+
+    layout = Layout(mesh="copy:2,data:2", rules="batch:data")
+    corrupted(monkeypatch, once, before=True)
+    with pytest.raises(RunError, match=r"computes wrong, unless sums spread an error") as failure:
+        train(job_under(layout, tmp_path))
+    assert str(failure.value).count("\n  shard") == 2
 
 
 def test_healthy_devices_compute_the_same_alone() -> None:

@@ -8,6 +8,8 @@ from datetime import datetime
 from operator import itemgetter
 from pathlib import Path
 
+import numpy as np
+
 from trainer.checkpoints.interval import HOUR_S
 from trainer.metrics import jsonl
 from trainer.metrics.jsonl import WALL_TIME, Line
@@ -26,8 +28,8 @@ USES = {
     "restore": "restoring, or making the first weights",
     "compile": "compiling",
     "host": "observers and the rest of the loop",
-    "starting": "starting: reading settings, tracing",
-    "stopped": "between two starts, and steps that a kill left unwritten",
+    "starting": "starting: reading settings, preparing data, tracing",
+    "stopped": "between two starts, imports of Python, and steps that a kill left unwritten",
 }
 """What the seconds of a run are spent on.  The share of the first is the goodput."""
 IN_STEPS = ("device", "data", "host")
@@ -55,9 +57,9 @@ def spent_seconds(model_dir: Path) -> dict[str, float]:
         return {}
     seconds: dict[str, float] = dict.fromkeys(USES, 0.0)
     ended = pieces[0][1]
-    for (_, begin, end, of_start), following in zip(pieces, [*pieces[1:], None], strict=True):
+    for (first, begin, end, of_start), following in zip(pieces, [*pieces[1:], None], strict=True):
         seconds["stopped"] += begin - ended
-        for use, spent_s in _of_start(begin, of_start, following and following[0]).items():
+        for use, spent_s in _of_start(first, begin, of_start, following and following[0]).items():
             seconds[use] += spent_s
         last = of_start[-1]
         ended = max(x[WALL_TIME] for x in [last, *between(checks, last[WALL_TIME], end)])
@@ -79,11 +81,15 @@ def describe(seconds: Mapping[str, float]) -> str:
     return f"Goodput {shares.get('steps', 0.0):.1%} of {length}: {others}."
 
 
-def _of_start(begin: float, lines: Sequence[Line], resumed: int | None) -> dict[str, float]:
-    """Returns the seconds of one start, whose steps after `resumed` a later start made again."""
-    last = _totals(lines[-1])
-    kept = [line for line in lines if resumed is None or line["step"] <= resumed]
-    made = _totals(kept[-1]) if kept else dict.fromkeys(last, 0.0)
+def _of_start(
+    first: int, begin: float, lines: Sequence[Line], resumed: int | None
+) -> dict[str, float]:
+    """Returns the seconds of a start at a step, whose steps after `resumed` were made again."""
+    totals, steps = [*map(_totals, lines)], [first, *(line["step"] for line in lines)]
+    last = made = totals[-1]
+    if resumed is not None:  # between two lines all steps count alike
+        spent = {name: [0.0, *(each[name] for each in totals)] for name in IN_STEPS}
+        made = {name: float(np.interp(resumed, steps, spent[name])) for name in IN_STEPS}
     seconds = last | {name: made[name] for name in IN_STEPS}
     return {
         "steps": seconds.pop("device"),

@@ -110,6 +110,12 @@ class WarmupStableDecay(Warmup):
                 f"WarmupStableDecay.decay_from = {self.decay_from}: the run ends at Run.steps = "
                 f"{steps}.  Legal: a step before, or None."
             )
+        if self.decay_from is not None and self.decay_from < self.warmup_steps:
+            raise UserError(
+                f"WarmupStableDecay.decay_from = {self.decay_from}: the rate still rises there, "
+                f"with WarmupStableDecay.warmup_steps = {self.warmup_steps}.  Legal: a step from "
+                "there on, or None."
+            )
         first = max(first, self.warmup_steps)
         warmup = optax.linear_schedule(0.0, self.peak, self.warmup_steps)
         final = self.peak * self.final_fraction

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from configs.spec import Count, Positive, spec
 
@@ -82,16 +83,20 @@ class SkipSpikes:
         """Returns the state after a step, and further metrics.
 
         A skipped step changes only its number and these statistics: no weight, no bias of a
-        router, no moment or average, and the learning rate goes on where it was.
+        router, no moment or average.  The learning rate of the next step is that of its number.
         """
         state: SpikeState = before["spikes"]
         values = jnp.stack([metrics[name].astype(float) for name in VALUES])
         spikes, skips = self.observe(state, values)
 
-        def chosen(new: Array, old: Array) -> Array:
-            return new if new is old else jnp.where(skips, old, new)
+        def is_count(part: Any) -> bool:
+            return isinstance(part, optax.ScaleByScheduleState)
 
-        kept = jax.tree.map(chosen, after, before) | {"step": after["step"], "spikes": spikes}
+        def chosen(new: Any, old: Any) -> Any:
+            return new if new is old or is_count(new) else jnp.where(skips, old, new)
+
+        kept = jax.tree.map(chosen, after, before, is_leaf=is_count)
+        kept |= {"step": after["step"], "spikes": spikes}
         pairs = zip(VALUES, self.bounds(state), strict=True)
         bounds = {f"{name}_bound": bound for name, bound in pairs}
         return kept, {"skipped": spikes.in_row, "skipped_total": spikes.total, **bounds}

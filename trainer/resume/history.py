@@ -6,6 +6,7 @@ import dataclasses
 import json
 import logging
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,6 +22,11 @@ FILE = "history.jsonl"
 CHECKPOINTS, ITEM, MANIFEST = "checkpoints", "state", "manifest.json"
 
 logger = logging.getLogger(__name__)
+
+
+def time_now() -> str:
+    """Returns the time, with the microseconds that name a start."""
+    return datetime.now().astimezone().isoformat()
 
 
 class Change(NamedTuple):
@@ -40,6 +46,7 @@ class Start:
 
     step: int
     time: str
+    """When it began."""
     data_dir: str | None = None
     content_hash: str | None = None
     rows_hash: str | None = None

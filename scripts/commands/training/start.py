@@ -128,6 +128,7 @@ def save_start(
     prepared: Prepared,
     step: int,
     changes: Sequence[Change],
+    begin: str,
 ) -> None:
     """Writes down what this part of the run is made of, for those that continue it."""
     directory = ModelDir(flags.model_dir)
@@ -141,7 +142,7 @@ def save_start(
             config, run, prepared.vocabs, step, data_dir=str(absolute(prepared.folder.parent)),
             saved=max(step, last_saved(directory.model_dir)) or None,
             content_hash=prepared.manifest["content_hash"], rows_hash=prepared.rows_hash,
-            train_rows=rows,
+            train_rows=rows, time=begin,
             changes=[{"name": c.name, "old": repr(c.old), "new": repr(c.new)} for c in changes],
         )  # fmt: skip
         if run.start_from is not None and step == 0:

@@ -31,6 +31,7 @@ from trainer.processes.join import leave
 from trainer.processes.peers import is_first_process
 from trainer.processes.training_lock import training_lock
 from trainer.processes.watchdog import Watchdog
+from trainer.resume.history import time_now
 from trainer.run import Run
 from trainer.step import UNKNOWN_STEPS
 from trainer.traces import trace_evaluate_step, trace_train_step
@@ -45,6 +46,7 @@ def train(flags: TrainFlags) -> None:
 
 def train_locked(flags: TrainFlags) -> None:
     """Reads and checks what the run is, prepares its data, and trains it."""
+    begin = time_now()
     with Checkpoints(flags.model_dir) as checkpoints:
         step = checkpoints.latest
     config = start.settings_to_train(flags, step)
@@ -84,7 +86,7 @@ def train_locked(flags: TrainFlags) -> None:
         for trace_fn in trace_fns[1:]:
             trace_fn(run, layout, mesh)
         prepared = start.prepared_data(flags, run, is_continued=step is not None)
-        start.save_start(flags, config, run, layout, prepared, step or 0, changes)
+        start.save_start(flags, config, run, layout, prepared, step or 0, changes, begin)
         run = run.with_steps(len(prepared.splits["train"]))
         if run.total_steps < (step or 0):
             print_note(

@@ -86,6 +86,23 @@ def test_all_seconds_of_a_run_are_counted_once(tmp_path: Path, seed: int) -> Non
     assert sum(seconds.values()) == pytest.approx(run.time - START)
 
 
+def test_steps_between_two_lines_count_alike(tmp_path: Path) -> None:
+    """The checkpoint of step 30 is in the middle of two lines."""
+    for step, begin in ((0, START), (30, START + 100)):
+        now = datetime.fromtimestamp(begin, UTC).strftime("%Y-%m-%dT%H:%M:%S%z")
+        record_start(tmp_path, Start(step, now))
+
+    def line(step: int, seconds: float, device_s: float) -> str:
+        spent = dict.fromkeys((f"{use}_total_s" for use in ("host", *ACTIVITIES)), 0.0)
+        spent |= {"device_total_s": device_s}
+        return json.dumps({"step": step, "loss": 1.0, "wall_time": START + seconds, **spent}) + "\n"
+
+    (tmp_path / METRICS).write_text(line(20, 20, 20) + line(60, 130, 30))
+    (tmp_path / (METRICS + REPLACED)).write_text(line(40, 60, 60))
+    seconds = spent_seconds(tmp_path)
+    assert seconds == pytest.approx({"steps": 40 + 30, "repeated": 20, "stopped": 40})
+
+
 def test_a_clock_that_goes_back_leaves_no_goodput(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -35,7 +35,7 @@ SCHEDULES = [
     (WarmupStableDecay(peak=0.5, warmup_steps=50, decay_from=400, final_fraction=0.2), 800,
      {25: 0.25, 51: 0.5, 400: 0.5, 600: 0.5 - 0.4 * 200 / 401, 801: 0.1}),
     (WarmupStableDecay(peak=0.5, warmup_steps=50), 20, {1: 0.01, 20: 0.2}),
-    (WarmupStableDecay(peak=0.5, warmup_steps=50, decay_from=20), 60,
+    (WarmupStableDecay(peak=0.5, warmup_steps=50, decay_from=50), 60,
      {20: 0.2, 50: 0.5, 55: 0.5 * 6 / 11, 60: 0.5 / 11, 61: 0.0}),
 ]  # fmt: skip
 
@@ -89,3 +89,5 @@ def test_before_its_decay_a_run_may_become_longer() -> None:
 def test_a_decay_behind_the_end_is_an_error() -> None:
     with pytest.raises(UserError, match=r"decay_from = 40: the run ends at Run.steps = 40"):
         WarmupStableDecay(decay_from=40).rate(40)
+    with pytest.raises(UserError, match=r"decay_from = 40: the rate still rises .* = 41"):
+        WarmupStableDecay(decay_from=40, warmup_steps=41).rate(90)

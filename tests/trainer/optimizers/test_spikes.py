@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from configs.errors import RunError, UserError
@@ -121,6 +122,15 @@ def with_mark(state: State, value: float) -> State:
     return state | {"params": params}
 
 
+def is_schedule(part: Any) -> bool:
+    return isinstance(part, optax.ScaleByScheduleState)
+
+
+def without_schedule(tree: Any) -> Any:
+    """Leaves out the count of the schedule, which goes on with the steps."""
+    return jax.tree.map(lambda x: None if is_schedule(x) else x, tree, is_leaf=is_schedule)
+
+
 def batches_with_a_spike() -> list[dict[str, np.ndarray]]:
     rows = text_rows(8 * STEPS)
     rows.arrays["targets"][rows.arrays["targets"] == MARK] = 2  # type: ignore[index]
@@ -132,7 +142,8 @@ def batches_with_a_spike() -> list[dict[str, np.ndarray]]:
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize(("layout", "microbatches"), [(WHOLE, 1), (WHOLE, 2), (SPLIT, 2)], ids=str)
 def test_a_run_with_a_spike_is_the_run_without_its_batch(layout: Layout, microbatches: int) -> None:
-    step_spec, batches = bigram(layout, microbatches), batches_with_a_spike()
+    adamw = AdamW(schedule=Constant(peak=0.01, warmup_steps=2))
+    step_spec, batches = bigram(layout, microbatches, optimizer=adamw), batches_with_a_spike()
     without = batches[:SPIKE] + batches[SPIKE + 1 :]
     state, lines = trained(step_spec, batches, lambda state: with_mark(state, 1e4))
     expected, other_lines = trained(step_spec, without, lambda state: with_mark(state, 1e4))
@@ -140,9 +151,10 @@ def test_a_run_with_a_spike_is_the_run_without_its_batch(layout: Layout, microba
     assert lines[-1]["skipped_total"] == 1 and state["step"] == STEPS
     assert lines[SPIKE]["loss"] > lines[SPIKE]["loss_bound"]
     for name in ("params", "opt_state"):
-        for path, array in arrays(expected[name]).items():
-            np.testing.assert_array_equal(arrays(state[name])[path], array, err_msg=path)
-    del lines[SPIKE]  # the learning rate goes on where it was
+        for path, array in arrays(without_schedule(expected[name])).items():
+            actual = arrays(without_schedule(state[name]))[path]
+            np.testing.assert_array_equal(actual, array, err_msg=path)
+    del lines[SPIKE]
     for line, other in zip(lines, other_lines, strict=True):
         for name in ("loss", "grad_norm", "learning_rate"):
             assert line[name] == other[name]
@@ -155,10 +167,22 @@ def test_a_run_with_a_spike_is_the_run_without_its_batch(layout: Layout, microba
         np.testing.assert_allclose(arrays(expected["params"])[path], array, rtol=ROUND_OFF)
 
 
+def test_the_learning_rate_is_that_of_the_step_also_after_spikes() -> None:
+    step_spec, batches = bigram(WHOLE, 1), batches_with_a_spike()
+    state, lines = trained(step_spec, batches, lambda state: with_mark(state, 1e4))
+    rate = ADAMW.schedule.rate(STEPS)
+    rates = [float(rate(jnp.int32(step))) for step in range(STEPS)]
+    np.testing.assert_allclose([line["learning_rate"] for line in lines], rates, rtol=1e-6)
+    counts = [x.count for x in jax.tree.leaves(state["opt_state"], is_leaf=is_schedule)
+              if is_schedule(x)]  # fmt: skip
+    assert counts == [STEPS] and lines[-1]["skipped_total"] == 1
+
+
 def test_a_loss_that_is_no_number_moves_no_bias_of_a_router() -> None:
     experts = Moe(experts=4, d_ff=6, router=SigmoidTopK(k=2))
     spec = dataclasses.replace(TOY, layers=1, feed_forward=experts, tied=False)
-    step_spec = bigram(WHOLE, 1, model=spec.model(WHOLE))
+    adamw = AdamW(schedule=Constant(peak=0.01))
+    step_spec = bigram(WHOLE, 1, model=spec.model(WHOLE), optimizer=adamw)
     batches = [packed_rows([[4, 3]] * 8, spec.length, spec.vocab - 1, seed) for seed in range(4)]
     spike = {name: array.copy() for name, array in batches[1].items()}
     spike["inputs_BL"][0, 1] = spec.vocab - 1
@@ -171,8 +195,9 @@ def test_a_loss_that_is_no_number_moves_no_bias_of_a_router() -> None:
     assert [int(line["skipped"]) for line in lines] == [0, 1, 0, 0, 0]
     biases = 0
     for name in ("params", "opt_state"):
-        for path, array in arrays(expected[name]).items():
-            np.testing.assert_array_equal(arrays(state[name])[path], array, err_msg=path)
+        for path, array in arrays(without_schedule(expected[name])).items():
+            actual = arrays(without_schedule(state[name]))[path]
+            np.testing.assert_array_equal(actual, array, err_msg=path)
             biases += "bias" in path and bool(array.any())
     assert biases
 
