@@ -127,16 +127,15 @@ def describe(step: int, wrong: Mapping[int, float], here: Names, there: Names, o
     """
     common = set.intersection(*({here[place], there[place]} for place in wrong))
     blamed = " or ".join(odd or sorted(common))
-    again = (
-        "" if odd or len(wrong) == 1 else ", unless sums spread an error that a neighbour made once"
-    )
+    is_sure = odd or len(wrong) == 1
+    spread = "" if is_sure else ", unless sums spread an error that a neighbour made once"
     rows = [
         f"shard {place}: on {here[place]}, then on {there[place]}: {part:.2g} of the update apart"
         for place, part in wrong.items()
     ]
     more = [f"… and {len(rows) - MAX_SHOWN:,} more"] * (len(rows) > MAX_SHOWN)
     cause = (
-        f"{blamed} computes wrong{again}.  Replace it"
+        f"{blamed} computes wrong{spread}.  Replace it"
         if blamed
         else "Sums over devices spread the error of one of them to all.  Find it with `meshloom "
         "doctor --devices`"

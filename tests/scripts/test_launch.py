@@ -140,7 +140,7 @@ def test_a_preempted_slice_is_asked_for_again(launch: Launch) -> None:
     asks_again = ["list", "storage rm", "create"]
     expected = [
         *asks_again, "list", "storage cat", "list", "storage cat", "list", "storage cat", "delete",
-        *asks_again, "list", "storage cat", "storage rm", "delete",
+        *asks_again, "list", "storage cat", "delete", "storage rm",
     ]  # fmt: skip
     answers = [
         "0", "1", "0", "0 PROVISIONING", "1", "0 ACTIVE", "1", "0 SUSPENDED", "1", "0",
@@ -159,6 +159,23 @@ def test_a_preempted_slice_is_asked_for_again(launch: Launch) -> None:
 def test_a_slice_ends_with_the_code_of_its_training(launch: Launch) -> None:
     answers = ["0 ACTIVE", "0 2", "0", "0"]
     assert launch("tpu_vm.sh", {"gcloud": answers}, **SLICE)[0] == 2
+
+
+def test_calls_that_fail_are_made_again(launch: Launch) -> None:
+    """A preempted slice is deleted at the second call, asked for at the second, and so at the end.
+
+    What the first call asks for must be right.
+    """
+    answers = [
+        "0 SUSPENDED", "1", "1", "0 SUSPENDED", "1", "0",
+        "0", "1", "0", "0 FAILED", "1", "0", "0", "1", "1", "0", "1", "0",
+        "0 ACTIVE", "0 3", "1", "1", "0", "1",
+    ]  # fmt: skip
+    code, _, calls = launch("tpu_vm.sh", {"gcloud": answers}, **SLICE)
+    verbs = [call[4] if call[:4] == QUEUED else " ".join(call[1:3]) for call in calls]
+    assert code == 3 and verbs[-4:] == ["delete", "delete", "delete", "storage rm"]
+    assert verbs.count("create") == 3
+    assert launch("tpu_vm.sh", {"gcloud": ["0", "1", "1"]}, **SLICE)[0] == 1
 
 
 def test_a_variable_that_is_missing_is_named(launch: Launch, tmp_path: Path) -> None:

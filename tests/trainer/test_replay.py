@@ -154,7 +154,8 @@ def test_a_device_whose_optimizer_state_is_wrong_is_named(
     layout: Layout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     corrupted(monkeypatch, functools.partial(moments_on_device, 1), part="opt_state")
-    with pytest.raises(RunError, match=rf"(?s)Step 2 gives another.*\n  {jax.devices()[1]} computes"):
+    name = jax.devices()[1]
+    with pytest.raises(RunError, match=rf"(?s)Step 2 gives another.*\n  {name} computes"):
         train(job_under(layout, tmp_path))
 
 

@@ -212,14 +212,18 @@ def prediction(file: Path) -> list[dict[str, str]]:
 def heading(name: str, *, of_preferences: bool = False) -> str:
     """Writes the name of a number with its unit, which differs where steps learn preferences.
 
-    >>> heading("loss"), heading("step_s"), heading("tokens_per_s"), heading("evaluation_total_s")
-    ('loss (nats per token)', 'step time (s)', 'tokens per s', 'evaluation total time (s)')
+    >>> heading("loss"), heading("step_s"), heading("tokens_per_s")
+    ('loss (nats per token)', 'step time (s)', 'tokens per s')
+    >>> heading("evaluation_total_s")
+    'evaluation time since the last start (s)'
     """
     words, units = name.replace("_", " "), WORDS["units"]
     if of_preferences:
         words, units = words.replace("tokens", "preferences"), units | WORDS["preferences"]
     if unit := units.get(name):
         return f"{words} ({unit})"
+    if name.endswith("_total_s"):
+        return f"{words.removesuffix(' total s')} time since the last start (s)"
     is_time = name.endswith("_s") and not name.endswith("_per_s")
     return f"{words.removesuffix(' s')} time (s)" if is_time else words
 
