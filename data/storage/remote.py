@@ -46,6 +46,8 @@ def failure(error: BaseException) -> str | None:
     if not (libraries & _LIBRARIES or is_of_tensorstore or is_of_request or is_page):
         return None
     text = one_line(error)
+    if re.search(r"(?i)forbidden|denied", text):
+        text += "  (check the credentials, and what they may do there)"
     if page is not None:
         title = brief(" ".join((page["title"] or "without a title").split()))
         text = f"a web page answers ({title}); a proxy or a sign-in page may be in the way"

@@ -135,6 +135,11 @@ def test_a_web_page_in_place_of_an_answer_is_one_line() -> None:
     assert remote.failure(json.JSONDecodeError("no", "{", 0)) is None
 
 
+def test_what_is_forbidden_names_the_credentials() -> None:
+    assert "check the credentials" in str(remote.failure(OSError("Forbidden: bucket/x")))
+    assert "credentials" not in str(remote.failure(requests.ConnectionError("refused")))
+
+
 def test_a_request_that_fails_is_no_damaged_data() -> None:
     assert remote.failure(requests.ConnectionError("refused")) is not None
     assert remote.failure(ValueError("UNAVAILABLE: HTTP 503")) is not None
