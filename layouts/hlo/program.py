@@ -66,10 +66,6 @@ class CompiledText:
         names = (loop.attribute("condition"), loop.attribute("body"))
         return dataclasses.replace(self, entries=tuple(name for name in names if name is not None))
 
-    def within(self, scope: str) -> "CompiledText":
-        """Returns the part that was traced in a named scope, with all that it calls."""
-        return dataclasses.replace(self, scope=scope)
-
     def is_open(self, instruction: parser.Instruction) -> bool:
         return instruction.opcode == "while" and f'{self.open_loop}/while"' in instruction.rest
 

@@ -29,14 +29,7 @@ from scripts.terminal import print_note, print_table
 from trainer.checks import check_layout, check_run
 from trainer.planning.child import in_child
 from trainer.planning.report import as_json
-from trainer.planning.search import (
-    Hardware,
-    one_line,
-    rank_layouts,
-    shortlist,
-    suggest_slice,
-    time_step,
-)
+from trainer.planning.search import one_line, rank_layouts, shortlist, suggest_slice, time_step
 from trainer.planning.training import plan_compiled
 from trainer.planning.tune import Candidate, Trial, TrialLog, Tuner, ladders_of
 from trainer.run import Run
@@ -106,7 +99,7 @@ def search(flags: TuneFlags, run: Run, topology: Topology | None, configured: La
     deadline_s = time.monotonic() + parse_duration(flags.budget)
     log_file = local_path(flags.output, "--output").with_suffix(LOG)
     log = TrialLog(log_file, subject(run, topology, configured, flags.best))
-    hardware: Hardware = topology or HostRates(
+    hardware = topology or HostRates(
         **log.once("host", lambda: measure_host(jax.devices())._asdict())
     )
 
