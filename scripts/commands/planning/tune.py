@@ -36,6 +36,8 @@ from trainer.run import Run
 
 Layouts = Sequence[Layout]
 Options = tuple[str, ...]
+OptionNames = Mapping[Options, str]
+Ranking = Sequence[tuple[Candidate, Trial]]
 LOG = ".jsonl"  # suffix
 COLUMNS = ("layout", "microbatches", "remat", "compiler options")
 SHOWN = 10  # candidates in the terminal, and in the comments of the file
@@ -143,12 +145,7 @@ def configured_layouts(config: Config, run: Run, topology: Topology | None) -> l
     return [dataclasses.replace(layout, mesh=format_mesh(sizes))]
 
 
-def write_best(
-    file: str,
-    ranking: Sequence[tuple[Candidate, Trial]],
-    counted: str,
-    option_names: Mapping[Options, str],
-) -> None:
+def write_best(file: str, ranking: Ranking, counted: str, option_names: OptionNames) -> None:
     """Prints the first settings of a ranking, and writes them as a gin file."""
     (best, trial), *others = ranking
     print(f"{counted}: {one_line(best.layout)}, {trial.step_s:.4g} s per step")
@@ -167,7 +164,7 @@ def write_best(
     print_note(f"Wrote {file}: give it to `meshloom train` after the run's --gin_file.")
 
 
-def columns(candidate: Candidate, option_names: Mapping[Options, str]) -> list[str]:
+def columns(candidate: Candidate, option_names: OptionNames) -> list[str]:
     """Writes the settings of a candidate as `COLUMNS`."""
     settings = {
         name: ", ".join(value) if isinstance(value, tuple) else value

@@ -236,9 +236,7 @@ def numbers(line: dict[str, Any]) -> dict[str, Any]:
 def of_layer(layer: dict[str, Any]) -> dict[str, Any]:
     """Returns what a table says of a layer with experts."""
     load = layer["load"]
-    dropped = {
-        f"dropped choices {i} (share)": share for i, share in enumerate(layer["dropped"][:2], 1)
-    }
+    dropped = {f"dropped choices {i} (share)": x for i, x in enumerate(layer["dropped"][:2], 1)}
     largest = {
         "largest load (x even share)": max(load) * len(load),
         "smallest load (x even share)": min(load) * len(load),
