@@ -78,11 +78,8 @@ def torch(kind: str) -> tuple[Pass, dict[str, object]]:
     wi = nn.Parameter(torch.randn(EXPERTS, D_MODEL, D_FF) / D_MODEL**0.5)
     wo = nn.Parameter(torch.randn(EXPERTS, D_FF, D_MODEL) / D_FF**0.5)
     router = nn.Parameter(torch.randn(D_MODEL, EXPERTS) / D_MODEL**0.5)
-    dense = nn.Sequential(
-        nn.Linear(D_MODEL, 2 * D_FF, bias=False),
-        nn.ReLU(),
-        nn.Linear(2 * D_FF, D_MODEL, bias=False),
-    )
+    into, out = nn.Linear(D_MODEL, 2 * D_FF, bias=False), nn.Linear(2 * D_FF, D_MODEL, bias=False)
+    dense = nn.Sequential(into, nn.ReLU(), out)
 
     def experts() -> torch.Tensor:
         gates, chosen = torch.topk(torch.softmax(x @ router, dim=-1), 2)

@@ -108,7 +108,6 @@ def evaluate_model(flags: EvaluateFlags) -> list[dict[str, Any]]:
     if of_harness := given_flags(flags.harness):
         raise UserError(f"{', '.join(of_harness)} has no effect without --harness=TASK.  Add it.")
     check_settings(flags.metrics.tokenize, flags.text.languages)
-
     criterion = Criterion(logit_scale=flags.logit_scale, drop_tokens=flags.drop_tokens)
     search = SearchFlags(**dataclasses.asdict(flags.search))
 
