@@ -255,10 +255,8 @@ class Counter:
         letters = product_letters(eqn.params["dimension_numbers"], *ranks)
         for mesh_axis, size in self.mesh.items():
             axes = [tensor.splits(mesh_axis) for tensor in tensors]
-            split = [
-                None if axis is None else numbers[axis]
-                for numbers, axis in zip(letters, axes, strict=True)
-            ]
+            pairs = zip(letters, axes, strict=True)
+            split = [None if axis is None else numbers[axis] for numbers, axis in pairs]
             choices = [
                 list(exchange(letter, mesh_axis, zip(tensors, letters, split, strict=True)))
                 for letter in dict.fromkeys(split)

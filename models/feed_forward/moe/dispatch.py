@@ -146,10 +146,8 @@ def by_gather(experts: Experts, x_GsD: Array, routing: Routing, capacity: int) -
         return combine(y_GcD, slot_Gsi, here_Gc, routing.gate_Gsi)
 
 
-WITH_CAPACITY: Mapping[str, Callable[[Experts, Array, Routing, int], Array]] = {
-    "einsum": by_einsum,
-    "gather": by_gather,
-}
+Send = Callable[[Experts, Array, Routing, int], Array]
+WITH_CAPACITY: Mapping[str, Send] = {"einsum": by_einsum, "gather": by_gather}
 
 
 def choice_ids(experts: Experts, routing: Routing, capacity: int) -> tuple[Array, Array, Array]:
@@ -217,10 +215,8 @@ def in_blocks(
     arrays, structure = jax.tree.flatten(dict(weights))
     arrays = [reduced_over(array, [group_axes]) for array in arrays]
     stored = [spec_of(array) for array in arrays]
-    gathered = [
-        layout.place(stored_e + axes_of_shard(name, array.shape))
-        for name, array in zip(names, arrays, strict=True)
-    ]
+    named = zip(names, arrays, strict=True)
+    gathered = [layout.place(stored_e + axes_of_shard(name, x.shape)) for name, x in named]
     pairs = zip(stored, gathered, strict=True)
     stored = [old if is_gatherable(old, new, group_axes) else new for old, new in pairs]
 
