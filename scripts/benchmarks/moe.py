@@ -87,10 +87,8 @@ def torch(kind: str) -> tuple[Pass, dict[str, object]]:
         order = torch.argsort(chosen.flatten(), stable=True)
         token = order // 2
         counts = torch.bincount(chosen.flatten(), minlength=EXPERTS).tolist()
-        parts = [
-            functional.relu(rows @ wi[expert]) @ wo[expert]
-            for expert, rows in enumerate(torch.split(x[token], counts))
-        ]
+        inputs = enumerate(torch.split(x[token], counts))
+        parts = [functional.relu(rows @ wi[expert]) @ wo[expert] for expert, rows in inputs]
         weighted = torch.cat(parts) * gates.flatten()[order, None]
         return torch.zeros_like(x).index_add(0, token, weighted)
 

@@ -72,10 +72,8 @@ def run_cost(plan: "StepPlan", assumed: Assumptions, price: float | None) -> dic
     every = best if run.checkpoint_every == "auto" else run.checkpoint_every
     hours = hours_of(plan, assumed, every)
     steps_s = plan.timing.range_s if topology.is_gpu else (step_s, step_s)
-    ends = [
-        sum(hours_of(plan, assumed, every, end_s, rate).values())
-        for end_s, rate in zip(steps_s, RATES, strict=True)
-    ]
+    pairs = zip(steps_s, RATES, strict=True)
+    ends = [sum(hours_of(plan, assumed, every, *pair).values()) for pair in pairs]
     all_hours = sum(hours.values())
     cost: dict[str, Any] = {
         "assumptions": assumed._asdict(),

@@ -166,10 +166,8 @@ def write_best(file: str, ranking: Ranking, counted: str, option_names: OptionNa
 
 def columns(candidate: Candidate, option_names: OptionNames) -> list[str]:
     """Writes the settings of a candidate as `COLUMNS`."""
-    settings = {
-        name: ", ".join(value) if isinstance(value, tuple) else value
-        for name, value in candidate.settings.items()
-    }
+    items = candidate.settings.items()
+    settings = {name: ", ".join(x) if isinstance(x, tuple) else x for name, x in items}
     kept = {"saves": "Transformer.remat_saves", "on the host": "Transformer.remat_offloads"}
     saved = [f"{what} {settings[name]}" for what, name in kept.items() if settings.get(name)]
     return [
