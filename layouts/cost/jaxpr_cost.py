@@ -48,7 +48,6 @@ MANUAL = {"psum": "all-reduce", "psum_invariant": "all-reduce", "pmax": "all-red
           "ppermute": "collective-permute"}  # fmt: skip
 GROWING = ("all-gather", "reduce-scatter")  # the whole tensor is more than what a device keeps
 
-
 # Operations that read operands from memory and write results; others are fused into these.
 MEMORY_OPS = (
     *PRODUCTS, "gather", "scatter-add", *REDUCTIONS, "cumsum", "sort", "top_k", "concatenate"
