@@ -59,42 +59,62 @@ class NormNetwork(nnx.Module):
             setattr(self, f"bias_{axes}", weights.zeros(axes))
 
     def __call__(self, x: Array, axes: str = "BLD") -> Array:
-        y = self.normed(x, axes)
+        y = normed(
+            self.layout,
+            x,
+            getattr(self, f"scale_{self.axes}")[...],
+            axes,
+            self.epsilon,
+            offset=self.offset,
+            scale_axes=self.axes if len(self.axes) > 1 else None,
+            centered=self.centered,
+            shift=getattr(self, f"bias_{self.axes}")[...] if self.biased else None,
+        )
         # A TPU's compiler would compute the gradient of this norm tile by tile in a product.
         return jax.lax.optimization_barrier(y) if axes == "BLD" else y
 
-    @jax.named_scope("norm")
-    def normed(self, x: Array, axes: str) -> Array:
-        """Divides by the root mean square along the scale's axes, in JAX's float type, and scales.
 
-        The scale's axes are the last, or several of those of x.  A bias, which has the same, is
-        added at the end.
+@jax.named_scope("norm")
+def normed(
+    layout: Layout,
+    x: Array,
+    scale: Array,
+    axes: str,
+    epsilon: float,
+    *,
+    offset: bool = False,
+    scale_axes: str | None = None,
+    centered: bool = False,
+    shift: Array | None = None,
+) -> Array:
+    """Divides by the root mean square along the scale's axes, in JAX's float type, and scales.
 
-        Its gradient keeps the input in the type that it has, and a number or two for each vector.
-        """
-        layout, scale = self.layout, getattr(self, f"scale_{self.axes}")[...]
-        wide_scale = 1 + scale.astype(float) if self.offset else scale.astype(float)
-        scale_axes = self.axes if len(self.axes) > 1 else axes[-1]
-        over = tuple(axes.index(letter) for letter in scale_axes)
-        # Zeros that pad an axis count for nothing.
-        padding = math.prod(scale.shape) / math.prod(layout.unpadded_shape(scale_axes, scale.shape))
-        policy = jax.checkpoint_policies.save_only_these_names(INVERSE, MEAN)
+    The scale's axes are the last, or several of those of x.  `centered` subtracts the mean first.
+    A shift, which has the scale's axes, is added at the end.
 
-        @functools.partial(jax.checkpoint, prevent_cse=False, policy=policy)
-        def scaled(x: Array, factor: Array, term: Array | None) -> Array:
-            wide = x.astype(float)
-            if self.centered:
-                assert padding == 1, "the zeros that pad would count"
-                wide -= checkpoint_name(jnp.mean(wide, axis=over, keepdims=True), MEAN)
-            power = jnp.mean(jnp.square(wide), axis=over, keepdims=True)
-            if padding != 1:
-                power *= padding
-            inverse = checkpoint_name(jax.lax.rsqrt(power + self.epsilon), INVERSE)
-            y = wide * inverse * factor
-            return (y if term is None else y + term).astype(x.dtype)
+    Its gradient keeps the input in the type that it has, and a number or two for each vector.
+    """
+    wide_scale = scale.astype(float)
+    if offset:
+        wide_scale = 1 + wide_scale
+    scale_axes = scale_axes or axes[-1]
+    over = tuple(axes.index(letter) for letter in scale_axes)
+    # Zeros that pad an axis count for nothing.
+    padding = math.prod(scale.shape) / math.prod(layout.unpadded_shape(scale_axes, scale.shape))
+    policy = jax.checkpoint_policies.save_only_these_names(INVERSE, MEAN)
 
-        term = None
-        if self.biased:
-            bias = getattr(self, f"bias_{self.axes}")[...]
-            term = layout.broadcast_like(bias.astype(float), scale_axes, axes)
-        return scaled(x, layout.broadcast_like(wide_scale, scale_axes, axes), term)
+    @functools.partial(jax.checkpoint, prevent_cse=False, policy=policy)
+    def scaled(x: Array, factor: Array, term: Array | None) -> Array:
+        wide = x.astype(float)
+        if centered:
+            assert padding == 1, "the zeros that pad would count"
+            wide -= checkpoint_name(jnp.mean(wide, axis=over, keepdims=True), MEAN)
+        power = jnp.mean(jnp.square(wide), axis=over, keepdims=True)
+        if padding != 1:
+            power *= padding
+        inverse = checkpoint_name(jax.lax.rsqrt(power + epsilon), INVERSE)
+        y = wide * inverse * factor
+        return (y if term is None else y + term).astype(x.dtype)
+
+    term = None if shift is None else layout.broadcast_like(shift.astype(float), scale_axes, axes)
+    return scaled(x, layout.broadcast_like(wide_scale, scale_axes, axes), term)
