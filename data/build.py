@@ -154,6 +154,7 @@ def build(
     if any(split["chunks"] > 1 for split in splits.values()):  # once packed as one chunk
         size = {"chunk": f"{_CHUNK_CHARACTERS} {_CHUNK_EXAMPLES}"}
         content_hash = manifest.combined_hash(digests | size)
+    files = [p for p in sorted(folder.iterdir()) if p.name not in (BUILD_LOG, manifest.NAME)]
     made = {
         **key.written(),
         "fingerprint": stamps or task.source.fingerprint(),
@@ -161,11 +162,7 @@ def build(
         "text_hash": text_hash,
         **vocabs.hashes(),
         "splits": splits,
-        "file_bytes": {
-            path.name: path.stat().st_size
-            for path in sorted(folder.iterdir())
-            if path.is_file() and path.name not in (BUILD_LOG, manifest.NAME)
-        },
+        "file_bytes": {path.name: path.stat().st_size for path in files if path.is_file()},
     }
     logger.info("%s: content hash %s", task.name, made["content_hash"])
     manifest.write(folder, made)

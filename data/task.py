@@ -14,16 +14,9 @@ from pydantic import Field
 
 from configs.errors import UserError
 from configs.spec import spec
+from data.packing import rows as packing
 from data.packing.pack import Packed, place_dtype
-from data.packing.rows import (
-    Counts,
-    RowArray,
-    Rows,
-    hashed_bytes,
-    packed_lines,
-    read_word_list,
-    rows_of_parts,
-)
+from data.packing.rows import Counts, RowArray, Rows
 from data.sources import json_lines as json_lines  # task files name what these define
 from data.sources import mixing as mixing
 from data.sources import pair_kinds as pair_kinds
@@ -44,10 +37,7 @@ T = TypeVar("T")
 Example = str | Pair
 Digest: TypeAlias = "hashlib._Hash"
 PackChunk = Callable[[Sequence[Any], str | None, bool], tuple[Packed, Counts]]
-"""Encodes and packs some examples.
-
-It takes their tag, if they have one, and whether they are for training.
-"""
+"""Encodes and packs some examples, given their tag, if any, and whether they are for training."""
 
 _BORDER = b"\xff part\n"
 """Stands in hashes between the parts of a mixture; no example has such a byte."""
@@ -207,7 +197,8 @@ class Task:
         Returns the rows, and what a model predicts of each line.
         """
         if not self.takes_pairs:
-            packed, counts = packed_lines(lines, vocabs.target, self.length, None, self.packs)
+            vocab = vocabs.target
+            packed, counts = packing.packed_lines(lines, vocab, self.length, None, self.packs)
             return self.rows(packed.arrays, counts, vocabs, pieces=packed.pieces), lines
         pairs = []
         for number, line in enumerate(lines, 1):
@@ -224,8 +215,8 @@ class Task:
 
     def rows_of_text(self, lines: Iterable[str], vocabs: Vocabs) -> Rows:
         """Packs a text in memory, unchanged, to compute its loss."""
-        words = read_word_list(self.word_list)
-        packed, counts = packed_lines(lines, vocabs.target, self.length, words, packs=True)
+        words = packing.read_word_list(self.word_list)
+        packed, counts = packing.packed_lines(lines, vocabs.target, self.length, words, packs=True)
         return Rows(packed.arrays, counts, packed.pieces, begin_id=vocabs.target.begin_id)
 
     def columns(self, vocabs: Vocabs) -> dict[str, tuple[int, type]]:
@@ -242,13 +233,13 @@ class Task:
 
     def part_of_text(self, name: str, part: Any, split: str, digest: Digest) -> PartOfText:
         """Reads one part of a split; digest is fed the raw text as it is read."""
-        lines = hashed(part.lines(split), digest, hashed_bytes)
+        lines = hashed(part.lines(split), digest, packing.hashed_bytes)
         return PartOfText(name, lines, Counter())
 
     def chunk_packer(self, vocabs: Vocabs) -> PackChunk:
         """Returns what packs the examples of one chunk."""
-        words = read_word_list(self.word_list)
-        return lambda lines, tag, training: packed_lines(
+        words = packing.read_word_list(self.word_list)
+        return lambda lines, tag, training: packing.packed_lines(
             lines, vocabs.target, self.length, words, packs=self.packs
         )
 
@@ -262,7 +253,7 @@ class Task:
         self, split: str, entry: Mapping[str, Any], arrays: Mapping[str, RowArray], vocabs: Vocabs
     ) -> Rows:
         """Returns the rows of a split from its arrays and its entry in the manifest."""
-        parts = list(rows_of_parts(entry.get("parts", []), *self.left_out))
+        parts = list(packing.rows_of_parts(entry.get("parts", []), *self.left_out))
         sizes = [part.counts.rows for part in parts]
         mix = self.source.mix(sizes) if parts and split == "train" else None
         return self.rows(arrays, Counts.read(entry), vocabs, mix=mix, parts=parts)

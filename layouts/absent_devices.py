@@ -90,9 +90,5 @@ def topology_mesh(name: str, sizes: dict[str, int], order: str | None = None) ->
 
 def gpu_target(chip: Chip) -> str:
     """Describes a GPU to XLA's compiler."""
-    return GPU_TARGET.format(
-        **GPU_TARGETS[chip.kind],
-        bandwidth=round(chip.memory_bandwidth),
-        memory_bytes=chip.memory_bytes,
-        kind=chip.kind,
-    )
+    numbers = {"bandwidth": round(chip.memory_bandwidth), "memory_bytes": chip.memory_bytes}
+    return GPU_TARGET.format(**GPU_TARGETS[chip.kind], **numbers, kind=chip.kind)

@@ -93,16 +93,14 @@ def wrong_sizes(pieces: Sequence[Piece], mesh: Mapping[str, int], torus: Torus) 
         if sum(piece.size is None for piece in pieces if piece.torus_axis == torus_axis) > 1:
             wrong.append(f"{torus_axis} is taken whole more than once.")
         elif (product := math.prod(piece.size or 0 for piece in along)) != extent:
-            taken = (
-                f"{order_text(along, torus)} takes {product}" if along else "nothing lies along it"
-            )
+            text = order_text(along, torus)
+            taken = f"{text} takes {product}" if along else "nothing lies along it"
             wrong.append(f"{torus_axis} has {extent}, and {taken}.")
     for mesh_axis, size in mesh.items():
         along = [piece for piece in sized if piece.mesh_axis == mesh_axis]
         if not wrong and (product := math.prod(piece.size or 0 for piece in along)) != size:
-            taken = (
-                f"{order_text(along, torus)} gives it {product}" if along else "nothing names it"
-            )
+            text = order_text(along, torus)
+            taken = f"{text} gives it {product}" if along else "nothing names it"
             wrong.append(f"{mesh_axis} = {size}, and {taken}.")
     return wrong
 
@@ -119,10 +117,8 @@ def with_sizes(pieces: Sequence[Piece], torus: Torus) -> list[Piece]:
 
 def order_text(pieces: Sequence[Piece], torus: Torus) -> str:
     """Formats an order as in a layout file."""
-    names = (
-        f"{axis}:{along}{'' if size == torus[along] else size}" for axis, along, size in pieces
-    )
-    return ";".join(names) or "nothing"
+    texts = (f"{name}:{axis}{'' if size == torus[axis] else size}" for name, axis, size in pieces)
+    return ";".join(texts) or "nothing"
 
 
 def describe_legal_orders(mesh: Mapping[str, int], torus: Torus | None) -> str:

@@ -122,12 +122,10 @@ def merged_einsum(
         )
         for operand, axes, entries in zip(operands, merged_terms[:-1], merged_places, strict=True)
     ]
-    merged_equation = f"{','.join(merged_terms[:-1])}->{merged_terms[-1]}"
+    merged_equation = f"{','.join(merged_terms[:-1])}->{merged_terms[-1]}".lower()
+    merged_out = merged_out.update(unreduced=place.unreduced)
     result = jnp.einsum(
-        merged_equation.lower(),
-        *merged_operands,
-        out_sharding=merged_out.update(unreduced=place.unreduced),
-        preferred_element_type=dtype,
+        merged_equation, *merged_operands, out_sharding=merged_out, preferred_element_type=dtype
     )
     return jax.lax.reshape(result, [sizes[letter] for letter in out], out_sharding=place)
 

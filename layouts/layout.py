@@ -424,10 +424,8 @@ class Layout:
         terms, result = equation.split("->")
 
         def mapped(*operands: Array) -> Array:
-            placed = tuple(
-                spec_of(operand) if axes == "*" else self.place(axes)
-                for operand, axes in zip(operands, terms.split(","), strict=True)
-            )
+            pairs = zip(operands, terms.split(","), strict=True)
+            placed = tuple(spec_of(x) if axes == "*" else self.place(axes) for x, axes in pairs)
             out = self.place(result)
             run = jax.shard_map(function, in_specs=placed, out_specs=out, check_vma=check_vma)
             return run(*map(jax.sharding.reshard, operands, placed))

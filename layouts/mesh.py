@@ -144,12 +144,8 @@ def abstract_mesh(
     device = None
     if kind is not None:
         device = AbstractDevice(device_kind=kind, num_cores=None, platform=platform)
-    return AbstractMesh(
-        tuple(sizes.values()),
-        tuple(sizes),
-        axis_types=(AxisType.Explicit,) * len(sizes),
-        abstract_device=device,
-    )
+    types = (AxisType.Explicit,) * len(sizes)
+    return AbstractMesh(tuple(sizes.values()), tuple(sizes), types, abstract_device=device)
 
 
 def use_mesh(mesh: Mesh | AbstractMesh) -> contextlib.AbstractContextManager[Any]:

@@ -145,10 +145,8 @@ class ModelLayout(Layout):
         if stored:
             true, padded = shape, self.padded_shape(axes, shape)
         place, drawn_shape = self.place(axes, stored=stored), (*padded[:1], *true[1:])
-        entries = tuple(
-            entry if drawn_size == size else None
-            for entry, drawn_size, size in zip(place, drawn_shape, padded, strict=True)
-        )
+        sizes = zip(place, drawn_shape, padded, strict=True)
+        entries = tuple(entry if drawn == size else None for entry, drawn, size in sizes)
         drawn = sample(key, shape=drawn_shape, out_sharding=jax.P(*entries))
         return filled(resized(drawn, padded, place), true, place, 0)
 

@@ -21,11 +21,8 @@ def random_bytes(key: Array, *, shape: tuple[int, ...], out_sharding: jax.P) -> 
     even = shape[-1] % (BYTES * num_shards(out_sharding[-1])) == 0
     place = out_sharding if even else jax.P(*out_sharding[:-1], None)
     drawn = jax.random.bits(key, (*shape[:-1], numbers), jnp.uint32, out_sharding=place)
-    spread = jax.lax.reshape(
-        jax.lax.bitcast_convert_type(drawn, jnp.uint8),
-        (*shape[:-1], numbers * BYTES),
-        out_sharding=place,
-    )
+    parts = jax.lax.bitcast_convert_type(drawn, jnp.uint8)
+    spread = jax.lax.reshape(parts, (*shape[:-1], numbers * BYTES), out_sharding=place)
     return jax.sharding.reshard(spread[..., : shape[-1]], out_sharding)
 
 

@@ -174,7 +174,6 @@ def divergence(
 
     if count == 1:
         return part(0)
-
     return jnp.sum(jax.lax.map(part, jnp.arange(count, dtype=jnp.int32)))
 
 
@@ -205,7 +204,6 @@ def _scale_gradients(
 
 
 softmax_loss.defvjp(_with_gradients, _scale_gradients)
-
 
 Total = tuple[LossSums, Array | None]  # and the gradient by the softmax weights
 
@@ -307,7 +305,6 @@ def _forward(
     vocab = layout.unpadded_shape(axes, logits_BLV.shape)[-1]
     target_BL1 = layout.broadcast_like(targets_BL, axes[:2], axes)
     counted_BL1 = layout.broadcast_like(counted_BL, axes[:2], axes).astype(float)
-
     top_BL1 = jnp.max(logits_BLV, axis=-1, keepdims=True)
     exp_BLV = jnp.exp(logits_BLV - top_BL1)
     sum_BL1 = jnp.sum(exp_BLV, axis=-1, keepdims=True)
@@ -331,7 +328,6 @@ def _forward(
         correct=jnp.sum(jnp.where(target_logit_BL1 >= top_BL1, counted_BL1, 0)),
         tokens=jnp.sum(counted_BL1),
     )
-
     pull_BL1 = counted_BL1 * (1 + 2 * criterion.z_loss * log_z_BL1) / sum_BL1
     is_target_BLV = layout.iota(axes, logits_BLV.shape, "V") == target_BL1
     target_probs_BLV = jnp.where(is_target_BLV, 1 - smooth, 0.0) + smooth / vocab

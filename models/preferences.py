@@ -45,7 +45,6 @@ def preference_loss(
 
     Logits are not made in slices: those of the whole batch exist at a time.
     """
-
     assert criterion.dpo_beta is not None
 
     @functools.partial(jax.checkpoint, static_argnums=1)

@@ -56,13 +56,8 @@ class Network(nnx.Module):
         if spec.embed_norm and spec.has_encoder:
             self.source_embed_norm = spec.norm.build(layout, weights)
         if spec.has_encoder:
-            self.encoder = Stack(
-                spec, layout, weights, spec.encoder_layers, spec.encoder_blocks, causal=False
-            )
-        self.decoder = Stack(
-            spec, layout, weights, spec.layers, spec.blocks, first=len(spec.first_blocks),
-            cross_attention=spec.has_encoder,
-        )  # fmt: skip
+            self.encoder = Stack(spec, layout, weights, is_encoder=True)
+        self.decoder = Stack(spec, layout, weights)
 
     def __call__(
         self, batch: Batch, key: Key = None, *, drop_tokens: bool = True
@@ -70,15 +65,13 @@ class Network(nnx.Module):
         """Returns the last layer's normed output for every target, and the loads of each stack."""
         segments_BL, memory_BMD = batch["segments_BL"], None
         loads, training = dict[str, Loads](), key is not None
-        row_context = functools.partial(
-            self.row_context, drop_tokens=drop_tokens, training=training
-        )
+        see_row = functools.partial(self.row_context, drop_tokens=drop_tokens, training=training)
         if self.spec.has_encoder:
             key, source_key = split_key(key)
             memory_BMD, loads["encoder"] = self.encode(batch, source_key, drop_tokens=drop_tokens)
 
         def contexts(block: BlockParts) -> Contexts:
-            row = row_context(block, batch["positions_BL"], segments_BL)
+            row = see_row(block, batch["positions_BL"], segments_BL)
             if memory_BMD is None:
                 return Contexts(row)
             lengths = (segments_BL.shape[1], memory_BMD.shape[1])
@@ -380,9 +373,7 @@ class TransformerModel(NetworkModel[Network]):
 
         def contexts(block: BlockParts) -> Contexts:
             window = block.attention.window
-            row = cached_context(
-                layout, positions_BL, positions_BM, mask_BLM, cache_index, window=window
-            )
+            row = cached_context(layout, positions_BL, positions_BM, mask_BLM, cache_index, window)
             if "source_segments_BM" not in cache:
                 return Contexts(row)
             one_BL = jnp.ones_like(tokens_BL)

@@ -14,7 +14,6 @@ from trainer.processes.peers import is_first_process
 # No emoji, or ":x" in a layout becomes one; text also in a notebook, as in a pipe.
 console = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False, force_jupyter=False)
 
-
 # Of one process: its connections, and what it prepares on its disk.
 LOCAL_LOGGERS = ("data", "trainer.prepare", "trainer.processes")
 

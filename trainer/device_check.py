@@ -137,7 +137,6 @@ def gradients(
     """Returns the gradients, whole, of a batch under a layout."""
     model = spec.model(layout)
     step_spec = TrainStepSpec(model, AdamW(), CROSS_ENTROPY, 1, 0, microbatches)
-
     sharding = BatchSharding(layout, mesh, len(batch["targets_BL"]), microbatches)
     host_rows = slice(*sharding.host_rows())
     shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract_params(model, mesh))

@@ -99,13 +99,11 @@ class BatchSharding:
 
     def abstract(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, jax.ShapeDtypeStruct]:
         """Returns shapes, types and shardings of a batch, from the shape of each array in a row."""
+        rows = (*self.leading, self.microbatch_rows)
+        shardings = {name: self.sharding(name, of_row) for name, of_row in shapes.items()}
         return {
-            name: jax.ShapeDtypeStruct(
-                (*self.leading, self.microbatch_rows, *of_row),
-                np.int32,
-                sharding=self.sharding(name, of_row),
-            )
-            for name, of_row in shapes.items()
+            name: jax.ShapeDtypeStruct((*rows, *shapes[name]), np.int32, sharding=sharding)
+            for name, sharding in shardings.items()
         }
 
 

@@ -242,14 +242,10 @@ def validate(
             raise StopRequested
 
     try:
+        model, size = run.model.model(job.layout), run.batch_sequences
+        batches = run.evaluate_batches if step < run.total_steps else None
         evaluation, parts = evaluate(
-            run.model.model(job.layout),
-            params,
-            rows,
-            job.mesh,
-            batch_sequences=run.batch_sequences,
-            batches=run.evaluate_batches if step < run.total_steps else None,
-            progress=progress,
+            model, params, rows, job.mesh, batch_sequences=size, batches=batches, progress=progress
         )
         logger.info("Step %d: validation %s.", step, evaluation)
         line: Line = {"step": step, **evaluation.numbers()}

@@ -62,10 +62,8 @@ def _check(mesh: Mesh, needed_bytes: int, problem: str, remedy: str) -> None:
 
 def shard_bytes(tree: Any) -> int:
     """Sums the bytes of arrays on one device."""
-    return sum(
-        math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
-        for leaf in jax.tree.leaves(tree)
-    )
+    leaves = jax.tree.leaves(tree)
+    return sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in leaves)
 
 
 def device_memory_bytes(mesh: Mesh) -> int | None:

@@ -31,9 +31,8 @@ def connect(mesh: Mesh) -> None:
         if group_mesh.is_multi_process and group_mesh.local_devices:
             sharded = NamedSharding(group_mesh, jax.P("all"))
             replicated = NamedSharding(group_mesh, jax.P())
-            ones = jax.make_array_from_process_local_data(
-                sharded, np.ones(len(group_mesh.local_devices), np.float32)
-            )
+            local = np.ones(len(group_mesh.local_devices), np.float32)
+            ones = jax.make_array_from_process_local_data(sharded, local)
             jax.block_until_ready(jax.jit(jnp.sum, out_shardings=replicated)(ones))
 
 

@@ -51,10 +51,8 @@ def moved(tree: Any, mesh: Mesh, other: Mesh) -> Any:
     there = dict(zip(mesh.devices.flat, other.devices.flat, strict=True))
 
     def move(array: jax.Array) -> jax.Array:
-        shards = [
-            jax.device_put(shard.data, there[shard.device], may_alias=False)
-            for shard in array.addressable_shards
-        ]
+        here = array.addressable_shards
+        shards = [jax.device_put(x.data, there[x.device], may_alias=False) for x in here]
         sharding = NamedSharding(other, spec_of(array))
         return jax.make_array_from_single_device_arrays(array.shape, sharding, shards)
 

@@ -65,9 +65,6 @@ def shared_names(language: str, target: str) -> dict[str, list[str]]:
     return codes
 
 
-# How meanings are put together
-
-
 def _listed(parts: Sequence[Meaning], style: str) -> Meaning:
     return lambda language: say.listed(tuple(part(language) for part in parts), style, language)
 
@@ -79,9 +76,6 @@ def _joined(pattern: str, *parts: Meaning) -> Meaning:
 
 def _style(draw: Draw) -> str:
     return "or" if draw.chance(30) else "and"
-
-
-# Names
 
 
 _NAMED = ("territory",) * 4 + ("language",) * 3 + ("city",) * 3 + ("currency",) * 2
@@ -103,9 +97,6 @@ def _names(draw: Draw) -> Meaning:
 def _city(draw: Draw) -> Meaning:
     code = draw.code("city")
     return _joined("{} ({})", partial(say.name, "city", code), partial(say.name, "territory", code))
-
-
-# Times
 
 
 _DATES = ("full", "full", "long", "medium", "yMMMM", "MMMMd", "yMMMEd", "yQQQQ", "yw", "MMMMW")
@@ -137,14 +128,9 @@ def _interval(draw: Draw) -> Meaning:
 
 
 _LARGEST: tuple[tuple[say.Unit, int], ...] = (
-    ("year", 30),
-    ("month", 11),
-    ("week", 3),
-    ("day", 6),
-    ("hour", 23),
-    ("minute", 59),
+    ("year", 30), ("month", 11), ("week", 3), ("day", 6), ("hour", 23), ("minute", 59),
     ("second", 59),
-)
+)  # fmt: skip
 
 
 def _span(draw: Draw) -> Meaning:
@@ -158,9 +144,6 @@ def _spans(draw: Draw) -> Meaning:
     units = _LARGEST[first : first + draw.between(2, 3)]
     spans = [partial(say.span, draw.between(1, largest), unit) for unit, largest in units]
     return _listed(spans, "and")
-
-
-# Amounts
 
 
 _PAID = ("EUR", "EUR", "USD", "GBP", "CHF", "JPY", "SEK", "INR", "BRL")
@@ -194,9 +177,6 @@ _VALUES = (*_MEASURES, *_MEASURES, *(_date,) * 4, _interval, _interval, _time)
 
 def _value(draw: Draw) -> Meaning:
     return draw.one(_VALUES)(draw)
-
-
-# Sentences
 
 
 def _values(draw: Draw) -> Meaning:

@@ -31,9 +31,6 @@ def _plain(text: str) -> str:
     return text.translate(_PLAIN)
 
 
-# Names
-
-
 @functools.cache
 def names(kind: str, language: str) -> dict[str, str]:
     """Returns the names of a kind by code, the most used first."""
@@ -123,9 +120,6 @@ def listed(parts: tuple[str, ...], style: str, language: str) -> str:
     return _plain(lists.format_list(parts, "or" if style == "or" else "standard", language))
 
 
-# Dates and times
-
-
 @_cached
 def date(day: datetime, width: str, language: str) -> str:
     """Says a date, by a width (full, long, medium) or by a skeleton of CLDR's (yMMMM)."""
@@ -161,9 +155,6 @@ def span(count: int, unit: Unit, language: str) -> str:
     delta = timedelta(seconds=count * _SECONDS[unit])
     # The threshold keeps it from the next larger unit.
     return _plain(dates.format_timedelta(delta, unit, 1_000_000, locale=language))
-
-
-# Amounts
 
 
 @_cached

@@ -186,9 +186,7 @@ def _files_without_tensorflow(builder: Any) -> Iterator[None]:
             module.tf = tf
 
 
+_GFILE = types.SimpleNamespace(GFile=open, glob=lambda pattern: sorted(glob.glob(pattern)))
 _LOCAL_FILES = types.SimpleNamespace(
-    io=types.SimpleNamespace(
-        gfile=types.SimpleNamespace(GFile=open, glob=lambda pattern: sorted(glob.glob(pattern)))
-    ),
-    compat=types.SimpleNamespace(as_text=str),
+    io=types.SimpleNamespace(gfile=_GFILE), compat=types.SimpleNamespace(as_text=str)
 )

@@ -80,15 +80,8 @@ class MarianVocab(Vocab):
         if processor is None:
             raise UserError(f"vocab {name}: its .spm files are not models of SentencePiece.")
         self._processor, self._by_id = processor, {i: piece for piece, i in self.ids.items()}
-        pad = self.ids[_PAD]
-        super().__init__(
-            model,
-            1 + max(self._by_id),
-            begin_id=pad,
-            end_id=self.ids[_END],
-            pad_id=pad,
-            banned_ids=(pad,),
-        )
+        size, pad, end = 1 + max(self._by_id), self.ids[_PAD], self.ids[_END]
+        super().__init__(model, size, begin_id=pad, end_id=end, pad_id=pad, banned_ids=(pad,))
 
     @property
     def ids_hash(self) -> str:

@@ -79,9 +79,7 @@ class TokenizerJsonVocab(Vocab):
             problem = f"is not a tokenizer.json: {brief(str(error))}."
             raise UserError(f"vocab {name}: {problem}") from None
         added = self._tokenizer.get_added_tokens_decoder().items()
-        self._hidden = {
-            i for i, one in added if one.special and not _SENTINEL.fullmatch(one.content)
-        }
+        self._hidden = {i for i, x in added if x.special and not _SENTINEL.fullmatch(x.content)}
         # Both would change texts: a row's length alone cuts and pads here.
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()

@@ -3,12 +3,12 @@
 import functools
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
 from typing import NamedTuple
+
+from configs.imports import CHECKOUT
 
 KINDS = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
 TOLERANCE = 0.1  # of traffic that differs from what the layout requires
-CHECKOUT = Path(__file__).parents[2]
 
 
 @functools.cache

@@ -2,9 +2,9 @@
 
 import functools
 import math
-import operator
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from operator import add, floordiv, mul, sub
 from typing import Any
 
 import jax
@@ -200,12 +200,7 @@ def bytes_read(jaxpr: Jaxpr, v: Any, mesh: Mapping[str, int]) -> int:
 
 
 # What kernels compute the bounds of their loops by, from the place of a block in the grid.
-INDEX_OPS: Mapping[str, Callable[..., "Index"]] = {
-    "add": operator.add,
-    "sub": operator.sub,
-    "mul": operator.mul,
-    "div": operator.floordiv,
-}
+INDEX_OPS = {"add": add, "sub": sub, "mul": mul, "div": floordiv}
 Index = np.ndarray | int
 
 

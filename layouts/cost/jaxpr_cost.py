@@ -48,7 +48,6 @@ MANUAL = {"psum": "all-reduce", "psum_invariant": "all-reduce", "pmax": "all-red
           "ppermute": "collective-permute"}  # fmt: skip
 GROWING = ("all-gather", "reduce-scatter")  # the whole tensor is more than what a device keeps
 
-
 # Operations that read operands from memory and write results; others are fused into these.
 MEMORY_OPS = (
     *PRODUCTS, "gather", "scatter-add", *REDUCTIONS, "cumsum", "sort", "top_k", "concatenate"
@@ -255,10 +254,8 @@ class Counter:
         letters = product_letters(eqn.params["dimension_numbers"], *ranks)
         for mesh_axis, size in self.mesh.items():
             axes = [tensor.splits(mesh_axis) for tensor in tensors]
-            split = [
-                None if axis is None else numbers[axis]
-                for numbers, axis in zip(letters, axes, strict=True)
-            ]
+            pairs = zip(letters, axes, strict=True)
+            split = [None if axis is None else numbers[axis] for numbers, axis in pairs]
             choices = [
                 list(exchange(letter, mesh_axis, zip(tensors, letters, split, strict=True)))
                 for letter in dict.fromkeys(split)

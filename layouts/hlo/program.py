@@ -66,10 +66,6 @@ class CompiledText:
         names = (loop.attribute("condition"), loop.attribute("body"))
         return dataclasses.replace(self, entries=tuple(name for name in names if name is not None))
 
-    def within(self, scope: str) -> "CompiledText":
-        """Returns the part that was traced in a named scope, with all that it calls."""
-        return dataclasses.replace(self, scope=scope)
-
     def is_open(self, instruction: parser.Instruction) -> bool:
         return instruction.opcode == "while" and f'{self.open_loop}/while"' in instruction.rest
 
@@ -173,20 +169,15 @@ class CompiledText:
                 every = [executed._replace(times=1), *itertools.chain(*walks)]
                 dtype = max(parser.eight_bit_type(e.instruction, e.computation) for e in every)
                 source, scopes = self.source(instruction), instruction.op_name
-                ops.append(
-                    OpCost(total_flops(every), moved_bytes, 0, executed.times, dtype, source,
-                           scopes, cycles)
-                )  # fmt: skip
+                flops, times = total_flops(every), executed.times
+                ops.append(OpCost(flops, moved_bytes, 0, times, dtype, source, scopes, cycles))
         return ops
 
     @functools.cached_property
     def _has_cycles(self) -> bool:
         """Returns whether the compiler estimates cycles, so that what has none takes none."""
-        return any(
-            '"estimated_cycles"' in instruction.rest
-            for computation in self.computations.values()
-            for instruction in computation.values()
-        )
+        every = itertools.chain.from_iterable(c.values() for c in self.computations.values())
+        return any('"estimated_cycles"' in instruction.rest for instruction in every)
 
     def _runs_on_gpu(self, instruction: parser.Instruction) -> bool:
         """Returns whether an instruction takes time on a GPU, and is no kernel or collective."""
@@ -266,8 +257,7 @@ class CompiledText:
                     overlaps = True
                 if FUSED_REDUCE_SCATTER in (fusion.attribute("calls") or ""):
                     kind, origin = "reduce-scatter", fusion
-            source = self.source(origin)
-            scopes = origin.op_name
+            source, scopes = self.source(origin), origin.op_name
             collectives.append(Collective(kind, axes, group, size, times, source, overlaps, scopes))
         return collectives
 

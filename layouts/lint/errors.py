@@ -162,43 +162,30 @@ def _spelling_problem(context: LintContext, part: str, before: list[str]) -> Pro
         fix = 'Legal: axis:mesh_axis, as in "batch:data", with one "?" or one "+" behind it.'
         return Problem("error", "malformed-rule", "not a rule.", fix=fix)
     if rule.axis in ABSENT:
-        return Problem(
-            "warning",
-            "absent-axis",
-            f"no tensor has Mesh-TensorFlow's axis {rule.axis}, {ABSENT[rule.axis]}.",
-            fix="Without this rule the result is the same.",
-        )
+        reason = f"no tensor has Mesh-TensorFlow's axis {rule.axis}, {ABSENT[rule.axis]}."
+        fix = "Without this rule the result is the same."
+        return Problem("warning", "absent-axis", reason, fix=fix)
     # This model may have no part that declares the axis.
     declared = {axis.name: axis for spec in SPECS.values() for axis in getattr(spec, "axes", ())}
-    axis = context.record.axes.by_name.get(rule.axis) or declared.get(rule.axis)
+    known = context.record.axes
+    axis = known.by_name.get(rule.axis) or declared.get(rule.axis)
     if axis is None:
         letters = {letter for tensor in context.record.tensors for letter in tensor.axes}
         letters |= {"H"} if "J" in letters else set()  # a rule for heads speaks of kv_heads
-        axes = tuple(
-            a.name for letter, a in context.record.axes.by_letter.items() if letter in letters
-        )
-        near = did_you_mean(rule.axis, [*context.record.axes.by_name, *SYNONYMS]).strip()
+        axes = tuple(a.name for letter, a in known.by_letter.items() if letter in letters)
+        near = did_you_mean(rule.axis, [*known.by_name, *SYNONYMS]).strip()
         fix = f"{near}  This model's axes: {', '.join(axes)}.".strip()
         return Problem("error", "unknown-axis", "no such axis.", fix=fix, legal={"axis": axes})
     if rule.mesh_axis not in context.mesh:
         near = did_you_mean(rule.mesh_axis, context.mesh).strip()
-        fix = f"The mesh has {', '.join(context.mesh)} ({context.source('mesh')})."
-        return Problem(
-            "error",
-            "unknown-mesh-axis",
-            "no such mesh axis.",
-            fix=f"{near}  {fix}".strip(),
-            legal={"mesh_axis": tuple(context.mesh)},
-        )
+        fix = f"{near}  The mesh has {', '.join(context.mesh)} ({context.source('mesh')}).".strip()
+        legal = {"mesh_axis": tuple(context.mesh)}
+        return Problem("error", "unknown-mesh-axis", "no such mesh axis.", fix=fix, legal=legal)
     if rule.pads and not (rule.firm and axis.pads):
-        paddable = tuple(axis.name for axis in context.record.axes.by_letter.values() if axis.pads)
-        return Problem(
-            "error",
-            "unpaddable-axis",
-            "cannot be padded.",
-            fix=f'Legal with a "+": {join_or(paddable)}, and no "?" with it.',
-            legal={"axis": paddable},
-        )
+        paddable = tuple(axis.name for axis in known.by_letter.values() if axis.pads)
+        fix = f'Legal with a "+": {join_or(paddable)}, and no "?" with it.'
+        legal = {"axis": paddable}
+        return Problem("error", "unpaddable-axis", "cannot be padded.", fix=fix, legal=legal)
     if rule[:2] in [other[:2] for other in parse_rules(";".join(before))]:
         return Problem("error", "duplicate-rule", "appears twice.", fix="Remove one of them.")
     return None

@@ -82,17 +82,15 @@ def check_mesh_axes(context: LintContext) -> list[Problem]:
         largest = sorted(repeated, key=lambda product: -product.flops)
         added, left = _rules_that_split(context, mesh_axis, share)
         fix = f'Adding "{";".join(added)}" to Layout.rules splits {_percent(1 - left)}.'
-        problems.append(
-            Problem(
-                "warning",
-                "idle-mesh-axis",
-                f"splits {_percent(1 - share)} of the FLOPs; all {size} devices along it compute"
-                f" the same {_percent(share)}: {first_names(product.name for product in largest)}.",
-                f"mesh axis {mesh_axis}:{size} ({context.source('mesh')})",
-                fix=fix if added else "Give its devices to another mesh axis.",
-                legal={"rules": tuple(added)} if added else {},
-            )
+        fix = fix if added else "Give its devices to another mesh axis."
+        reason = (
+            f"splits {_percent(1 - share)} of the FLOPs; all {size} devices along it compute"
+            f" the same {_percent(share)}: {first_names(product.name for product in largest)}."
         )
+        subject = f"mesh axis {mesh_axis}:{size} ({context.source('mesh')})"
+        legal = {"rules": tuple(added)} if added else {}
+        problem = Problem("warning", "idle-mesh-axis", reason, subject, fix=fix, legal=legal)
+        problems.append(problem)
     return problems
 
 
@@ -145,17 +143,11 @@ def check_replicated_weights(context: LintContext) -> list[Problem]:
     rule, left = _rule_that_shards(context)
     amount = f"all but {_percent(left / total)}" if left else "all"
     fix = f'Adding "{rule}" to Layout.param_rules splits {amount}.'
-    none = "No single rule can split them: their sizes do not divide over the mesh."
-    return [
-        Problem(
-            "warning",
-            "replicated-weights",
-            f"{share} of their bytes are replicated on {devices} devices: {names}.",
-            "weights",
-            fix=fix if rule else none,
-            legal={"param_rules": (rule,)} if rule else {},
-        )
-    ]
+    if not rule:
+        fix = "No single rule can split them: their sizes do not divide over the mesh."
+    reason = f"{share} of their bytes are replicated on {devices} devices: {names}."
+    legal = {"param_rules": (rule,)} if rule else {}
+    return [Problem("warning", "replicated-weights", reason, "weights", fix=fix, legal=legal)]
 
 
 def _replicated(context: LintContext) -> list[Weight]:

@@ -104,8 +104,7 @@ def cached_context(
     positions_BM: Array,
     mask_BLM: Array,
     cache_index: Array,
-    *,
-    window: int | None = None,
+    window: int | None,
 ) -> AttentionContext:
     """Lets new tokens see what the mask says of a cache; experts drop none of them."""
     query_BL1 = layout.broadcast_like(positions_BL, "BL", "BLM")

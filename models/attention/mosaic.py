@@ -32,14 +32,9 @@ def mosaic_attention(
     q_BLHK = jnp.swapaxes(q_BJQLK.reshape(rows, kv_heads * queries, length, width), 1, 2)
     first_BL, end_BL = key_ranges(segments_BL, window)
     ends = {"is_causal": True} if causal else {"k_end": end_BL[:, None]}
-    y_BLHV = kernel(
-        q_BLHK,
-        jnp.swapaxes(k_BJMK, 1, 2),
-        jnp.swapaxes(v_BJMV, 1, 2),
-        mask=Mask(k_start=first_BL[:, None], **ends),
-        logits_scale=1.0,
-        logits_soft_cap=logit_cap,
-    )
+    mask = Mask(k_start=first_BL[:, None], **ends)
+    k_BMJK, v_BMJV = (jnp.swapaxes(x, 1, 2) for x in (k_BJMK, v_BJMV))
+    y_BLHV = kernel(q_BLHK, k_BMJK, v_BMJV, mask=mask, logits_scale=1.0, logits_soft_cap=logit_cap)
     return jnp.swapaxes(y_BLHV, 1, 2).reshape(*q_BJQLK.shape[:-1], -1)
 
 

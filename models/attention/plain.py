@@ -160,7 +160,6 @@ def _attention_backward(layout: Layout, residuals: Residuals, dy_BJQLK: Array) -
         einsum("BJQLM,BJQLK->BJMK", dlogits_BJQLM, q_BJQLK),
         einsum("BJQLM,BJQLK->BJMK", probs_BJQLM, dy_BJQLK),
         dbias,
-        None,
     )
     return (doperands,)
 

@@ -45,14 +45,10 @@ def triton_attention(
 
     q_BLHK = jnp.swapaxes(q_BJQLK.reshape(rows, heads, length, width), 1, 2)
     kernels = jax_kernels()
+    k_BMHK, v_BMHK = repeated(k_BJMK), repeated(v_BJMK)
+    sizes = kernels.BlockSizes(**block_sizes(width * q_BJQLK.dtype.itemsize))
     y_BLHK = kernels.mha(
-        q_BLHK,
-        repeated(k_BJMK),
-        repeated(v_BJMK),
-        segments_BL,
-        causal=causal,
-        block_sizes=kernels.BlockSizes(**block_sizes(width * q_BJQLK.dtype.itemsize)),
-        interpret=interpret,
+        q_BLHK, k_BMHK, v_BMHK, segments_BL, causal=causal, block_sizes=sizes, interpret=interpret
     )
     return jnp.swapaxes(y_BLHK, 1, 2).reshape(q_BJQLK.shape)
 

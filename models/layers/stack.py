@@ -1,7 +1,7 @@
 """Stacks equal blocks: stores their weights stacked and runs them by a scan or a loop."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -39,20 +39,15 @@ class Stack(nnx.Module):
     """
 
     def __init__(
-        self,
-        spec: TransformerSpec,
-        layout: Layout,
-        weights: Weights,
-        layers: int,
-        blocks: Sequence[BlockParts],
-        *,
-        first: int = 0,
-        causal: bool = True,
-        cross_attention: bool = False,
+        self, spec: TransformerSpec, layout: Layout, weights: Weights, *, is_encoder: bool = False
     ):
         self.spec = spec
         self.layout = layout
-        self.causal = causal
+        self.causal = not is_encoder
+        cross_attention = spec.has_encoder and not is_encoder
+        layers, blocks, first = spec.layers, spec.blocks, len(spec.first_blocks)
+        if is_encoder:
+            layers, blocks, first = spec.encoder_layers, spec.encoder_blocks, 0
         keys = [kind_of(parts) for parts in blocks]
         each_kind = list(dict.fromkeys(keys))
         self.kinds = tuple(blocks[keys.index(key)] for key in each_kind)

@@ -97,7 +97,6 @@ def normed(
     wide_scale = scale.astype(float)
     if offset:
         wide_scale = 1 + wide_scale
-
     scale_axes = scale_axes or axes[-1]
     over = tuple(axes.index(letter) for letter in scale_axes)
     # Zeros that pad an axis count for nothing.

@@ -78,11 +78,8 @@ def torch(kind: str) -> tuple[Pass, dict[str, object]]:
     wi = nn.Parameter(torch.randn(EXPERTS, D_MODEL, D_FF) / D_MODEL**0.5)
     wo = nn.Parameter(torch.randn(EXPERTS, D_FF, D_MODEL) / D_FF**0.5)
     router = nn.Parameter(torch.randn(D_MODEL, EXPERTS) / D_MODEL**0.5)
-    dense = nn.Sequential(
-        nn.Linear(D_MODEL, 2 * D_FF, bias=False),
-        nn.ReLU(),
-        nn.Linear(2 * D_FF, D_MODEL, bias=False),
-    )
+    into, out = nn.Linear(D_MODEL, 2 * D_FF, bias=False), nn.Linear(2 * D_FF, D_MODEL, bias=False)
+    dense = nn.Sequential(into, nn.ReLU(), out)
 
     def experts() -> torch.Tensor:
         gates, chosen = torch.topk(torch.softmax(x @ router, dim=-1), 2)
@@ -90,10 +87,8 @@ def torch(kind: str) -> tuple[Pass, dict[str, object]]:
         order = torch.argsort(chosen.flatten(), stable=True)
         token = order // 2
         counts = torch.bincount(chosen.flatten(), minlength=EXPERTS).tolist()
-        parts = [
-            functional.relu(rows @ wi[expert]) @ wo[expert]
-            for expert, rows in enumerate(torch.split(x[token], counts))
-        ]
+        inputs = enumerate(torch.split(x[token], counts))
+        parts = [functional.relu(rows @ wi[expert]) @ wo[expert] for expert, rows in inputs]
         weighted = torch.cat(parts) * gates.flatten()[order, None]
         return torch.zeros_like(x).index_add(0, token, weighted)
 

@@ -125,14 +125,10 @@ class Worker:
     """Runs one system in a separate process; "memory" requests its peak in bytes."""
 
     def __init__(self, *command: str, checkout: Path):
-        inherited = filter(None, [os.environ.get("PYTHONPATH")])
+        path = os.pathsep.join(filter(None, [str(checkout), os.environ.get("PYTHONPATH")]))
+        environment, pipe = os.environ | {"PYTHONPATH": path}, subprocess.PIPE
         self._process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            cwd=checkout,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(checkout), *inherited])},
+            command, stdin=pipe, stdout=pipe, text=True, cwd=checkout, env=environment
         )
         self.about = json.loads(self._read())
 

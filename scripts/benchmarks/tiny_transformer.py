@@ -52,26 +52,15 @@ def marian(threads: int, **settings: Any) -> tuple[Any, dict[str, object]]:
     transformers.logging.set_verbosity_error()
     torch.set_num_threads(threads)
     torch.manual_seed(0)
-    model = transformers.MarianMTModel(
-        transformers.MarianConfig(
-            vocab_size=VOCAB,
-            d_model=D_MODEL,
-            encoder_layers=LAYERS,
-            decoder_layers=LAYERS,
-            encoder_attention_heads=HEADS,
-            decoder_attention_heads=HEADS,
-            encoder_ffn_dim=D_FF,
-            decoder_ffn_dim=D_FF,
-            activation_function="relu",
-            scale_embedding=True,
-            init_std=D_MODEL**-0.5,
-            pad_token_id=PAD,
-            decoder_start_token_id=PAD,
-            eos_token_id=END,
-            forced_eos_token_id=END,
-            **settings,
-        )
-    )
+    config = transformers.MarianConfig(
+        vocab_size=VOCAB, d_model=D_MODEL, activation_function="relu",
+        encoder_layers=LAYERS, encoder_attention_heads=HEADS, encoder_ffn_dim=D_FF,
+        decoder_layers=LAYERS, decoder_attention_heads=HEADS, decoder_ffn_dim=D_FF,
+        scale_embedding=True, init_std=D_MODEL**-0.5,
+        pad_token_id=PAD, decoder_start_token_id=PAD, eos_token_id=END, forced_eos_token_id=END,
+        **settings,
+    )  # fmt: skip
+    model = transformers.MarianMTModel(config)
     return model, {
         "transformers": transformers.__version__,
         "torch": torch.__version__,

@@ -71,14 +71,13 @@ def meshloom(shape: Shape) -> tuple[Run, dict[str, object]]:
     microbatches = shape.cpu_slices[0] if platform == "cpu" else 1
     trainer = Trainer(transformer(shape), shape.rows, microbatches)
     ids = shape.ids()
-    batch = trainer.to_device(
-        {
-            "inputs_BL": ids[:, :-1],
-            "targets_BL": ids[:, 1:],
-            "segments_BL": np.ones((shape.rows, shape.length), np.int32),
-            "positions_BL": np.tile(np.arange(shape.length, dtype=np.int32), (shape.rows, 1)),
-        }
-    )
+    arrays = {
+        "inputs_BL": ids[:, :-1],
+        "targets_BL": ids[:, 1:],
+        "segments_BL": np.ones((shape.rows, shape.length), np.int32),
+        "positions_BL": np.tile(np.arange(shape.length, dtype=np.int32), (shape.rows, 1)),
+    }
+    batch = trainer.to_device(arrays)
     size = rounds.MATRIX[platform == "gpu"]
     dtype = jnp.bfloat16 if platform == "gpu" else jnp.float32
     square = jax.random.normal(jax.random.key(0), (size, size), dtype)  # ones are faster

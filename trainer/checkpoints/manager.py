@@ -21,13 +21,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 from etils import epath
 from flax import traverse_util
-from orbax.checkpoint.checkpoint_managers import (
-    AnyPreservationPolicy,
-    LatestN,
-    PolicyCheckpointInfo,
-    PreservationContext,
-    PreservationPolicy,
-)
+from orbax.checkpoint import checkpoint_managers as policies
 
 from configs.errors import RunError, UserError, one_line
 from configs.paths import absolute, is_remote, path_of
@@ -251,8 +245,9 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
             if jax.process_index() == 0:
                 (self.folder / ".keep").write_bytes(b"")
             gather(None)  # all wait until it is there
+        kept = policies.AnyPreservationPolicy([policies.LatestN(self.keep_last), _KeepBest(self)])
         options = ocp.CheckpointManagerOptions(
-            preservation_policy=AnyPreservationPolicy([LatestN(self.keep_last), _KeepBest(self)]),
+            preservation_policy=kept,
             cleanup_tmp_directories=True,
             temporary_path_class=self._commit,
             save_root_metadata=False,
@@ -394,7 +389,7 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
 
 
 @dataclasses.dataclass(frozen=True)
-class _KeepBest(PreservationPolicy):
+class _KeepBest(policies.PreservationPolicy):
     """Keeps the best checkpoint.
 
     Orbax's BestN reads metrics from a file of Orbax's, which may be damaged; here the manifest has
@@ -404,7 +399,10 @@ class _KeepBest(PreservationPolicy):
     checkpoints: Checkpoints
 
     def should_preserve(
-        self, checkpoints: Sequence[PolicyCheckpointInfo], *, context: PreservationContext
+        self,
+        checkpoints: Sequence[policies.PolicyCheckpointInfo],
+        *,
+        context: policies.PreservationContext,
     ) -> Sequence[bool]:
         steps = [info.step for info in checkpoints]
         best = self.checkpoints.best_of(steps) if self.checkpoints.keep_best else None

@@ -163,11 +163,8 @@ def translation_requests(
         logger.warning(
             "Warning: %s%d of %d lines have more than %d tokens (Translation.source_length); only "
             "their beginnings are translated.",
-            "" if name is None else f"{name}: ",
-            cut,
-            len(sources),
-            source_length - 1,
-        )
+            "" if name is None else f"{name}: ", cut, len(sources), source_length - 1,
+        )  # fmt: skip
     return requests
 
 

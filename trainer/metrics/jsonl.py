@@ -1,4 +1,4 @@
-"""Reads files of one JSON object a line."""
+"""Reads files of one JSON object a line, and writes numbers as JSON has them."""
 
 import logging
 import math
@@ -62,3 +62,16 @@ def is_number(value: object) -> bool:
     if type(value) is int:
         return abs(value) < 1 << 63
     return type(value) is float and not LARGEST < abs(value) < math.inf
+
+
+def finite(value: Any) -> Any:
+    """Replaces what is infinite, or no number, which JSON lacks, by None.
+
+    >>> finite({"hours": {"steps": 1.5, "failures": math.inf}, "range": [2.0, math.nan]})
+    {'hours': {'steps': 1.5, 'failures': None}, 'range': [2.0, None]}
+    """
+    if isinstance(value, dict):
+        return {name: finite(part) for name, part in value.items()}
+    if isinstance(value, list):
+        return [finite(part) for part in value]
+    return value if value is None or math.isfinite(value) else None

@@ -7,7 +7,6 @@ import contextlib
 import dataclasses
 import json
 import logging
-import math
 import re
 import time
 from collections.abc import Mapping
@@ -20,6 +19,7 @@ from configs.errors import UserError, brief
 from data.storage.files import WorkingFolder, atomic_write, sync, write_errors
 from models.feed_forward.moe.routing import Router
 from trainer.evaluate import Part
+from trainer.metrics import jsonl
 from trainer.metrics.expert_load import Layer, scalars, stats_by_layer
 from trainer.metrics.jsonl import DAMAGED, EVALUATIONS, METRICS, REPLACED, WALL_TIME, split_lines
 from trainer.metrics.plots import RunPlots
@@ -111,7 +111,7 @@ class MetricsWriter(Observer):
         step_s, peak = result.line.get("step_s"), self.peak_flops
         rate = None if flops is None or step_s is None else flops / step_s
         share = None if rate is None or peak is None else rate / peak
-        line = finite(result.line | {"model_flops_per_s": rate, "share_of_peak": share})
+        line = jsonl.finite(result.line | {"model_flops_per_s": rate, "share_of_peak": share})
         layers = stats_by_layer(result.loads)
         self._train.write({**line, "experts": layers} if layers else line)
         self._track("train", line)
@@ -119,7 +119,7 @@ class MetricsWriter(Observer):
 
     def on_evaluation(self, line: Line, parts: Mapping[str, Part]) -> None:
         """Writes an evaluation's numbers; those of a mixture's parts go under "parts"."""
-        line = finite(line)
+        line = jsonl.finite(line)
         self._evaluations.write({**line, "parts": parts} if parts else line)
         self._track("validation", line)
         losses: Line = {name: part["loss"] for name, part in parts.items()}
@@ -144,11 +144,6 @@ class MetricsWriter(Observer):
         numbers = {f"{group}/{name}": number for name, number in known}
         for tracker in self._trackers if numbers else ():
             tracker.log(int(line["step"] or 0), numbers)
-
-
-def finite(line: Line) -> Line:
-    """Replaces what is NaN or infinite, which JSON does not have, by None."""
-    return {name: x if x is None or math.isfinite(x) else None for name, x in line.items()}
 
 
 class LossPlot(Observer):

@@ -56,7 +56,5 @@ def longest_other(plan: StepPlan) -> list[dict[str, Any]]:
     for op in plan.work.ops:
         if not op.flops:
             lines[part_of(op.scopes), op.source] += op_seconds(plan.topology.chip, op)
-    return [
-        {"part": part, "source": source, "seconds": seconds}
-        for (part, source), seconds in sorted(lines.items(), key=lambda line: -line[1])[:MAX_LINES]
-    ]
+    longest = sorted(lines.items(), key=lambda line: -line[1])[:MAX_LINES]
+    return [{"part": part, "source": line, "seconds": s} for (part, line), s in longest]

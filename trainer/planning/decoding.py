@@ -24,17 +24,7 @@ from models.decoding.generate import NEW_TOKENS, SUFFIX, DecodeInputs, generate_
 from models.precision import is_rounded
 from trainer.decoding.decoder import trace_cache
 from trainer.memory import shard_bytes
-from trainer.planning.counts import (
-    TEMPORARIES,
-    Counts,
-    MemoryUse,
-    ProgramPlan,
-    TracedFunction,
-    compile_for,
-    count_compiled,
-    slice_mesh,
-    time_on_slice,
-)
+from trainer.planning import counts
 from trainer.run import Run
 from trainer.traces import DecodeShape, trace_generate
 
@@ -54,11 +44,11 @@ class Phases(NamedTuple, Generic[T]):
 
 DecodeWork = Phases[WorkCounts]
 DecodeTimings = Phases[Timing]
-DecodeCounts = Counts[DecodeWork]
+DecodeCounts = counts.Counts[DecodeWork]
 
 
 @dataclasses.dataclass(frozen=True)
-class TracedDecode(TracedFunction):
+class TracedDecode(counts.TracedFunction):
     """Holds the decoding of one batch, traced, with its arguments."""
 
     shape: DecodeShape
@@ -139,13 +129,13 @@ def trace_decode(
 def estimate_decode(step: TracedDecode) -> DecodeCounts:
     """Counts decoding from its trace alone."""
     sizes = step.array_bytes
-    causes = {**sizes, TEMPORARIES: max(0, step.peak_bytes - sizes["cache"])}
-    return DecodeCounts(step.work, MemoryUse(causes, sum(causes.values())))
+    causes = {**sizes, counts.TEMPORARIES: max(0, step.peak_bytes - sizes["cache"])}
+    return DecodeCounts(step.work, counts.MemoryUse(causes, sum(causes.values())))
 
 
 def compile_decode(step: TracedDecode) -> DecodeCounts:
     """Compiles decoding for its mesh, which may be of absent devices; counts what it does."""
-    compilation, sizes = compile_for(step.traced, step.mesh), step.array_bytes
+    compilation, sizes = counts.compile_for(step.traced, step.mesh), step.array_bytes
     if compilation.needed_bytes is not None:
         argument_bytes = sizes["parameters"] + sizes["inputs"]
         work, estimate = estimate_decode(step)
@@ -156,20 +146,21 @@ def compile_decode(step: TracedDecode) -> DecodeCounts:
         "parameters": memory.argument_size_in_bytes - sizes["inputs"],
         "inputs": sizes["inputs"],
         "cache": cache,
-        TEMPORARIES: memory.temp_size_in_bytes - cache + memory.output_size_in_bytes,
+        counts.TEMPORARIES: memory.temp_size_in_bytes - cache + memory.output_size_in_bytes,
         "program": memory.generated_code_size_in_bytes,
     }
     assert compilation.text is not None
     text = CompiledText.read(compilation.text, NEW_TOKENS)
-    token = count_compiled(step, text.iteration, step.work.token.read_bytes)
-    both, suffix = count_compiled(step, text, step.work.prefill.read_bytes), None
+    token = counts.count_compiled(step, text.iteration, step.work.token.read_bytes)
+    both, suffix = counts.count_compiled(step, text, step.work.prefill.read_bytes), None
     if step.work.suffix is not None:
-        suffix = count_compiled(step, text.within(SUFFIX), step.work.suffix.read_bytes)
+        of_suffix = dataclasses.replace(text, scope=SUFFIX)
+        suffix = counts.count_compiled(step, of_suffix, step.work.suffix.read_bytes)
     return DecodeCounts(work_of_parts(both, token, suffix), compilation.memory(by_cause))
 
 
 @dataclasses.dataclass(frozen=True)
-class DecodePlan(ProgramPlan):
+class DecodePlan(counts.ProgramPlan):
     """Holds the cost of decoding under a layout, as far as it is known."""
 
     step: TracedDecode
@@ -194,7 +185,8 @@ class DecodePlan(ProgramPlan):
         """
         run = dataclasses.replace(self.step.run, model=self.step.run.model.active)
         layout = Layout(mesh="one:1", rules="")
-        step = trace_decode(run, layout, slice_mesh({"one": 1}, self.topology), self.step.shape)
+        mesh = counts.slice_mesh({"one": 1}, self.topology)
+        step = trace_decode(run, layout, mesh, self.step.shape)
         return step.output_flops(step.work)
 
     @property
@@ -230,13 +222,13 @@ class DecodePlan(ProgramPlan):
         return tuple(unexpected_traffic(self.work.token.collectives, expected, self.mesh))
 
 
-def plan_decode(step: TracedDecode, topology: Topology | None, counts: DecodeCounts) -> DecodePlan:
+def plan_decode(step: TracedDecode, topology: Topology | None, counted: DecodeCounts) -> DecodePlan:
     """Makes a plan; predicts times on a slice."""
     device_coords, timings = step.device_coords(topology), None
     if topology is not None and device_coords is not None:
-        time_of = functools.partial(time_on_slice, topology, device_coords, step.sizes)
-        timings = DecodeTimings(*map(time_of, filter(None, counts.work)))
-    work, memory = counts
+        time_of = functools.partial(counts.time_on_slice, topology, device_coords, step.sizes)
+        timings = DecodeTimings(*map(time_of, filter(None, counted.work)))
+    work, memory = counted
     return DecodePlan(step.sizes, topology, device_coords, memory, step, work, timings)
 
 

@@ -37,6 +37,7 @@ def as_json(
     steps = plan.run.steps
     hours = None if step_s is None or steps is None else step_s * steps / HOUR_S
     traffic = collectives(plan, plan.work.collectives)
+    listed = ("path", "axes", "bytes", "bytes_per_device")
     weights = sorted(table(plan.weights, plan.layout, plan.mesh), key=lambda w: -w.bytes_per_device)
     return {
         **common_figures(plan),
@@ -63,12 +64,8 @@ def as_json(
         "run_hours": hours,
         "chip_hours": None if hours is None or topology is None else hours * topology.chips,
         "run_cost": run_cost(plan, assumed, price),
-        "weights": [
-            {"path": row.path, "axes": row.axes, "bytes": row.bytes,
-             "bytes_per_device": row.bytes_per_device}
-            for row in weights[:MAX_WEIGHTS]
-        ],
-    }  # fmt: skip
+        "weights": [{name: getattr(w, name) for name in listed} for w in weights[:MAX_WEIGHTS]],
+    }
 
 
 def decode_as_json(plan: DecodePlan) -> dict[str, Any]:

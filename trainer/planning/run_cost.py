@@ -9,6 +9,7 @@ import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trainer.checkpoints.interval import DAY_S, FAILURES_PER_CHIP_DAY, HOUR_S, best_interval
+from trainer.metrics.jsonl import finite
 
 if TYPE_CHECKING:  # the command line reads the defaults below without JAX
     from trainer.planning.training import StepPlan
@@ -71,10 +72,8 @@ def run_cost(plan: "StepPlan", assumed: Assumptions, price: float | None) -> dic
     every = best if run.checkpoint_every == "auto" else run.checkpoint_every
     hours = hours_of(plan, assumed, every)
     steps_s = plan.timing.range_s if topology.is_gpu else (step_s, step_s)
-    ends = [
-        sum(hours_of(plan, assumed, every, end_s, rate).values())
-        for end_s, rate in zip(steps_s, RATES, strict=True)
-    ]
+    pairs = zip(steps_s, RATES, strict=True)
+    ends = [sum(hours_of(plan, assumed, every, *pair).values()) for pair in pairs]
     all_hours = sum(hours.values())
     cost: dict[str, Any] = {
         "assumptions": assumed._asdict(),
@@ -94,19 +93,6 @@ def run_cost(plan: "StepPlan", assumed: Assumptions, price: float | None) -> dic
         cost["price"] = price * all_hours * topology.chips
         cost["price_range"] = [price * end * topology.chips for end in ends]
     return finite(cost)
-
-
-def finite(value: Any) -> Any:
-    """Replaces what is infinite, or no number, which JSON lacks, by None.
-
-    >>> finite({"hours": {"steps": 1.5, "failures": math.inf}, "range": [2.0, math.nan]})
-    {'hours': {'steps': 1.5, 'failures': None}, 'range': [2.0, None]}
-    """
-    if isinstance(value, dict):
-        return {name: finite(part) for name, part in value.items()}
-    if isinstance(value, list):
-        return [finite(part) for part in value]
-    return value if math.isfinite(value) else None
 
 
 def hours_of(

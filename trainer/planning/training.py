@@ -26,25 +26,14 @@ from layouts.shards import mesh_axes
 from models.layers.pipeline import Schedule
 from trainer import checks
 from trainer.memory import shard_bytes
-from trainer.planning.counts import (
-    TEMPORARIES,
-    Compilation,
-    Counts,
-    MemoryUse,
-    ProgramPlan,
-    TracedFunction,
-    compile_for,
-    count_compiled,
-    slice_mesh,
-    time_on_slice,
-)
+from trainer.planning import counts
 from trainer.run import Run
 from trainer.step import State, train_step_spec, with_deferred_sums
 from trainer.traces import trace_train_step
 
 
 @dataclasses.dataclass(frozen=True)
-class TracedStep(TracedFunction):
+class TracedStep(counts.TracedFunction):
     """Holds a run's training step, traced, with its arguments."""
 
     state: State
@@ -118,11 +107,11 @@ class TracedStep(TracedFunction):
         return {"step": once, "microbatch": sum(weight.size for weight in weights) - once}
 
 
-StepCounts = Counts[WorkCounts]
+StepCounts = counts.Counts[WorkCounts]
 
 
 @dataclasses.dataclass(frozen=True)
-class StepPlan(ProgramPlan):
+class StepPlan(counts.ProgramPlan):
     """Holds the cost of a run under a layout, as far as it is known."""
 
     run: Run
@@ -194,17 +183,17 @@ def estimate_step(step: TracedStep) -> StepCounts:
     gradients = step.gradient_bytes
     peak = peak_bytes(step.traced.jaxpr.jaxpr, step.sizes)
     temporaries = max(0, peak - gradients)
-    causes = {**step.argument_bytes, "gradients": gradients, TEMPORARIES: temporaries}
+    causes = {**step.argument_bytes, "gradients": gradients, counts.TEMPORARIES: temporaries}
     causes |= step.replay_bytes
     *ops, arguments = step.cost.ops  # weights and moments, which the optimizer reads and writes
     arguments = arguments._replace(source="weights and optimizer state", scopes="optimizer")
     work = step.cost._replace(ops=(*ops, arguments))
-    return StepCounts(work, MemoryUse(causes, sum(causes.values())))
+    return StepCounts(work, counts.MemoryUse(causes, sum(causes.values())))
 
 
 def compile_step(step: TracedStep) -> StepCounts:
     """Compiles a step for its mesh, which may be of absent devices, and counts what it does."""
-    compilation = compile_for(step.traced, step.mesh, step.run.compiler_options)
+    compilation = counts.compile_for(step.traced, step.mesh, step.run.compiler_options)
     if compilation.needed_bytes is None:
         return count_step(step, compilation)
     work, memory = estimate_step(step)
@@ -212,7 +201,7 @@ def compile_step(step: TracedStep) -> StepCounts:
     return StepCounts(work, compilation.memory_of_failed(memory, argument_bytes))
 
 
-def count_step(step: TracedStep, compilation: Compilation) -> StepCounts:
+def count_step(step: TracedStep, compilation: counts.Compilation) -> StepCounts:
     """Counts what a compiled step does."""
     memory, causes = compilation.executable.memory_analysis(), step.argument_bytes
     # Arguments are padded on the device; most of what that adds belongs to the parameters.
@@ -221,31 +210,31 @@ def count_step(step: TracedStep, compilation: Compilation) -> StepCounts:
     gradients = min(step.gradient_bytes, memory.temp_size_in_bytes)
     causes |= {
         "gradients": gradients,
-        TEMPORARIES: memory.temp_size_in_bytes - gradients + unaliased,
+        counts.TEMPORARIES: memory.temp_size_in_bytes - gradients + unaliased,
         "program": memory.generated_code_size_in_bytes,
         **step.replay_bytes,
     }
     assert compilation.text is not None
-    work = count_compiled(step, CompiledText.read(compilation.text))
+    work = counts.count_compiled(step, CompiledText.read(compilation.text))
     work = work._replace(host_bytes=memory.host_temp_size_in_bytes)
     return StepCounts(work, compilation.memory(causes))
 
 
 def plan_step(
-    step: TracedStep, topology: Topology | None, counts: StepCounts, timing: Timing | None = None
+    step: TracedStep, topology: Topology | None, counted: StepCounts, timing: Timing | None = None
 ) -> StepPlan:
     """Makes a plan; predicts the time on a slice, else takes the given one."""
     device_coords = step.device_coords(topology)
     if topology is not None and device_coords is not None:
-        timing = time_on_slice(topology, device_coords, step.sizes, counts.work)
+        timing = counts.time_on_slice(topology, device_coords, step.sizes, counted.work)
     devices = math.prod(step.sizes.values())
     expected = step.cost.collectives if devices > 1 else ()
-    unexpected = unexpected_traffic(counts.work.collectives, expected, step.sizes)
+    unexpected = unexpected_traffic(counted.work.collectives, expected, step.sizes)
     return StepPlan(
         mesh=step.sizes,
         topology=topology,
         device_coords=device_coords,
-        memory=counts.memory,
+        memory=counted.memory,
         run=step.run,
         layout=step.layout,
         weights=checks.record_loss(step.run).weights,
@@ -255,9 +244,9 @@ def plan_step(
         checkpoint_bytes=step.checkpoint_bytes,
         model_flops=checks.step_flops(step.run),
         masked_flops=checks.masked_step_flops(step.run),
-        executed_flops=float(counts.work.flops * devices),
+        executed_flops=float(counted.work.flops * devices),
         traced_flops=float(step.cost.flops * devices),
-        work=counts.work,
+        work=counted.work,
         unexpected_collectives=tuple(unexpected),
         timing=timing,
     )
@@ -287,9 +276,9 @@ def plan_from_trace(
     Of devices that share this machine, the memory is unknown.
     """
     if not isinstance(hardware, HostRates):
-        step = trace_step(run, layout, slice_mesh(sizes, hardware))
+        step = trace_step(run, layout, counts.slice_mesh(sizes, hardware))
         return plan_step(step, hardware, estimate_step(step))
     step = trace_step(run, layout, make_mesh(layout))
-    counts = estimate_step(step)
-    timing = estimate_host_timing(hardware, sizes, counts.work)
-    return plan_step(step, None, counts, timing)
+    counted = estimate_step(step)
+    timing = estimate_host_timing(hardware, sizes, counted.work)
+    return plan_step(step, None, counted, timing)

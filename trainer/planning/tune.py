@@ -15,6 +15,7 @@ import jax
 from configs.errors import RunError, UserError
 from configs.json_reader import whole_lines
 from data.storage.files import atomic_write
+from layouts.cost.calibration import HostRates
 from layouts.cost.interconnect import Topology
 from layouts.layout import Layout
 from layouts.mesh import batch_shards, mesh_sizes
@@ -124,35 +125,29 @@ class TrialLog:
         return json.dumps([by, settings])
 
 
+@dataclasses.dataclass
 class Tuner:
     """Compiles the candidate that traces and earlier trials predict to be the fastest."""
 
-    def __init__(
-        self,
-        hardware: Hardware,
-        measure: Callable[[Candidate], Trial],
-        log: TrialLog,
-        deadline_s: float = math.inf,
-    ):
-        """Measures until no candidate is predicted to be faster, or a time of `time.monotonic`."""
-        self._hardware, self._measure, self._log = hardware, measure, log
-        self._deadline_s, self._memory_bytes = deadline_s, math.inf
-        if isinstance(hardware, Topology):
-            self._memory_bytes = hardware.chip.memory_bytes
-        self.trials: dict[Candidate, Trial] = {}
-        self.left: list[Candidate] = []
-        """Those that the deadline left out, the most promising first."""
+    hardware: Hardware
+    measure: Callable[[Candidate], Trial]
+    log: TrialLog
+    deadline_s: float = math.inf
+    """A time of `time.monotonic` at which it ends, even if a candidate may be faster."""
+    trials: dict[Candidate, Trial] = dataclasses.field(default_factory=dict)
+    left: list[Candidate] = dataclasses.field(default_factory=list)
+    """Those that the deadline left out, the most promising first."""
 
     def search(self, ladders: Sequence[Sequence[Candidate]]) -> None:
         """Measures candidates; each ladder has the same one with more and more microbatches."""
         remaining = [list(ladder) for ladder in ladders]
         while promising := self._promising(remaining):
             candidate = promising[0]
-            out_of_time = time.monotonic() > self._deadline_s
-            if out_of_time and not self._log.holds("trial", candidate):
+            out_of_time = time.monotonic() > self.deadline_s
+            if out_of_time and not self.log.holds("trial", candidate):
                 self.left = promising
                 return
-            self.trials[candidate] = self._log.trial("trial", candidate, self._try)
+            self.trials[candidate] = self.log.trial("trial", candidate, self._try)
             logger.info("%s", describe(candidate, self.trials[candidate]))
 
     @property
@@ -167,7 +162,7 @@ class Tuner:
 
     def _try(self, candidate: Candidate) -> Trial:
         try:
-            return self._measure(candidate)
+            return self.measure(candidate)
         except (CompilerAborted, RunError, jax.errors.JaxRuntimeError) as error:
             return Trial(problem=str(error))
 
@@ -189,10 +184,10 @@ class Tuner:
 
     def _trace(self, candidate: Candidate) -> Trial:
         run = dataclasses.replace(candidate.run, compiler_options=())  # a trace depends on none
-        return self._log.trial("trace", candidate._replace(run=run), self._plan)
+        return self.log.trial("trace", candidate._replace(run=run), self._plan)
 
     def _plan(self, candidate: Candidate) -> Trial:
-        plan = plan_if_traceable(candidate.run, candidate.layout, self._hardware)
+        plan = plan_if_traceable(candidate.run, candidate.layout, self.hardware)
         return Trial(fits=False) if plan is None else Trial.of(plan)
 
     def _may_fit(self, candidate: Candidate) -> bool:
@@ -202,7 +197,9 @@ class Tuner:
         if trace.step_s is None or trace.needed_bytes is None:
             return False
         needed_bytes = self._ratio(candidate, "needed_bytes", 1 / OVERESTIMATE) * trace.needed_bytes
-        return needed_bytes <= self._memory_bytes
+        if isinstance(self.hardware, HostRates):
+            return True
+        return needed_bytes <= self.hardware.chip.memory_bytes
 
     def _ratio(self, candidate: Candidate, figure: str, least: float) -> float:
         """Returns a figure of trials over that of their traces.

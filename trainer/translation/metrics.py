@@ -193,11 +193,8 @@ def text_hash(texts: References) -> str:
     >>> text_hash([["one", "two"]])[:8]
     'c3f9c8c2'
     """
-    whole = hashlib.sha256()
-    for part in texts:
-        for text in part:
-            whole.update(text.encode() + b"\n")
-    return whole.hexdigest()
+    whole = "".join(f"{text}\n" for part in texts for text in part)
+    return hashlib.sha256(whole.encode()).hexdigest()
 
 
 def _bleu(tokenize: str | None, languages: str | None) -> BLEU:

@@ -146,10 +146,8 @@ def by_gather(experts: Experts, x_GsD: Array, routing: Routing, capacity: int) -
         return combine(y_GcD, slot_Gsi, here_Gc, routing.gate_Gsi)
 
 
-WITH_CAPACITY: Mapping[str, Callable[[Experts, Array, Routing, int], Array]] = {
-    "einsum": by_einsum,
-    "gather": by_gather,
-}
+Send = Callable[[Experts, Array, Routing, int], Array]
+WITH_CAPACITY: Mapping[str, Send] = {"einsum": by_einsum, "gather": by_gather}
 
 
 def choice_ids(experts: Experts, routing: Routing, capacity: int) -> tuple[Array, Array, Array]:
@@ -217,10 +215,8 @@ def in_blocks(
     arrays, structure = jax.tree.flatten(dict(weights))
     arrays = [reduced_over(array, [group_axes]) for array in arrays]
     stored = [spec_of(array) for array in arrays]
-    gathered = [
-        layout.place(stored_e + axes_of_shard(name, array.shape))
-        for name, array in zip(names, arrays, strict=True)
-    ]
+    named = zip(names, arrays, strict=True)
+    gathered = [layout.place(stored_e + axes_of_shard(name, x.shape)) for name, x in named]
     pairs = zip(stored, gathered, strict=True)
     stored = [old if is_gatherable(old, new, group_axes) else new for old, new in pairs]
 
@@ -294,7 +290,6 @@ def run_shard(experts: Experts, routed: RoutedTokens, draw: Draw) -> Array:
     count, choices = len(jax.tree.leaves(experts.weights)[0]), expert_Gsi.size
     x_1sd = x_Gsd.reshape(1, -1, x_Gsd.shape[-1])
     gate_1si = gate_Gsi.reshape(1, -1, gate_Gsi.shape[-1])
-
     size = block_tokens(choices, count)
     # Kernels write zeros for each expert without a block by a block without an expert.
     spare = -(-count // size) if grouped_matmul.has_kernels() else 0
@@ -302,7 +297,6 @@ def run_shard(experts: Experts, routed: RoutedTokens, draw: Draw) -> Array:
     slot_1si, shape = slot_i.reshape(gate_1si.shape), (len(expert_l), size)
     here_1c = choice_at_slot(slot_1si, math.prod(shape))
     id_lc = id_Gsi.ravel().at[here_1c[0]].get(mode="clip").reshape(shape)
-
     x_1cd = to_slots(x_1sd, slot_1si, here_1c)
     gate_lc = to_slots(gate_1si.reshape(1, -1, 1), slot_1si.reshape(1, -1, 1), here_1c)
     x_lcd, gate_lc = x_1cd.reshape(*shape, -1), gate_lc.reshape(shape)
@@ -336,7 +330,6 @@ def run_exchanged(
     x_Gsd, expert_Gsi, gate_Gsi, id_Gsi = routed
     here_c = jnp.argsort(exchange.destination_c, stable=True)
     slot_1si = jnp.argsort(here_c).reshape(1, -1, expert_Gsi.shape[-1])
-
     x_1sd = x_Gsd.reshape(1, -1, x_Gsd.shape[-1])
     x_1cd = to_slots(x_1sd, slot_1si, here_c[None])
     choice_c2 = jnp.stack([expert_Gsi.ravel(), id_Gsi.ravel()], axis=1)[here_c]
@@ -447,12 +440,8 @@ def _combine_backward(
     gate_Gc = jnp.sum(jnp.where(is_here_Gci, gather_rows_or_zeros(gate_Gsi, token_Gc), 0), axis=-1)
     dy_GcD = gate_Gc[:, :, None].astype(dy_GsD.dtype) * gather_rows_or_zeros(dy_GsD, token_Gc)
     wide_GsD = dy_GsD.astype(float)
-
-    def dgate_Gs(i: int) -> Array:
-        y_GsD = gather_rows_or_zeros(y_GcD, slot_Gsi[:, :, i])
-        return jnp.sum(wide_GsD * y_GsD.astype(float), axis=-1)
-
-    dgates = [dgate_Gs(i) for i in range(choices)]
+    parts = [gather_rows_or_zeros(y_GcD, slot_Gsi[:, :, i]) for i in range(choices)]
+    dgates = [jnp.sum(wide_GsD * y_GsD.astype(float), axis=-1) for y_GsD in parts]
     return dy_GcD, None, None, jnp.stack(dgates, axis=-1)
 
 

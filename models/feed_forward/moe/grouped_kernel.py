@@ -122,11 +122,9 @@ def kernel_gradient(
 
         @pl.when(expert_ref[block] < experts)
         def _() -> None:
+            over_tokens = (((0,), (0,)), ((), ()))
             sum_ref[...] += jax.lax.dot_general(
-                x_ref[...],
-                dy_ref[...],
-                (((0,), (0,)), ((), ())),
-                preferred_element_type=jnp.float32,
+                x_ref[...], dy_ref[...], over_tokens, preferred_element_type=jnp.float32
             )
 
         @pl.when((block == last) | (expert_of(block) != expert_of(jnp.minimum(block + 1, last))))

@@ -95,10 +95,8 @@ def run_files(model_dir: Path, reads_arrays: bool) -> Iterator[Finding]:
         text = f"{holder}, trains there" if is_alive else f"{holder}, has ended without unlocking"
         yield Finding("lock", "ok", text)
     with Checkpoints(model_dir) as checkpoints:
-        damages = {
-            step: checkpoints.damage(step, reads_arrays=reads_arrays)
-            for step in checkpoints.steps()
-        }
+        steps = checkpoints.steps()
+        damages = {step: checkpoints.damage(step, reads_arrays=reads_arrays) for step in steps}
         damages = {step: damages[step] for step in checkpoints.steps() if step in damages}
     whole = [step for step, damage in damages.items() if damage is None]
     for step, damage in damages.items():

@@ -32,13 +32,7 @@ from trainer.evaluate import Evaluation, evaluate
 from trainer.prepare import prepare
 from trainer.run import Run
 from trainer.traces import trace_evaluate_step
-from trainer.translation.evaluate import (
-    EvaluationSet,
-    TranslatedSet,
-    evaluation_sets,
-    subset,
-    translate,
-)
+from trainer.translation import evaluate as translation
 from trainer.translation.metrics import check_settings, check_texts
 from trainer.translation.test_sets import read_test_set
 
@@ -80,7 +74,7 @@ def check_text(flags: EvaluateFlags, task: Task) -> None:
         )
 
 
-def given_text(flags: TextFlags, task: Task) -> EvaluationSet | None:
+def given_text(flags: TextFlags, task: Task) -> translation.EvaluationSet | None:
     """Returns the sources and references that the flags name; None for a split of the task."""
     if flags.test_set is not None and flags.languages is not None:
         name = f"{flags.test_set} {flags.languages}"
@@ -96,7 +90,8 @@ def given_text(flags: TextFlags, task: Task) -> EvaluationSet | None:
     else:
         return None
     check_texts(name, sources, references)
-    return EvaluationSet.whole(name, chosen_tag(flags.tag, task.tags), sources, references)
+    tag = chosen_tag(flags.tag, task.tags)
+    return translation.EvaluationSet.whole(name, tag, sources, references)
 
 
 def evaluate_model(flags: EvaluateFlags) -> list[dict[str, Any]]:
@@ -113,7 +108,6 @@ def evaluate_model(flags: EvaluateFlags) -> list[dict[str, Any]]:
     if of_harness := given_flags(flags.harness):
         raise UserError(f"{', '.join(of_harness)} has no effect without --harness=TASK.  Add it.")
     check_settings(flags.metrics.tokenize, flags.text.languages)
-
     criterion = Criterion(logit_scale=flags.logit_scale, drop_tokens=flags.drop_tokens)
     search = SearchFlags(**dataclasses.asdict(flags.search))
 
@@ -140,11 +134,12 @@ def evaluate_model(flags: EvaluateFlags) -> list[dict[str, Any]]:
                 f"{left_out:,} of {rows.counts.lines + left_out:,} pairs do not fit a row "
                 f"({lengths}): the loss leaves them out, the translations do not."
             )
-        to_translate = list[EvaluationSet]()
+        to_translate = list[translation.EvaluationSet]()
         if task.translates and flags.sentences != 0:
-            to_translate = [given] if given else evaluation_sets(task, flags.text.split or SPLIT)
+            split = flags.text.split or SPLIT
+            to_translate = [given] if given else translation.evaluation_sets(task, split)
             if flags.sentences is not None:
-                to_translate = subset(to_translate, flags.sentences)
+                to_translate = translation.subset(to_translate, flags.sentences)
         lines = []
         for step in steps:
             trained = models.restore(step, flags.model.average)
@@ -192,7 +187,7 @@ def note_counting(flags: EvaluateFlags, run: Run, evaluation: Evaluation) -> Non
 
 def translation_numbers(
     trained: TrainedModel,
-    sets: list[EvaluationSet],
+    sets: list[translation.EvaluationSet],
     flags: EvaluateFlags,
     parts: dict[str, dict[str, Any]],
     train_pairs: Mapping[str, int],
@@ -201,7 +196,7 @@ def translation_numbers(
     search = SearchFlags(**dataclasses.asdict(flags.search))
     decoder = decoder_of([trained], search, None)
     with progress_bar("translate") as update:
-        made = translate(
+        made = translation.translate(
             decoder, sets, update,
             test_set=flags.text.test_set, languages=flags.text.languages,
             **dataclasses.asdict(flags.metrics),
@@ -222,7 +217,7 @@ def translation_numbers(
 
 
 def evaluation_rows(
-    models: ModelRestorer, data_dir: Path, text: TextFlags, given: EvaluationSet | None
+    models: ModelRestorer, data_dir: Path, text: TextFlags, given: translation.EvaluationSet | None
 ) -> tuple[Rows, dict[str, int]]:
     """Returns the rows of a split of the model's task, or of files, with the model's vocabularies.
 
@@ -247,7 +242,7 @@ def evaluation_rows(
     return splits[split], train_pairs
 
 
-def write_hypotheses(flags: EvaluateFlags, made: Sequence[TranslatedSet]) -> None:
+def write_hypotheses(flags: EvaluateFlags, made: Sequence[translation.TranslatedSet]) -> None:
     """Writes translations; with a file also their sources, references and line numbers."""
     if (path := flags.hypotheses) is None:
         return

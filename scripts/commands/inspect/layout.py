@@ -7,12 +7,12 @@ import jax
 import numpy as np
 
 from configs.errors import UserError
+from configs.imports import CHECKOUT
 from configs.load import Config
 from configs.read import Reference
 from data.tokenizers.sentence_piece import SentencePiece
 from data.vocabs import SOURCE_FILE, TARGET_FILE
 from layouts.axes import Alphabet, axes_of_path
-from layouts.cost.collectives import CHECKOUT
 from layouts.layout import Layout
 from layouts.lint.recorder import Record, Tensor, named_tensors, record
 from layouts.lint.report import lint, report, table

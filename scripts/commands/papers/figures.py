@@ -62,10 +62,8 @@ def plan(name: str) -> Figures:
     for row in figures["collectives"]:
         kinds[row["kind"]] += row["seconds"]
     by_kind = {name: parts[name] for name in ("matrix products", "other compute")} | kinds
-    by_part = {
-        row["part"]: row["products_s"] + row["other_s"] + row["traffic_s"]
-        for row in figures["step_time_by_part"]
-    }
+    timed, rows = ("products_s", "other_s", "traffic_s"), figures["step_time_by_part"]
+    by_part = {row["part"]: sum(row[kind] for kind in timed) for row in rows}
     fits = "yes" if figures["fits"] else "no"
     return {**figures, **by_kind, **parts, **figures["bytes_by_cause"],
             "by_part": by_part, "fits": fits}  # fmt: skip
@@ -108,10 +106,8 @@ def operator(equation: str, split: str, grown: str, topology: str) -> Figures:
     sizes = {axis: 1024 * (count if axis in grown else 1) for axis in equation}
     sizes |= {"G": count, "E": count, "C": 4096 // count, "O": 3, "P": 3}
     *operands, result = equation.replace("->", ",").split(",")
-    places = [
-        jax.P(*("all" if axis == over else None for axis in axes))
-        for axes, over in zip((*operands, result), split.split(","), strict=True)
-    ]
+    splits = zip((*operands, result), split.split(","), strict=True)
+    places = [jax.P(*("all" if axis == over else None for axis in axes)) for axes, over in splits]
 
     def compute(*x: jax.Array) -> jax.Array:
         if "O" in equation:

@@ -141,9 +141,8 @@ def with_bases(runs: Mapping[str, PublishedRun]) -> dict[str, PublishedRun]:
 
 RUNS = with_bases(read("runs", dict[str, PublishedRun]))
 COLUMNS = read("columns", dict[str, Column])
-PAPERS = {
-    name: read(name, Paper) for name in ("mesh_tensorflow", "gshard", "giant_models", "others")
-}
+NAMES = ("mesh_tensorflow", "gshard", "giant_models", "others")
+PAPERS = {name: read(name, Paper) for name in NAMES}
 
 
 def key_of(paper: str, item: Item) -> str:

@@ -5,7 +5,7 @@ import textwrap
 from collections.abc import Iterator
 
 from configs.errors import UserError, did_you_mean
-from layouts.cost.collectives import CHECKOUT
+from configs.imports import CHECKOUT
 from scripts.commands.common import write_json
 from scripts.commands.papers import items
 from scripts.commands.papers.figures import SOURCES

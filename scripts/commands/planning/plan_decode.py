@@ -13,21 +13,14 @@ from scripts.commands.planning.inputs import PlanInputs, can_compile
 from scripts.commands.shared_flags import SearchFlags
 from trainer.decoding.decoder import padded
 from trainer.decoding.requests import DecodeOptions
+from trainer.planning import decoding as plans
 from trainer.planning.child import in_child
 from trainer.planning.counts import slice_mesh
-from trainer.planning.decoding import (
-    DecodePlan,
-    compile_decode,
-    count_compiled_decode,
-    estimate_decode,
-    plan_decode,
-    trace_decode,
-)
 from trainer.run import Run
 from trainer.traces import DecodeShape
 
 
-def plan_batch(inputs: PlanInputs, flags: PlanFlags) -> DecodePlan:
+def plan_batch(inputs: PlanInputs, flags: PlanFlags) -> plans.DecodePlan:
     """Plans the batch that the flags describe, as well as this machine can."""
     refuse_dispatch(flags.settings.gin_param)
     run, decoding = inputs.run, flags.decoding
@@ -42,15 +35,15 @@ def plan_batch(inputs: PlanInputs, flags: PlanFlags) -> DecodePlan:
     shape = DecodeShape(search, rows, *lengths, suffix_tokens, decoding.weights)
     _, run, layout, topology, sizes = inputs
     compiles = not flags.analytic and can_compile(topology)
-    with inputs.explained_errors(run, functools.partial(trace_decode, shape=shape)):
+    with inputs.explained_errors(run, functools.partial(plans.trace_decode, shape=shape)):
         if compiles and topology is None:
-            step = trace_decode(run, layout, make_mesh(layout), shape)
-            return plan_decode(step, None, compile_decode(step))
+            step = plans.trace_decode(run, layout, make_mesh(layout), shape)
+            return plans.plan_decode(step, None, plans.compile_decode(step))
         counts = None
         if compiles and topology is not None:
-            counts = in_child(count_compiled_decode, run, layout, sizes, topology, shape)
-        step = trace_decode(run, layout, slice_mesh(sizes, topology), shape)
-        return plan_decode(step, topology, counts or estimate_decode(step))
+            counts = in_child(plans.count_compiled_decode, run, layout, sizes, topology, shape)
+        step = plans.trace_decode(run, layout, slice_mesh(sizes, topology), shape)
+        return plans.plan_decode(step, topology, counts or plans.estimate_decode(step))
 
 
 def padded_lengths(run: Run, decoding: DecodePlanFlags) -> tuple[int, int, int]:

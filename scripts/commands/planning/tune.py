@@ -29,20 +29,15 @@ from scripts.terminal import print_note, print_table
 from trainer.checks import check_layout, check_run
 from trainer.planning.child import in_child
 from trainer.planning.report import as_json
-from trainer.planning.search import (
-    Hardware,
-    one_line,
-    rank_layouts,
-    shortlist,
-    suggest_slice,
-    time_step,
-)
+from trainer.planning.search import one_line, rank_layouts, shortlist, suggest_slice, time_step
 from trainer.planning.training import plan_compiled
 from trainer.planning.tune import Candidate, Trial, TrialLog, Tuner, ladders_of
 from trainer.run import Run
 
 Layouts = Sequence[Layout]
 Options = tuple[str, ...]
+OptionNames = Mapping[Options, str]
+Ranking = Sequence[tuple[Candidate, Trial]]
 LOG = ".jsonl"  # suffix
 COLUMNS = ("layout", "microbatches", "remat", "compiler options")
 SHOWN = 10  # candidates in the terminal, and in the comments of the file
@@ -106,7 +101,7 @@ def search(flags: TuneFlags, run: Run, topology: Topology | None, configured: La
     deadline_s = time.monotonic() + parse_duration(flags.budget)
     log_file = local_path(flags.output, "--output").with_suffix(LOG)
     log = TrialLog(log_file, subject(run, topology, configured, flags.best))
-    hardware: Hardware = topology or HostRates(
+    hardware = topology or HostRates(
         **log.once("host", lambda: measure_host(jax.devices())._asdict())
     )
 
@@ -150,12 +145,7 @@ def configured_layouts(config: Config, run: Run, topology: Topology | None) -> l
     return [dataclasses.replace(layout, mesh=format_mesh(sizes))]
 
 
-def write_best(
-    file: str,
-    ranking: Sequence[tuple[Candidate, Trial]],
-    counted: str,
-    option_names: Mapping[Options, str],
-) -> None:
+def write_best(file: str, ranking: Ranking, counted: str, option_names: OptionNames) -> None:
     """Prints the first settings of a ranking, and writes them as a gin file."""
     (best, trial), *others = ranking
     print(f"{counted}: {one_line(best.layout)}, {trial.step_s:.4g} s per step")
@@ -174,12 +164,10 @@ def write_best(
     print_note(f"Wrote {file}: give it to `meshloom train` after the run's --gin_file.")
 
 
-def columns(candidate: Candidate, option_names: Mapping[Options, str]) -> list[str]:
+def columns(candidate: Candidate, option_names: OptionNames) -> list[str]:
     """Writes the settings of a candidate as `COLUMNS`."""
-    settings = {
-        name: ", ".join(value) if isinstance(value, tuple) else value
-        for name, value in candidate.settings.items()
-    }
+    items = candidate.settings.items()
+    settings = {name: ", ".join(x) if isinstance(x, tuple) else x for name, x in items}
     kept = {"saves": "Transformer.remat_saves", "on the host": "Transformer.remat_offloads"}
     saved = [f"{what} {settings[name]}" for what, name in kept.items() if settings.get(name)]
     return [

@@ -78,16 +78,10 @@ def print_parts(splits: Mapping[str, Rows]) -> None:
     """
     parts = [(split, part) for split, rows in splits.items() for part in rows.parts]
     reasons = list(dict.fromkeys(reason for _, part in parts for reason in part.dropped))
-    rows = [
-        (
-            split,
-            part.name,
-            part.counts.lines,
-            part.counts.rows,
-            *(part.dropped.get(reason, "") for reason in reasons),
-            f"{1 - part.counts.lines / max(part.read, 1):.2%}",
-        )
-        for split, part in parts
-    ]
+    rows = list[list[object]]()
+    for split, part in parts:
+        dropped = [part.dropped.get(reason, "") for reason in reasons]
+        lost = f"{1 - part.counts.lines / max(part.read, 1):.2%}"
+        rows.append([split, part.name, part.counts.lines, part.counts.rows, *dropped, lost])
     if rows:
         print_table(["split", "part", "examples", "rows", *reasons, "not in the rows"], rows)

@@ -179,12 +179,8 @@ def run_page(model_dir: Path, pictures: RunPlots, drawn: dict[str, bytes]) -> st
         title=model_dir.name,
         last=[{"number": n, "value": x} for n, x in numbers(pictures.train[-1]).items()],
         spent=[
-            {
-                "use": USES[use],
-                "time": with_unit(seconds / HOUR_S, "hours"),
-                "share": f"{seconds / all_s:.1%}",
-            }
-            for use, seconds in spent.items()
+            {"use": USES[use], "time": with_unit(s / HOUR_S, "hours"), "share": f"{s / all_s:.1%}"}
+            for use, s in spent.items()
         ],
         checks=[{n: x for n, x in check.items() if n not in of_split} for check in checks],
         of_split=of_split,
@@ -240,9 +236,7 @@ def numbers(line: dict[str, Any]) -> dict[str, Any]:
 def of_layer(layer: dict[str, Any]) -> dict[str, Any]:
     """Returns what a table says of a layer with experts."""
     load = layer["load"]
-    dropped = {
-        f"dropped choices {i} (share)": share for i, share in enumerate(layer["dropped"][:2], 1)
-    }
+    dropped = {f"dropped choices {i} (share)": x for i, x in enumerate(layer["dropped"][:2], 1)}
     largest = {
         "largest load (x even share)": max(load) * len(load),
         "smallest load (x even share)": min(load) * len(load),

@@ -29,8 +29,7 @@ SPEC = toy(layers=3, positions=Relative(shared=True), dropout=0.2)
 
 def made(spec: TransformerSpec) -> Stack:
     weights = Weights(WHOLE, spec.sizes, nnx.Rngs(params=jax.random.key(0)), "float32")
-    first = len(spec.first_blocks)
-    stack = Stack(spec, WHOLE, weights, spec.layers, spec.blocks, first=first)
+    stack = Stack(spec, WHOLE, weights)
     assert stack.bias is not None
     stack.bias.bias_RJQ[...] = jax.random.normal(jax.random.key(1), stack.bias.bias_RJQ.shape)
     return stack
@@ -102,7 +101,7 @@ def test_a_step_computes_angles_once_for_all_layers(scan: bool) -> None:
 
     def objective(x_BLD: jax.Array) -> jax.Array:
         weights = Weights(WHOLE, spec.sizes, nnx.Rngs(params=jax.random.key(0)), "float32")
-        stack = Stack(spec, WHOLE, weights, spec.layers, spec.blocks)
+        stack = Stack(spec, WHOLE, weights)
         return jnp.sum(stack(x_BLD, contexts)[0])
 
     with jax.set_mesh(make_mesh(WHOLE)):
@@ -118,7 +117,7 @@ def test_a_step_computes_angles_once_for_all_layers(scan: bool) -> None:
 def products_of_a_gradient(spec: TransformerSpec) -> int:
     """Counts the products of the loss and its gradient, all layers together."""
     weights = Weights(WHOLE, spec.sizes, nnx.Rngs(params=jax.random.key(0)), "float32")
-    graph, params = nnx.split(Stack(spec, WHOLE, weights, spec.layers, spec.blocks))
+    graph, params = nnx.split(Stack(spec, WHOLE, weights))
 
     def objective(params: nnx.State, x_BLD: jax.Array) -> jax.Array:
         return jnp.sum(nnx.merge(graph, params)(x_BLD, contexts)[0])
