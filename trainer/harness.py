@@ -105,7 +105,7 @@ class HarnessModel(TemplateLM):
     ) -> list[float]:
         """Scores whole texts, in windows where they are longer than a row."""
         task, vocab, windows = self.task, self.vocabs.target, []
-        if task.has_source:
+        if task.has_source and requests:
             raise UserError(f"--harness={requests[0].task_name}: it needs a model with no encoder.")
         # The harness scores the begin token, too, where the tokenizer writes one.
         special = False if vocab.begin_id in (vocab.pad_id, vocab.end_id) else None

@@ -22,6 +22,7 @@ from layouts.layout import Layout
 from layouts.mesh import batch_shards
 from scripts.commands.shared_flags import SavedSettingsFlags, Strings
 from scripts.terminal import print_note
+from trainer.metrics import jsonl
 from trainer.model_dir import ModelDir
 from trainer.multihost import check_same, from_first_process, is_first_process
 from trainer.run import Run
@@ -159,4 +160,4 @@ def open_output(path: str) -> Iterator[TextIO]:
 def write_json(path: str | None, result: object) -> None:
     if path is not None:
         with open_output(path) as file:
-            file.write(json.dumps(result, indent=2) + "\n")
+            file.write(json.dumps(jsonl.finite(result), indent=2) + "\n")

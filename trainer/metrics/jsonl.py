@@ -67,11 +67,11 @@ def is_number(value: object) -> bool:
 def finite(value: Any) -> Any:
     """Replaces what is infinite, or no number, which JSON lacks, by None.
 
-    >>> finite({"hours": {"steps": 1.5, "failures": math.inf}, "range": [2.0, math.nan]})
-    {'hours': {'steps': 1.5, 'failures': None}, 'range': [2.0, None]}
+    >>> finite({"hours": {"steps": 1.5, "failures": math.inf}, "range": (2.0, math.nan, "s")})
+    {'hours': {'steps': 1.5, 'failures': None}, 'range': [2.0, None, 's']}
     """
     if isinstance(value, dict):
         return {name: finite(part) for name, part in value.items()}
-    if isinstance(value, list):
+    if isinstance(value, list | tuple):
         return [finite(part) for part in value]
-    return value if value is None or math.isfinite(value) else None
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -258,6 +258,6 @@ class Throughput:
         seconds, compile_s = time.perf_counter() - self._start, self._compilations.seconds
         rate = lines / max(seconds - compile_s, 1e-3)
         print_note(
-            f"{lines:,} lines in {seconds:.1f} s, of which {compile_s:.1f} s to compile: "
-            f"{rate:.1f} lines/s without that."
+            f"{lines:,} line{'s' * (lines != 1)} in {seconds:.1f} s, of which {compile_s:.1f} s to "
+            f"compile: {rate:.1f} lines/s without that."
         )
