@@ -30,11 +30,12 @@ Flags = TypeVar("Flags")
 
 def check_number(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
     """Refuses NaN, infinity, and integers that JAX does not take as an int32."""
-    if isinstance(value, float) and not math.isfinite(value):
-        raise click.BadParameter(f"{value} is not a finite number.")
-    if isinstance(value, int) and abs(value) > LARGEST:
-        limit = f"above {LARGEST}" if value > 0 else f"below {-LARGEST}"
-        raise click.BadParameter(f"{value} is {limit}.")
+    for number in value if isinstance(value, tuple) else (value,):
+        if isinstance(number, float) and not math.isfinite(number):
+            raise click.BadParameter(f"{number} is not a finite number.")
+        if isinstance(number, int) and abs(number) > LARGEST:
+            limit = f"above {LARGEST}" if number > 0 else f"below {-LARGEST}"
+            raise click.BadParameter(f"{number} is {limit}.")
     return value
 
 
@@ -130,6 +131,7 @@ def option_of(name: str, kind: Any, flag: Flag, default: Any) -> FlagOption:
         settings |= {"type": type_of(kind, flag), "multiple": kind == tuple[str, ...]}
         if isinstance(settings["type"], CommaSeparated):
             settings |= {"multiple": False, "default": default and ",".join(map(str, default))}
+            settings["callback"] = check_number
         if kind in METAVARS:
             settings |= {"metavar": flag.metavar or METAVARS[kind], "callback": check_number}
     return FlagOption([declaration, name], hidden=flag.is_hidden, **settings)

@@ -81,7 +81,8 @@ class Inspection:
     def show_rows(self) -> None:
         ids, count = self.flags.rows, len(self.rows)
         if max(ids) >= count:
-            raise UserError(f"--rows: the split has rows 0 to {count - 1}, not {max(ids)}.")
+            legal = f"rows 0 to {count - 1}, not {max(ids)}" if count else "no rows"
+            raise UserError(f"--rows: the split has {legal}.")
         self._show([segment for row in ids for segment in self._segments(row, self.rows)])
 
     def show_step(self) -> None:
