@@ -9,7 +9,6 @@ import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trainer.checkpoints.interval import DAY_S, FAILURES_PER_CHIP_DAY, HOUR_S, best_interval
-from trainer.metrics.jsonl import finite
 
 if TYPE_CHECKING:  # the command line reads the defaults below without JAX
     from trainer.planning.training import StepPlan
@@ -92,6 +91,8 @@ def run_cost(plan: "StepPlan", assumed: Assumptions, price: float | None) -> dic
     if price is not None:
         cost["price"] = price * all_hours * topology.chips
         cost["price_range"] = [price * end * topology.chips for end in ends]
+    from trainer.metrics.jsonl import finite
+
     return finite(cost)
 
 
