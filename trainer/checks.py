@@ -195,7 +195,8 @@ def check_run(run: Run) -> None:
 
 def check_model_lengths(run: Run) -> None:
     """Refuses rows that are longer than the model's positions."""
-    remedy = "Set Transformer.length to at least that, or LongRopeScaling.long"
+    has_table = getattr(run.model, "length", None) == run.model.max_length
+    remedy = "Set Transformer.length to at least that" if has_table else "Set LongRopeScaling.long"
     check_lengths(run, run.model, "the model", remedy)
 
 

@@ -29,6 +29,7 @@ logger = logging.getLogger(__name__)
 Step = Callable[[State, Any], tuple[State, Metrics]]
 Names = Sequence[str]  # of devices
 Kinds = dict[str, list[jax.Array]]
+WEIGHTS = "weights"
 Lengths = tuple[float, ...]
 TOLERANCE = 0.1
 """Largest distance of two changes of a shard, as a share of the change.  Round-off of sums over
@@ -82,7 +83,7 @@ class Replay:
 
     def _compared(self, state: State) -> Kinds:
         """Returns the numbers that are compared, by kind: weights, first moments, ..."""
-        kinds = {"weights": jax.tree.leaves(self._trained(state["params"]))}
+        kinds = {WEIGHTS: jax.tree.leaves(self._trained(state["params"]))}
         for path, array in jax.tree.leaves_with_path(state["opt_state"]):
             if jnp.issubdtype(array.dtype, jnp.floating):
                 kind = "".join(str(key) for key in path if isinstance(key, GetAttrKey))
@@ -94,13 +95,15 @@ class Replay:
         copies = (moved(tree, self._mesh, self._there) for tree in (state, batch))
         after, _ = self._step_there(*copies)
         compared = moved(self._compared(after), self._there, self._mesh)
-        return Replayed(compared, distances(self._mesh, compared, self._compared(state)))
+        changes = on_each_device(self._mesh, change, compared, self._compared(state))
+        return Replayed(compared, by_place(changes))
 
     def check(self, step: int, replayed: Replayed, state: State) -> None:
         """Raises RunError where the state after a step is not the one there, or replicas of its
         shards differ."""
         here, there = ([*map(str, m.devices.flat)] for m in (self._mesh, self._there))
-        apart = distances(self._mesh, replayed.compared, self._compared(state))
+        compared = self._compared(state)
+        apart = by_place(on_each_device(self._mesh, distance, replayed.compared, compared))
         shares = {p: max(map(share, apart[p], replayed.changes[p])) for p in apart}
         if wrong := {place: part for place, part in shares.items() if not part <= TOLERANCE}:
             odd = [here[place] for place in odd_ones(probes(self._mesh))]
@@ -152,11 +155,6 @@ def share(distance: float, update: float) -> float:
     return distance / update if update else math.inf if distance else 0.0
 
 
-def distances(mesh: Mesh, arrays: Kinds, others: Kinds) -> dict[int, Lengths]:
-    """Returns how far apart each device's shards are in each kind, by its place in the mesh."""
-    return by_place(on_each_device(mesh, distance, arrays, others))
-
-
 def distance(arrays: Kinds, others: Kinds) -> jax.Array:
     """Returns the lengths of the differences of a device's shards."""
 
@@ -165,6 +163,14 @@ def distance(arrays: Kinds, others: Kinds) -> jax.Array:
 
     lengths = [sum(map(squares, arrays[kind], others[kind])) for kind in sorted(arrays)]
     return jnp.sqrt(jnp.stack(lengths))[None]
+
+
+def change(arrays: Kinds, others: Kinds) -> jax.Array:
+    """Returns the same, of all but weights at least a tenth of their lengths: a moment hardly
+    changes while gradients stay as they are, and then only by round-off."""
+    floors = jnp.array([0 if kind == WEIGHTS else TOLERANCE for kind in sorted(arrays)], float)
+    nothing = jax.tree.map(jnp.zeros_like, others)
+    return jnp.maximum(distance(arrays, others), floors * distance(arrays, nothing))
 
 
 def different_replicas(mesh: Mesh, tree: Any) -> list[int]:

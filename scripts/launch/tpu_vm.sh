@@ -50,8 +50,9 @@ while true; do
   fi
   [ "$now" = "$last" ] || echo "$(date +%T) $NAME: ${now:-not there}"
   last=$now
+  [ -z "$now" ] || created=yes
   if [ -n "$now" ] && code=$(gcloud storage cat "$exit_code" 2> /dev/null); then
-    until tpus delete "$NAME" --force; do
+    until tpus delete "$NAME" --force || { now=$(state) && [ -z "$now" ]; }; do
       sleep "$POLL_S"
     done
     gcloud storage rm "$exit_code" || true

@@ -169,12 +169,15 @@ def test_calls_that_fail_are_made_again(launch: Launch) -> None:
     answers = [
         "0 SUSPENDED", "1", "1", "0 SUSPENDED", "1", "0",
         "0", "1", "0", "0 FAILED", "1", "0", "0", "1", "1", "0", "1", "0",
-        "0 ACTIVE", "0 3", "1", "1", "0", "1",
+        "0 ACTIVE", "0 3", "1", "0 ACTIVE", "1", "1", "0", "1",
     ]  # fmt: skip
     code, _, calls = launch("tpu_vm.sh", {"gcloud": answers}, **SLICE)
     verbs = [call[4] if call[:4] == QUEUED else " ".join(call[1:3]) for call in calls]
-    assert code == 3 and verbs[-4:] == ["delete", "delete", "delete", "storage rm"]
+    assert code == 3
+    assert verbs[-6:] == ["delete", "list", "delete", "list", "delete", "storage rm"]
     assert verbs.count("create") == 3
+    gone = ["0 ACTIVE", "0 3", "1", "0", "0"]  # the call failed, and the slice is deleted
+    assert launch("tpu_vm.sh", {"gcloud": gone}, **SLICE)[0] == 3
     assert launch("tpu_vm.sh", {"gcloud": ["0", "1", "1"]}, **SLICE)[0] == 1
 
 

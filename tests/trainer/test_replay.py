@@ -175,6 +175,17 @@ def test_a_neighbour_whose_error_sums_have_spread_is_not_cleared(
     assert str(failure.value).count("\n  shard") == 2
 
 
+def test_a_moment_that_hardly_changes_may_differ_by_round_off() -> None:
+    """Its change is smaller than the round-off of gradients that stay as they are."""
+    moment, noise = np.ones(8, np.float32), np.float32(1e-3)
+    kinds = {name: [jax.numpy.asarray(moment)] for name in (".mu", replay.WEIGHTS)}
+    others = {name: [jax.numpy.asarray(moment + noise)] for name in kinds}
+    [mu, weights] = np.asarray(replay.change(kinds, others))[0]
+    [apart, _] = np.asarray(replay.distance(kinds, others))[0]
+    assert replay.share(float(apart), float(mu)) < replay.TOLERANCE
+    assert weights == pytest.approx(float(apart))
+
+
 def test_healthy_devices_compute_the_same_alone() -> None:
     results = replay.probes(make_mesh(LAYOUTS[1]))
     assert sorted(results) == [0, 1, 2, 3] and len({*results.values()}) == 1

@@ -29,6 +29,20 @@ class SpikeState(NamedTuple):
     """Number of updates skipped in the whole run."""
 
 
+def is_count(part: Any) -> bool:
+    """Returns whether this part of an optimizer state counts the steps of the schedule."""
+    return isinstance(part, optax.ScaleByScheduleState)
+
+
+def with_step(opt_state: Any, step: Array) -> Any:
+    """Returns a state whose schedule is at a step; those of older runs stood at skipped ones."""
+
+    def counted(part: Any) -> Any:
+        return part._replace(count=step + 0) if is_count(part) else part
+
+    return jax.tree.map(counted, opt_state, is_leaf=is_count)
+
+
 @spec
 class SkipSpikes:
     """Skips each update whose loss or gradient norm is far above those of the steps before, or is
@@ -88,9 +102,6 @@ class SkipSpikes:
         state: SpikeState = before["spikes"]
         values = jnp.stack([metrics[name].astype(float) for name in VALUES])
         spikes, skips = self.observe(state, values)
-
-        def is_count(part: Any) -> bool:
-            return isinstance(part, optax.ScaleByScheduleState)
 
         def chosen(new: Any, old: Any) -> Any:
             return new if new is old or is_count(new) else jnp.where(skips, old, new)

@@ -61,8 +61,9 @@ def parameters(settings: Settings) -> Settings:
 
 
 def kind_of(rope: Settings) -> Any:
-    """Returns the name of the scaling."""
-    return rope.get("rope_type", rope.get("type", PLAIN))
+    """Returns the name of the scaling; the first files of Phi-3 have an older one."""
+    kind = rope.get("rope_type", rope.get("type", PLAIN))
+    return LONG if kind == "su" else kind
 
 
 def problems(settings: Settings) -> Iterator[str]:

@@ -6,6 +6,7 @@ import pytest
 
 from models.positions.rope_scaling import LinearScaling
 from models.positions.rotary import Rotary
+from tests.toys import TOY
 from trainer.checkpoints.huggingface import rope
 from trainer.checkpoints.huggingface.families import DEFAULTS
 
@@ -30,6 +31,16 @@ def test_both_places_are_read(settings: dict[str, Any]) -> None:
     assert not [*rope.problems(settings)]
     assert rope.parameters(settings)["rope_theta"] == 500.0
     assert rope.rotary_of(settings) == Rotary(theta=500.0, scaling=LinearScaling(factor=2))
+
+
+def test_the_first_name_of_longrope_is_read() -> None:
+    scaling = {"short_factor": [1.0, 2.0], "long_factor": [3.0, 4.0], "attention_factor": 1.5}
+    old, new = (
+        given(rope_scaling={"type": name, **scaling}, original_max_position_embeddings=8)
+        for name in ("su", "longrope")
+    )
+    assert not [*rope.problems(old)] and rope.rotary_of(old) == rope.rotary_of(new)
+    assert rope.rotary_of(old).max_length(TOY) == 8
 
 
 def test_places_that_contradict_each_other_are_refused() -> None:
