@@ -25,12 +25,11 @@ if TYPE_CHECKING:
 # again takes time.
 gc.set_threshold(200_000, 50, 100)
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-# Checkpoints and caches wait until a disk has them, which takes most of the time of small ones:
-# tests have theirs in memory, where a system offers that.
+# Most of the time of a small checkpoint is fsync: temporary files are in memory, if it has room.
 MEMORY = Path("/dev/shm")
 if os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > 4e9:
     os.environ.setdefault("TMPDIR", str(MEMORY))
-    tempfile.tempdir = None  # it is read again
+    tempfile.tempdir = None  # so that tempfile reads TMPDIR again
 # The older of the compiler's two ways to write fused loops compiles in a third of the time, and one
 # piece of a program in less than 32 on as many threads.  A compiler that does not know a flag ends
 # the process.

@@ -30,7 +30,7 @@ Step = Callable[[State, Any], tuple[State, Metrics]]
 Names = Sequence[str]  # of devices
 Kinds = dict[str, list[jax.Array]]
 WEIGHTS = "weights"
-Lengths = tuple[float, ...]
+Numbers = tuple[float, ...]
 TOLERANCE = 0.1
 """Largest distance of two changes of a shard, as a share of the change.  Round-off of sums over
 devices stays below it, though Adam may give tiny gradients of another sign whole updates."""
@@ -64,8 +64,8 @@ class Replayed(NamedTuple):
     """Holds what a step on the other mesh gives."""
 
     compared: Kinds
-    changes: dict[int, Lengths]
-    """Of each device's shards, by its place in the mesh."""
+    changes: dict[int, Numbers]
+    """Lengths of the changes of each device's shards, by its place in the mesh."""
 
 
 class Replay:
@@ -111,8 +111,8 @@ class Replay:
         if different := [here[place] for place in different_replicas(self._mesh, state)]:
             raise RunError(
                 f"After step {step}, devices that hold the same shards have other numbers: "
-                f"{' or '.join(different)} computes wrong, or has since the last replay.  Replace "
-                "it, and continue from a checkpoint before that."
+                f"{' or '.join(different)} has computed wrong since the last replay.  Replace it, "
+                "and continue from a checkpoint before that."
             )
 
 
@@ -166,15 +166,15 @@ def distance(arrays: Kinds, others: Kinds) -> jax.Array:
 
 
 def change(arrays: Kinds, others: Kinds) -> jax.Array:
-    """Returns the same, of all but weights at least a tenth of their lengths: a moment hardly
-    changes while gradients stay as they are, and then only by round-off."""
+    """Returns the lengths of the changes, those of moments and averages at least TOLERANCE times
+    their own length: where gradients stay the same, a moment changes by little but round-off."""
     floors = jnp.array([0 if kind == WEIGHTS else TOLERANCE for kind in sorted(arrays)], float)
     nothing = jax.tree.map(jnp.zeros_like, others)
     return jnp.maximum(distance(arrays, others), floors * distance(arrays, nothing))
 
 
 def different_replicas(mesh: Mesh, tree: Any) -> list[int]:
-    """Returns the places in the mesh whose shards are not those of the replicas elsewhere."""
+    """Returns the places in the mesh whose shards differ from their replicas on other devices."""
     arrays: Kinds = {}  # by the mesh axes that split them
     for array in jax.tree.leaves(tree):
         used = {name for entry in spec_of(array).partitions for name in mesh_axes(entry)}
@@ -182,7 +182,7 @@ def different_replicas(mesh: Mesh, tree: Any) -> list[int]:
     sums, different = by_place(on_each_device(mesh, checksum, arrays)), set[int]()
     for number, names in enumerate(sorted(arrays)):
         split = [name in names.split() for name in mesh.axis_names]
-        replicas: dict[tuple[int, ...], dict[int, Lengths]] = {}
+        replicas: dict[tuple[int, ...], dict[int, Numbers]] = {}
         for place, numbers in sums.items():
             shard = np.unravel_index(place, mesh.devices.shape)
             key = tuple(int(i) for i, is_split in zip(shard, split, strict=True) if is_split)
@@ -204,7 +204,7 @@ def checksum(arrays: Kinds) -> jax.Array:
     return jnp.stack(sums)[None]
 
 
-def probes(mesh: Mesh) -> dict[int, Lengths]:
+def probes(mesh: Mesh) -> dict[int, Numbers]:
     """Returns what each device computes alone from the same numbers, by its place in the mesh."""
     return by_place(on_each_device(mesh, probe))
 
@@ -226,14 +226,14 @@ def on_each_device(mesh: Mesh, call: Callable[..., jax.Array], *trees: Params) -
     return jax.shard_map(call, mesh=mesh, in_specs=specs, out_specs=every, check_vma=False)(*trees)
 
 
-def by_place(numbers: jax.Array) -> dict[int, Lengths]:
+def by_place(numbers: jax.Array) -> dict[int, Numbers]:
     """Returns the numbers of each device of all processes, by its place in the mesh."""
     shards = numbers.addressable_shards
     here = [(shard.index[0].start or 0, np.asarray(shard.data)[0].tolist()) for shard in shards]
     return {place: tuple(row) for place, row in itertools.chain.from_iterable(gather(here))}
 
 
-def odd_ones(results: Mapping[int, Lengths]) -> list[int]:
+def odd_ones(results: Mapping[int, Numbers]) -> list[int]:
     """Returns which results are not those of the majority; none where there is no majority.
 
     >>> odd_ones({0: (1.5,), 1: (1.5,), 2: (7.0,), 3: (1.5,)}), odd_ones({0: (1.5,), 1: (7.0,)})

@@ -262,7 +262,12 @@ class Run:
     @property
     def criterion(self) -> Criterion:
         of_teacher = {} if self.teacher is None else self.teacher.criterion_fields()
-        return Criterion(self.label_smoothing, self.z_loss, r_drop=self.r_drop, **of_teacher)
+        return Criterion(
+            label_smoothing=self.label_smoothing,
+            z_loss=self.z_loss,
+            r_drop=self.r_drop,
+            **of_teacher,
+        )
 
 
 def with_vocab_rows(model: ModelSpec, tokenizers: Mapping[str, Tokenizer]) -> ModelSpec:

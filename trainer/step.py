@@ -106,8 +106,16 @@ def train_step_spec(run: Run, layout: Layout) -> TrainStepSpec:
     if run.teacher is not None:
         assert run.base is not None and isinstance(run.model, TransformerSpec)  # as a run checks
         model = DistilledModel(run.model, layout, teacher_spec(*run.base, run.model))
-    steps, options = run.steps or UNKNOWN_STEPS, (run.microbatches, run.skip_spikes, run.ema)
-    return TrainStepSpec(model, run.optimizer, run.criterion, steps, run.seed, *options)
+    return TrainStepSpec(
+        model=model,
+        optimizer=run.optimizer,
+        criterion=run.criterion,
+        steps=run.steps or UNKNOWN_STEPS,
+        seed=run.seed,
+        microbatches=run.microbatches,
+        skip_spikes=run.skip_spikes,
+        ema=run.ema,
+    )
 
 
 def abstract_state(step_spec: TrainStepSpec, mesh: Mesh | AbstractMesh) -> State:

@@ -162,8 +162,7 @@ class FileSource(Source):
             named = itertools.chain(*(self.expanded(split).items() for split in SPLITS))
             return {name: text_files.stamps(paths) for name, paths in named}
         except (UserError, OSError) as error:
-            # With HF_HUB_OFFLINE set, the Hub was not asked.
-            if type(error).__name__ != "OfflineModeIsEnabled":
+            if not remote.is_offline(error):
                 remote.raise_failure(error)
             return None
 

@@ -63,6 +63,11 @@ def raise_failure(error: BaseException) -> None:
         raise error
 
 
+def is_offline(error: BaseException) -> bool:
+    """Returns whether the Hub was not asked, because HF_HUB_OFFLINE is set."""
+    return type(error).__name__ == "OfflineModeIsEnabled"
+
+
 def file_system(path: str | Path) -> Any:
     """Returns fsspec's view of the storage of a path."""
     import fsspec

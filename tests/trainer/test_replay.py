@@ -145,7 +145,9 @@ def test_a_replica_that_an_earlier_step_made_differ_is_named(
         return corrupt(2, tree, mesh)
 
     corrupted(monkeypatch, here, step=1, part=part)
-    with pytest.raises(RunError, match=rf"After step 2, devices .*: {jax.devices()[2]} computes"):
+    with pytest.raises(
+        RunError, match=rf"After step 2, devices .*: {jax.devices()[2]} has computed wrong"
+    ):
         train(job_under(LAYOUTS[0], tmp_path))
 
 

@@ -87,7 +87,7 @@ def _of_start(
     """Returns the seconds of a start at a step, whose steps after `resumed` were made again."""
     totals, steps = [*map(_totals, lines)], [first, *(line["step"] for line in lines)]
     last = made = totals[-1]
-    if resumed is not None:  # between two lines all steps count alike
+    if resumed is not None:  # the steps between two lines are taken to be equally long
         spent = {name: [0.0, *(each[name] for each in totals)] for name in IN_STEPS}
         made = {name: float(np.interp(resumed, steps, spent[name])) for name in IN_STEPS}
     seconds = last | {name: made[name] for name in IN_STEPS}

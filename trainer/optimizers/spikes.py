@@ -29,18 +29,19 @@ class SpikeState(NamedTuple):
     """Number of updates skipped in the whole run."""
 
 
-def is_count(part: Any) -> bool:
+def counts_schedule(part: Any) -> bool:
     """Returns whether this part of an optimizer state counts the steps of the schedule."""
     return isinstance(part, optax.ScaleByScheduleState)
 
 
 def with_step(opt_state: Any, step: Array) -> Any:
-    """Returns a state whose schedule is at a step; those of older runs stood at skipped ones."""
+    """Returns an optimizer state whose schedule is at this step: older versions did not count
+    skipped steps."""
 
     def counted(part: Any) -> Any:
-        return part._replace(count=step + 0) if is_count(part) else part
+        return part._replace(count=step + 0) if counts_schedule(part) else part
 
-    return jax.tree.map(counted, opt_state, is_leaf=is_count)
+    return jax.tree.map(counted, opt_state, is_leaf=counts_schedule)
 
 
 @spec
@@ -97,16 +98,16 @@ class SkipSpikes:
         """Returns the state after a step, and further metrics.
 
         A skipped step changes only its number and these statistics: no weight, no bias of a
-        router, no moment or average.  The learning rate of the next step is that of its number.
+        router, no moment or average.  The schedule counts it.
         """
         state: SpikeState = before["spikes"]
         values = jnp.stack([metrics[name].astype(float) for name in VALUES])
         spikes, skips = self.observe(state, values)
 
         def chosen(new: Any, old: Any) -> Any:
-            return new if new is old or is_count(new) else jnp.where(skips, old, new)
+            return new if new is old or counts_schedule(new) else jnp.where(skips, old, new)
 
-        kept = jax.tree.map(chosen, after, before, is_leaf=is_count)
+        kept = jax.tree.map(chosen, after, before, is_leaf=counts_schedule)
         kept |= {"step": after["step"], "spikes": spikes}
         pairs = zip(VALUES, self.bounds(state), strict=True)
         bounds = {f"{name}_bound": bound for name, bound in pairs}

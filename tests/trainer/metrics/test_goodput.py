@@ -86,7 +86,7 @@ def test_all_seconds_of_a_run_are_counted_once(tmp_path: Path, seed: int) -> Non
     assert sum(seconds.values()) == pytest.approx(run.time - START)
 
 
-def test_steps_between_two_lines_count_alike(tmp_path: Path) -> None:
+def test_steps_between_two_lines_are_equally_long(tmp_path: Path) -> None:
     """The checkpoint of step 30 is in the middle of two lines."""
     for step, begin in ((0, START), (30, START + 100)):
         now = datetime.fromtimestamp(begin, UTC).strftime("%Y-%m-%dT%H:%M:%S%z")

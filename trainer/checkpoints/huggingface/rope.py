@@ -56,8 +56,9 @@ def parameters(settings: Settings) -> Settings:
     new, old = (settings[place] or {} for place in PLACES)
     of_all_kinds = {name: new[name] for name in OF_ALL_KINDS if new.get(name) is not None}
     given = {name: value for name, value in (old or new).items() if value is not None}
-    of_file = {LENGTH: settings[LENGTH]} if settings.get(LENGTH) else {}  # Phi's, and wins
-    return {name: settings.get(name) for name in OF_ALL_KINDS} | of_all_kinds | given | of_file
+    # Phi's files have this one beside the others, and Hugging Face reads it first.
+    of_phi = {LENGTH: settings[LENGTH]} if settings.get(LENGTH) else {}
+    return {name: settings.get(name) for name in OF_ALL_KINDS} | of_all_kinds | given | of_phi
 
 
 def kind_of(rope: Settings) -> Any:
@@ -132,7 +133,7 @@ def rotary_of(settings: Settings) -> Rotary:
         grown = 1 + math.log(max(factor, 1)) / math.log(rope[LENGTH])
         rope = {"attention_factor": math.sqrt(grown), **rope}
     values = {name: rope.get(there) for name, there in names_of(scaling).items()}
-    given = {name: as_number(value) for name, value in values.items() if value is not None}
+    given = {name: as_field(value) for name, value in values.items() if value is not None}
     return Rotary(theta=theta, scaling=scaling(**given), fraction=fraction)
 
 
@@ -153,10 +154,10 @@ def of_query_scale(scale: float, rope: Settings) -> Settings:
     return {MSCALE_ALL: round((math.sqrt(scale) - 1) / (0.1 * math.log(rope["factor"])), 6)}
 
 
-def as_number(value: Any) -> Any:
-    """Returns an integer if a file has it as a float, and a tuple of a list.
+def as_field(value: Any) -> Any:
+    """Returns a value of a file as a spec takes it: an integer, or a tuple for a list.
 
-    >>> as_number(8.0), as_number(0.5), as_number(True), as_number([1, 2.5])
+    >>> as_field(8.0), as_field(0.5), as_field(True), as_field([1, 2.5])
     (8, 0.5, True, (1, 2.5))
     """
     if isinstance(value, list):
@@ -172,5 +173,5 @@ def settings_of(rotary: Rotary) -> Settings:
     kind = next(kind for kind, cls in SCALINGS.items() if isinstance(scaling, cls))
     values = {there: getattr(scaling, name) for name, there in names_of(type(scaling)).items()}
     given = {name: value for name, value in values.items() if value is not None}
-    of_file = {LENGTH: given[LENGTH]} if LENGTH in given else {}
-    return {"rope_theta": theta, "rope_scaling": {"rope_type": kind, **given}, **of_file}
+    of_phi = {LENGTH: given[LENGTH]} if LENGTH in given else {}
+    return {"rope_theta": theta, "rope_scaling": {"rope_type": kind, **given}, **of_phi}
