@@ -4,12 +4,15 @@ import json
 import shlex
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from scripts.commands.training import start
 from tests.scripts.conftest import Answer, Meshloom, Place
 from trainer.metrics.jsonl import read_lines
 from trainer.model_dir import teacher_spec
+from trainer.resume.history import time_now
 
 
 @pytest.fixture
@@ -49,6 +52,22 @@ def test_a_layout_goes_over_the_saved_settings(run: Meshloom, copy: Place) -> No
     assert answer.code == 0 and f"--gin_file={directory / 'layout.gin'}" in answer.error
     answer = run("train", copy.model_dir, f"--gin_file={directory / 'layout.gin'}")
     assert answer.code == 0 and "layout.gin" not in answer.error
+
+
+def test_a_start_begins_before_its_data_is_prepared(
+    run: Meshloom, copy: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Goodput counts what a start takes, until its first step, as `starting`."""
+    times, prepare = list[str](), start.prepared_data
+
+    def noted(*args: Any, **options: Any) -> Any:
+        times.append(time_now())
+        return prepare(*args, **options)
+
+    monkeypatch.setattr(start, "prepared_data", noted)
+    assert run("train", copy.model_dir, "--gin_param=Run.steps=5").code == 0
+    [*_, before, last] = [record["time"] for record in history(run, copy)]
+    assert str(before) < str(last) < times[0]
 
 
 def test_evaluation_reads_the_data_that_the_run_remembers(run: Meshloom, trained: Place) -> None:
