@@ -31,13 +31,16 @@ def batches(
 ) -> Iterator[tuple[np.ndarray, Batch]]:
     """Yields (row ids of the global batch, this host's rows of its arrays) from a step on.
 
-    Threads read ahead.  Hosts with adjacent spans together read what one host would.
+    Threads read ahead.  Hosts with adjacent spans together read what one host would.  A span counts
+    the rows of the arrays, which may be shorter than those of the ids.
     """
-    start, stop = host_rows or (0, sizes.at(first_step))
+    start, stop = host_rows or (0, sizes.at(first_step) * rows.per_row)
+    first, last = start // rows.per_row, -(-stop // rows.per_row)
+    span = slice(start - first * rows.per_row, stop - first * rows.per_row)
 
     def read(step: int) -> tuple[np.ndarray, Batch]:
         ids = rows.order.rows_of_step(seed, step, sizes)
-        return ids, rows.batch(ids[start:stop])
+        return ids, {name: array[span] for name, array in rows.batch(ids[first:last]).items()}
 
     return read_ahead(read, itertools.count(first_step))
 

@@ -3,6 +3,7 @@
 What differs between kinds of tasks is in their methods: nothing else checks the kind.
 """
 
+import dataclasses
 import hashlib
 import logging
 import re
@@ -132,6 +133,15 @@ class Task:
     def array_shapes(self) -> dict[str, tuple[int, ...]]:
         """Names the arrays of a batch, each with the shape that it has in a row."""
         return {name: (length,) for name, length in self.array_lengths.items()}
+
+    def with_rows_of(self, length: int) -> "Task":
+        """Returns the task with its rows cut into shorter ones; raises where that is illegal."""
+        kind = type(self).__name__
+        if self.rows_kind is not Rows:
+            raise UserError(f"the rows of a @{kind}() cannot be cut.  Legal: those of a @Task().")
+        if self.length % length:
+            raise UserError(f"{kind}.length = {self.length} does not divide into rows of {length}.")
+        return dataclasses.replace(self, length=length)
 
     @property
     def tags(self) -> tuple[str, ...]:

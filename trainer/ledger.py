@@ -12,6 +12,8 @@ from data.packing.rows import Rows
 from trainer.resume.history import values_by_step
 from trainer.run import MAX_STEPS, Run
 
+Stages = tuple[tuple[int, int], ...]
+
 
 @dataclasses.dataclass(frozen=True)
 class Ledger:
@@ -19,33 +21,37 @@ class Ledger:
 
     rows: Rows
     seed: int
-    periods: Sequence[tuple[int, int, BatchSizes, Rows]]
-    """Two numbers of steps; of the steps after the first, to the second, the sizes of batches, and
-    all rows without the documents that are excluded."""
+    periods: Sequence[tuple[int, int, BatchSizes, Rows, Stages]]
+    """Two numbers of steps; of the steps after the first, to the second, the sizes of batches, all
+    rows without the documents that are excluded, and the stages of their lengths."""
 
     @classmethod
     def of(cls, run: Run, rows: Rows, model_dir: Path | None = None) -> "Ledger":
         """Takes the settings of a run, and from its directory those of its earlier steps."""
-        names = ("batch_sequences", "batch_stages", "exclude")
+        names = ("batch_sequences", "batch_stages", "exclude", "length_stages")
         values = values_by_step(model_dir, {f"Run.{name}": getattr(run, name) for name in names})
         stops = [*(step for step, _ in values[1:]), MAX_STEPS]
         periods = [
-            (step, stop, BatchSizes(batch, batch_stages), rows.without(exclude))
+            (step, stop, BatchSizes(batch, batch_stages), rows.without(exclude), length_stages)
             for (step, now), stop in zip(values, stops, strict=True)
-            for batch, batch_stages, exclude in [now.values()]
+            for batch, batch_stages, exclude, length_stages in [now.values()]
         ]
         return cls(rows, run.seed, periods)
 
     def rows_of_step(self, step: int) -> tuple[np.ndarray, Rows]:
         """Returns the numbers of the rows of a step, and the rows as the step reads them."""
-        [(sizes, rows)] = [
-            (sizes, rows) for first, stop, sizes, rows in self.periods if first < step <= stop
+        [(sizes, rows, stages)] = [
+            (sizes, rows, stages)
+            for first, stop, sizes, rows, stages in self.periods
+            if first < step <= stop
         ]
+        length = [None, *(length for after, length in stages if after < step)][-1]
+        rows = dataclasses.replace(rows, batch_length=length)
         return rows.order.rows_of_step(self.seed, step - 1, sizes), rows
 
     def steps_of_segment(self, row: int, segment: int, last_step: int) -> Iterator[int]:
         """Yields the steps up to the last that read a segment; one that reads it twice, twice."""
-        for first, stop, sizes, rows in self.periods:
+        for first, stop, sizes, rows, _ in self.periods:
             span = first, min(stop, last_step)
             if segment in rows.segments_BL[np.array([row])]:
                 steps = self.rows.order.steps_of_row(self.seed, row, sizes, *span)
@@ -55,7 +61,7 @@ class Ledger:
         """Counts the rows, and the epochs, that the steps up to the last read of each part."""
         names = [part.name for part in self.rows.parts] if self.rows.mix else ["all"]
         read = np.zeros(len(names), np.int64)
-        for first, stop, sizes, _ in self.periods:
+        for first, stop, sizes, *_ in self.periods:
             read += self.rows.order.drawn_before(self.seed, min(stop, last_step), sizes)
             read -= self.rows.order.drawn_before(self.seed, min(first, last_step), sizes)
         return [

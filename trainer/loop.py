@@ -106,7 +106,7 @@ def train(job: TrainJob, observers: Sequence[Observer] = ()) -> Outcome:
             previous = None
 
         while step < last_step and not stopped:
-            if compiled.run.batch_sequences != run.batch_sizes.at(step):
+            if step in run.stage_begins and compiled.run != run.stage(step):
                 report()
                 compiled, replay, batches = begin_stage(job, step, state, watch, timer)
                 timer.restart()
@@ -179,10 +179,11 @@ def begin_stage(
     job: TrainJob, step: int, state: State, watch: Observers, timer: StepTimer
 ) -> tuple[CompiledStep, Replay | None, Iterator[tuple[np.ndarray, Batch]]]:
     """Compiles the step for the batches after a step; returns that, its replay and the batches."""
-    run, replay, sizes = job.run, None, job.run.batch_sizes
-    job = dataclasses.replace(job, run=run.with_batch(sizes.at(step)))
-    if run.batch_stages:
-        logger.info("Batches of %d rows after step %d.", job.run.batch_sequences, step)
+    run, replay = job.run, None
+    job = dataclasses.replace(job, run=run.stage(step))
+    if len(run.stage_begins) > 1:
+        shape = job.run.batch_sequences, job.run.task.length
+        logger.info("Batches of %d rows of %d tokens after step %d.", *shape, step)
     with timer.spending("compile"):
         compiled = compile_train_step(job, state)
     watch.notify(Observer.on_compiled, compiled)
@@ -192,8 +193,10 @@ def begin_stage(
             executable = compile_train_step(there, state).executable
         replay = Replay(job.mesh, executable, train_step_spec(job.run, job.layout).trained)
     rows = job.splits["train"].without(run.exclude)
+    if run.length_stages:
+        rows = dataclasses.replace(rows, batch_length=job.run.task.length)
     sharding = BatchSharding.of(job.run, job.layout, job.mesh)
-    on_host = order.batches(rows, run.seed, sizes, step, sharding.host_rows())
+    on_host = order.batches(rows, run.seed, run.batch_sizes, step, sharding.host_rows())
     return compiled, replay, ((ids, sharding.to_global_arrays(batch)) for ids, batch in on_host)
 
 

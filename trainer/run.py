@@ -1,8 +1,9 @@
 """Configures one run: its model, task, length and intervals."""
 
 import dataclasses
+import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from fractions import Fraction as Exact
 from typing import Annotated, Any, Literal
 
@@ -11,7 +12,7 @@ from pydantic import Field
 from configs.errors import UserError
 from configs.spec import Count, CountOrZero, Fraction, NotNegative, Positive, Seed, spec
 from data.batch_sizes import BatchSizes
-from data.task import Task
+from data.task import Length, Task
 from data.tasks import images as images  # task files name what these define
 from data.tasks import prompts as prompts
 from data.tasks import span_corruption as span_corruption
@@ -36,6 +37,7 @@ ROWS_MULTIPLE = 128
 MAX_STEPS = 2**31 - 1
 """Their counters have 32 bits."""
 Step = Annotated[int, Field(ge=1, le=MAX_STEPS)]
+StepsBefore = Annotated[int, Field(ge=0, le=MAX_STEPS)]
 
 
 @spec
@@ -59,6 +61,11 @@ class Run:
     """Pairs of a number of steps and the rows of all batches after them, in the order of steps. No
     row is lost or read twice; the schedule of the learning rate counts steps. --override adds
     stages to a run that has not reached them."""
+    length_stages: tuple[tuple[StepsBefore, Length], ...] = ()
+    """Pairs of a number of steps, which may be 0, and the length of all rows after them, for a
+    language model. Rows of Task.length are cut into rows of this length, so a batch has as many
+    more of them and the same tokens; a document that is cut begins anew. Validation reads whole
+    rows. --override adds stages to a run that has not reached them."""
     microbatches: Count = 1
     """Slices of the batch whose gradients are added before the update; they save memory."""
     seed: Seed = 0
@@ -165,12 +172,13 @@ class Run:
                 f"Run.r_drop = {self.r_drop}: without dropout, both passes of the model are "
                 "equal.  Unset it, or set Transformer.dropout, such as to 0.1."
             )
-        begins = [step for step, _ in self.batch_stages]
-        if begins != sorted(set(begins)):
-            raise UserError(
-                f"Run.batch_stages: begin after steps {begins}.  Give each a larger number of "
-                "steps than the one before."
-            )
+        for name, stages in self.stages.items():
+            begins = [step for step, _ in stages]
+            if begins != sorted(set(begins)):
+                raise UserError(
+                    f"{name}: begin after steps {begins}.  Give each a larger number of steps than "
+                    "the one before."
+                )
         sizes = {f"Run.batch_stages[{i}][1]": rows for i, (_, rows) in enumerate(self.batch_stages)}
         for name, rows in ({"Run.batch_sequences": self.batch_sequences} | sizes).items():
             if rows % self.microbatches:
@@ -178,6 +186,11 @@ class Run:
                     f"{name} = {rows} does not divide into Run.microbatches = "
                     f"{self.microbatches}.  Legal: a multiple of it."
                 )
+        for i, (_, length) in enumerate(self.length_stages):
+            try:
+                self.task.with_rows_of(length)
+            except UserError as error:
+                raise UserError(f"Run.length_stages[{i}][1] = {length}: {error}") from None
 
     @property
     def merged(self) -> "Run":
@@ -212,14 +225,33 @@ class Run:
         return self.batch_sequences // self.microbatches
 
     @property
-    def by_batch(self) -> list["Run"]:
-        """Returns the run with the batch of each stage for all of its steps, smallest first."""
-        sizes = {self.batch_sequences, *(rows for _, rows in self.batch_stages)}
-        return [self.with_batch(rows) for rows in sorted(sizes)]
+    def stages(self) -> dict[str, Sequence[tuple[int, int]]]:
+        """Returns the stages of batches and of rows, by the names of the settings."""
+        return {"Run.batch_stages": self.batch_stages, "Run.length_stages": self.length_stages}
 
-    def with_batch(self, rows: int) -> "Run":
-        """Returns the run with batches of this size in all of its steps."""
-        return dataclasses.replace(self, batch_sequences=rows, batch_stages=())
+    def stage(self, step: int) -> "Run":
+        """Returns the run whose steps all have the batch and the rows of a step, from 0."""
+        run = dataclasses.replace(self, batch_sequences=self.batch_sizes.at(step),
+                                  batch_stages=(), length_stages=())  # fmt: skip
+        lengths = [length for after, length in self.length_stages if after <= step]
+        if not lengths:
+            return run
+        rows = run.batch_sequences * (self.task.length // lengths[-1])
+        task = self.task.with_rows_of(lengths[-1])
+        return dataclasses.replace(run, task=task, batch_sequences=rows)
+
+    @functools.cached_property
+    def stage_begins(self) -> frozenset[int]:
+        """Returns the steps, from 0, at which the batch or the length of rows may change."""
+        return frozenset({0, *(step for stages in self.stages.values() for step, _ in stages)})
+
+    @property
+    def by_stage(self) -> list["Run"]:
+        """Returns the run of each stage; the last one has the most tokens, in the longest rows."""
+        runs = dict.fromkeys(self.stage(step) for step in sorted(self.stage_begins))
+        return sorted(
+            runs, key=lambda run: (run.batch_sequences * run.task.length, run.task.length)
+        )
 
     def with_steps(self, rows: int | None) -> "Run":
         """Returns the run with its length in steps, given the rows of training where known."""

@@ -108,6 +108,8 @@ class Rows:
     """What a decoder reads before a target."""
     documents: Documents | None = None
     """Where the examples come from; known for rows of a cache."""
+    batch_length: int | None = None
+    """Tokens of the shorter rows that a batch cuts each row into. None: it stays whole."""
 
     def __len__(self) -> int:
         return len(self.targets_BL)
@@ -155,9 +157,17 @@ class Rows:
         }
         return dataclasses.replace(self, arrays=arrays)
 
+    @property
+    def per_row(self) -> int:
+        """Returns how many rows of a batch each row becomes."""
+        return 1 if self.batch_length is None else self.targets_BL.shape[1] // self.batch_length
+
     def batch(self, row_ids: np.ndarray) -> dict[str, np.ndarray]:
         """Returns rows as int32 arrays; NO_ROW gives a row of padding."""
         targets_BL, segments_BL = read_rows(row_ids, self.targets_BL, self.segments_BL)
+        if self.batch_length is not None:  # a document that is cut begins anew in the next row
+            targets_BL = targets_BL.reshape(-1, self.batch_length)
+            segments_BL = segments_BL.reshape(-1, self.batch_length)
         return {
             "inputs_BL": pack.inputs(targets_BL, segments_BL, self.begin_id),
             "targets_BL": targets_BL.astype(np.int32),

@@ -54,6 +54,29 @@ def test_resuming_is_continuing(rows):
         assert (batch["targets_BL"] == batch_again["targets_BL"]).all()
 
 
+def test_rows_that_are_cut_keep_their_order_on_any_hosts():
+    """Each part of a row is a row of its own, whose documents begin anew."""
+    rng = np.random.default_rng(0)
+    segments_BL = np.cumsum(rng.random((23, 12)) < 0.3, axis=1) + 1
+    segments_BL[:, 10:] = 0
+    targets_BL = rng.integers(1, 99, (23, 12)) * (segments_BL > 0)
+    rows = Rows({"targets": targets_BL, "segments": segments_BL}, Counts(), begin_id=7)
+    short = Rows(
+        {"targets": targets_BL.reshape(-1, 4), "segments": segments_BL.reshape(-1, 4)}, Counts(),
+        begin_id=7,
+    )  # fmt: skip
+    cut = dataclasses.replace(rows, batch_length=4)
+    for step, (ids, batch) in enumerate(itertools.islice(batches(cut, 3, BatchSizes(6), 0), 9)):
+        np.testing.assert_array_equal(ids, row_ids(3, step, 6, 23))
+        expected = short.batch((ids[:, None] * 3 + np.arange(3)).reshape(-1))
+        for name, array in expected.items():
+            np.testing.assert_array_equal(batch[name], array)
+        spans = (0, 5), (5, 13), (13, 18)  # of parts, in the middle of rows
+        hosts = [next(batches(cut, 3, BatchSizes(6), step, span))[1] for span in spans]
+        for name, array in batch.items():
+            np.testing.assert_array_equal(np.concatenate([host[name] for host in hosts]), array)
+
+
 @pytest.mark.parametrize("hosts", [2, 3, 6])
 def test_slices_of_hosts_make_the_global_batch(rows, hosts):
     size = 6 // hosts

@@ -57,7 +57,9 @@ def random_rows(draw: random.Random) -> Rows:
 def settings_of(
     batch: int, seed: int, exclude: tuple[str, ...] = (), stages: tuple[tuple[int, int], ...] = ()
 ) -> Any:
-    return SimpleNamespace(batch_sequences=batch, seed=seed, exclude=exclude, batch_stages=stages)
+    return SimpleNamespace(
+        batch_sequences=batch, seed=seed, exclude=exclude, batch_stages=stages, length_stages=()
+    )
 
 
 def check(ledger: Ledger, batches: list[BatchSizes], seed: int, excluded: list[set[int]]) -> None:

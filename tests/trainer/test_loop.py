@@ -12,7 +12,7 @@ import pytest
 from configs.errors import RunError
 from layouts.mesh import make_mesh
 from models.api import Params
-from tests.toys import TOY, WHOLE
+from tests.toys import TOY, WHOLE, row_ids
 from tests.trainer.bigram import LENGTH, VOCAB, text_rows
 from tests.trainer.planning.runs import TASK
 from trainer.checkpoints.manager import Checkpoints
@@ -22,7 +22,7 @@ from trainer.observers import CompiledStep, Line, Observer, Outcome, StepResult
 from trainer.optimizers.adamw import AdamW
 from trainer.optimizers.schedules import Constant
 from trainer.run import Run
-from trainer.step import abstract_params
+from trainer.step import abstract_params, evaluate_step, init_state, train_step_spec
 
 MODEL = dataclasses.replace(TOY, vocab=VOCAB, length=LENGTH)
 RUN = Run(
@@ -121,6 +121,28 @@ def test_a_run_resumes_bit_for_bit_between_stages_of_its_batch(
     ]  # fmt: skip
     for name, array in weights(tmp_path / "whole", 5).items():
         np.testing.assert_array_equal(array, weights(tmp_path / "parts", 5)[name])
+
+
+def test_a_run_resumes_bit_for_bit_between_lengths_of_its_rows(tmp_path: Path) -> None:
+    """Rows of 24 tokens are read as three of 8, after step 2 as two of 12, after step 4 whole."""
+    run = dataclasses.replace(RUN, length_stages=((0, 8), (2, 12), (4, 24)), checkpoint_every=3)
+    whole, first, second = Recorder(), Recorder(), Recorder()
+    train(job(tmp_path / "whole", run), [whole])
+    train(job(tmp_path / "parts", dataclasses.replace(run, steps=3)), [first])
+    train(job(tmp_path / "parts", run), [second])
+    assert whole.calls.count("compiled") == 3 and second.calls.count("compiled") == 2
+    assert first.losses | second.losses == whole.losses
+    for name, array in weights(tmp_path / "whole", 5).items():
+        np.testing.assert_array_equal(array, weights(tmp_path / "parts", 5)[name])
+    # The first loss is that of the same tokens in a cache of short rows.
+    rows, step_spec = text_rows(12), train_step_spec(RUN, WHOLE)
+    arrays = {name: np.asarray(array).reshape(-1, 8) for name, array in rows.arrays.items()}
+    ids = (row_ids(RUN.seed, 0, 4, 12)[:, None] * 3 + np.arange(3)).reshape(-1)
+    batch = dataclasses.replace(rows, arrays=arrays).batch(ids)
+    state = init_state(step_spec, make_mesh(WHOLE))
+    with jax.set_mesh(make_mesh(WHOLE)):
+        sums = evaluate_step(step_spec.model, RUN.criterion, state["params"], batch)
+    assert whole.losses[1] == pytest.approx(float(sums.loss / sums.tokens), rel=1e-5)
 
 
 def test_training_without_observers_is_the_same(model_dir: Path, tmp_path: Path) -> None:

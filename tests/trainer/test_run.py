@@ -19,7 +19,7 @@ from models.feed_forward.moe.layer import Moe
 from models.feed_forward.moe.routing import TopK
 from models.precision import Precision
 from tests.toys import TOY, row_ids
-from tests.trainer.planning.runs import TASK
+from tests.trainer.planning.runs import ENCODER_DECODER, PAIR_TASK, TASK
 from trainer.checks import check_precision
 from trainer.run import Run, with_vocab_rows
 
@@ -43,6 +43,15 @@ RUN = Run(model=TOY, task=TASK, steps=10, batch_sequences=6)
             r"Run.batch_stages\[1\]\[1\] = 9 does not divide into Run.microbatches = 2",
         ),
         ({"batch_stages": ((3, 8), (3, 9))}, r"Run.batch_stages: begin after steps \[3, 3\]"),
+        ({"length_stages": ((5, 12), (0, 8))}, r"Run.length_stages: begin after steps \[5, 0\]"),
+        (
+            {"length_stages": ((0, 12), (5, 7))},
+            r"Run.length_stages\[1\]\[1\] = 7: Task.length = 24 does not divide into rows of 7",
+        ),
+        (
+            {"task": PAIR_TASK, "model": ENCODER_DECODER, "length_stages": ((0, 12),)},
+            r"length_stages\[0\]\[1\] = 12: the rows of a @Translation\(\) cannot be cut",
+        ),
     ],
 )
 def test_settings_that_contradict_each_other_are_refused(
@@ -50,6 +59,16 @@ def test_settings_that_contradict_each_other_are_refused(
 ) -> None:
     with pytest.raises(UserError, match=message):
         dataclasses.replace(RUN, **changes)
+
+
+def test_stages_of_rows_keep_the_tokens_of_a_batch() -> None:
+    run = dataclasses.replace(
+        RUN, batch_stages=((4, 8),), length_stages=((0, 6), (4, 8), (9, 24)), microbatches=2
+    )
+    shapes = [(run.stage(step).batch_sequences, run.stage(step).task.length) for step in range(10)]
+    assert shapes == [(24, 6)] * 4 + [(24, 8)] * 5 + [(8, 24)]
+    assert [each.task.length for each in run.by_stage] == [6, 8, 24]
+    assert run.stage(0).stage_begins == {0} and run.stage(9).by_stage == [run.stage(9)]
 
 
 @pytest.mark.parametrize(

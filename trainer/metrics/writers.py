@@ -75,7 +75,7 @@ class MetricsWriter(Observer):
 
     model_dir: Path
     step_flops: Mapping[int, float] = dataclasses.field(default_factory=dict)
-    """By the rows of a batch."""
+    """By the number of steps before each stage."""
     peak_flops: float | None = None
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
@@ -107,7 +107,8 @@ class MetricsWriter(Observer):
         if not is_due and not result.line.get("skipped"):
             return
         # The rate of the model's own FLOPs, and its share of what the devices can do.
-        flops = self.step_flops.get(self._run.batch_sizes.at(result.step - 1))
+        begins = (begin for begin in self.step_flops if begin < result.step)
+        flops = self.step_flops.get(max(begins, default=0))
         step_s, peak = result.line.get("step_s"), self.peak_flops
         rate = None if flops is None or step_s is None else flops / step_s
         share = None if rate is None or peak is None else rate / peak

@@ -98,7 +98,7 @@ def _needs_override(change: Change, step: int) -> bool:
 
 def _is_of_stages(change: Change) -> bool:
     is_of_mixture = issubclass(_spec_of(change), MixedSource) and change.name.endswith(".stages")
-    return is_of_mixture or change.name == "Run.batch_stages"
+    return is_of_mixture or change.name in ("Run.batch_stages", "Run.length_stages")
 
 
 def _begun(stages: Sequence[tuple[int, Any]], step: int) -> list[tuple[int, Any]]:

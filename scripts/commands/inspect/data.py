@@ -1,6 +1,7 @@
 """Runs `meshloom inspect data`: shows rows, their documents, and the steps that read them."""
 
 import dataclasses
+import itertools
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -91,8 +92,12 @@ class Inspection:
         ids, rows = self.ledger.rows_of_step(self.last_step)
         segments = [segment for row in ids.tolist() for segment in self._segments(row, rows)]
         self._show([segment for segment in segments if segment["tokens"]])
-        if excluded := sum(not segment["tokens"] for segment in segments):
-            print_note(f"Run.exclude left out {excluded:,} of {len(segments):,} segments.")
+        pieces = dict[tuple[int, int], int]()
+        for segment in segments:
+            piece = segment["row"], segment["segment"]
+            pieces[piece] = pieces.get(piece, 0) + segment["tokens"]
+        if excluded := sum(not tokens for tokens in pieces.values()):
+            print_note(f"Run.exclude left out {excluded:,} of {len(pieces):,} segments.")
 
     def show_counts(self) -> None:
         """Shows how much of each part the steps up to the last read."""
@@ -169,15 +174,24 @@ class Inspection:
         return list(self.ledger.steps_of_segment(row, segment, self.last_step))
 
     def _segments(self, row: int, rows: Rows) -> list[Line]:
-        """Describes each segment of a row; one that is excluded has no tokens."""
+        """Describes each segment of a row; one that is excluded has no tokens.
+
+        Of rows that are cut, each part of a segment is described.
+        """
         vocab, source_vocab = self.prepared.vocabs
         batch = rows.batch(np.array([row]))
         tokens_BL, segments_BL = read_rows(np.array([row]), rows.targets_BL, rows.segments_BL)
         names = rows.documents.names(rows.documents.of_row(row)) if rows.documents else []
+        count = max(len(names), int(segments_BL.max()))
+        if rows.batch_length is not None:
+            tokens_BL = tokens_BL.reshape(-1, rows.batch_length)
+            segments_BL = segments_BL.reshape(tokens_BL.shape)
         segments = []
-        for segment in range(1, max(len(names), int(segments_BL.max())) + 1):
-            ids = tokens_BL[segments_BL == segment]
+        for segment, part in itertools.product(range(1, count + 1), range(rows.per_row)):
+            ids = tokens_BL[part][segments_BL[part] == segment]
             line: Line = {"row": row, "segment": segment}
+            if rows.per_row > 1:
+                line["part of the row"] = part + 1
             if names:
                 line["document"] = names[segment - 1]
             if source_vocab is not None:

@@ -88,9 +88,11 @@ def read_inputs(flags: PlanFlags, *layout_files: str) -> PlanInputs:
 
 def with_largest_batch(run: Run) -> Run:
     """Returns the run with the largest batch of its stages in all steps; says so."""
-    if run.batch_stages:
-        run = run.by_batch[-1]
-        print_note(f"Planned as if all batches had {run.batch_sequences:,} rows, as the largest.")
+    if len(run.stage_begins) == 1:
+        return run
+    run = run.by_stage[-1]
+    shape = f"{run.batch_sequences:,} rows of {run.task.length:,} tokens"
+    print_note(f"Planned as if all batches had {shape}, as the largest.")
     return run
 
 

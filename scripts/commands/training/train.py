@@ -56,20 +56,19 @@ def train_locked(flags: TrainFlags) -> None:
     changes = start.changes_since(flags, run, step)
     mesh, origins = make_mesh(layout), config.origins
     sizes = dict(mesh.shape)
-    checks.check_run(run)
+    for each in (run, *run.by_stage):
+        checks.check_run(each)
     checks.check_vocab_settings(run)
     for tracker in run.trackers:
         tracker.check()
     profile = profile_observers(flags, run, step or 0)
     warnings = list[str]()  # those of the largest batch are printed
-    for each in run.by_batch:
-        is_first = each.batch_sequences == run.batch_sequences
-        batch = {} if is_first else {"batch": "Run.batch_stages"}
-        warnings = checks.check_layout(each, layout, sizes, origins | batch)
+    for each in run.by_stage:
+        warnings = checks.check_layout(each, layout, sizes, origins | stage_origins(run, each))
     print_note(*warnings, *checks.check_bubble(run, layout, sizes), *checks.check_precision(run))
     if step is None:
         start.note_no_export(run)
-    for part, choice in checks.attention_choices(run, layout, mesh).items():
+    for part, choice in checks.attention_choices(run.by_stage[-1], layout, mesh).items():
         print_note(f"Attention of the {part}: {choice}")
     note_layout(layout, mesh, origins)
     trace_fns: list[checks.TraceFn] = [trace_train_step, trace_evaluate_step]
@@ -78,9 +77,9 @@ def train_locked(flags: TrainFlags) -> None:
         one_batch = dataclasses.replace(run, batch_sequences=rows, microbatches=1)
         trace_fns.append(decode_trace_fn(one_batch, Sampling(temperature=0)))
     with checks.explained_errors(run, layout, sizes, origins, *trace_fns):
-        check_memory(run.by_batch[-1], layout, mesh)
+        check_memory(run.by_stage[-1], layout, mesh)
         # JAX keeps the traces for the calls that follow.
-        for each in run.by_batch:
+        for each in run.by_stage:
             with checks.explained_errors(each, layout, sizes, origins, trace_train_step):
                 trace_train_step(each, layout, mesh)
         for trace_fn in trace_fns[1:]:
@@ -97,6 +96,16 @@ def train_locked(flags: TrainFlags) -> None:
             run, layout, mesh, prepared.splits, flags.model_dir, flags.local_checkpoint_dir
         )
         train_run(flags, job, prepared.vocabs, profile)
+
+
+def stage_origins(run: Run, stage: Run) -> dict[str, str]:
+    """Returns the settings that decide the batch and the length of a stage's rows."""
+    origins = dict[str, str]()
+    if stage.task.length != run.task.length:
+        origins = dict.fromkeys(("batch", "length"), "Run.length_stages")
+    elif stage.batch_sequences != run.batch_sequences:
+        origins = {"batch": "Run.batch_stages"}
+    return origins
 
 
 def profile_observers(flags: TrainFlags, run: Run, first_step: int) -> list[writers.Profile]:
@@ -116,7 +125,7 @@ def train_run(flags: TrainFlags, job: TrainJob, vocabs: Vocabs, more: Sequence[O
     The exit code of a run that a signal stopped names the signal.
     """
     run, layout, mesh, model_dir = job.run, job.layout, job.mesh, job.model_dir
-    flops = {each.batch_sequences: checks.step_flops(each) for each in run.by_batch}
+    flops = {step: checks.step_flops(run.stage(step)) for step in run.stage_begins}
     peak = peak_flops(mesh.devices.flat)
     metrics = writers.MetricsWriter(model_dir, flops, peak, values([run, layout]))
     observers = [

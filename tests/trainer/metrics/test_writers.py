@@ -87,7 +87,7 @@ def result(step: int, **numbers: float) -> StepResult:
 
 
 def test_a_run_leaves_lines_events_and_a_picture(tmp_path: Path) -> None:
-    observers = Observers([MetricsWriter(tmp_path, {8: 6e6, 4: 2e6}), LossPlot(tmp_path)])
+    observers = Observers([MetricsWriter(tmp_path, {0: 6e6, 1: 2e6}), LossPlot(tmp_path)])
     run = dataclasses.replace(RUN, batch_stages=((1, 4),))
     observers.notify(Observer.on_start, run, 0)
     for step in range(1, 6):

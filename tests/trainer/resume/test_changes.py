@@ -107,6 +107,13 @@ def test_stages_of_the_batch_change_as_those_of_a_mixture_do() -> None:
     assert check_changes("There", *other, override=True, step=9)
     with pytest.raises(UserError, match=r"a stage of Run\.batch_stages has begun"):
         check_changes("There", *other, override=True, step=10)
+    shorter = dataclasses.replace(RUN, length_stages=((0, 4), (9, 8)))
+    before = dataclasses.replace(RUN, length_stages=((0, 2),))
+    with pytest.raises(UserError, match=r"Run\.length_stages: .*: stages that begin before step"):
+        check_changes("There", before, shorter, override=True, step=8)
+    before = dataclasses.replace(RUN, length_stages=((0, 4),))
+    [change] = check_changes("There", before, shorter, override=True, step=9)
+    assert change.name == "Run.length_stages"
     runs = RUN, dataclasses.replace(RUN, batch_stages=((9, 16),))
     [change] = check_changes("There", *runs, override=True, step=9)
     assert change == ("Run.batch_stages", (), ((9, 16),))

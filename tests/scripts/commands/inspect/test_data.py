@@ -40,6 +40,23 @@ def test_the_steps_of_a_document_are_those_whose_rows_hold_it(inspect: Any, trai
     assert inspect("--counts")[0]["rows_read"] == 4 * batch
 
 
+def test_rows_that_a_run_cuts_are_shown_in_parts(inspect: Any) -> None:
+    whole = inspect("--step=2")
+    length = max(sum(s["tokens"] for s in whole if s["row"] == each["row"]) for each in whole)
+    flag = f"--gin_param=Run.length_stages=((0,{length // 2}),(2,{length}))"
+    parts = inspect("--step=2", flag)
+    assert {part["part of the row"] for part in parts} == {1, 2} and len(parts) > len(whole)
+    for segment in whole:
+        key = segment["row"], segment["segment"]
+        cut = [part for part in parts if (part["row"], part["segment"]) == key]
+        assert sum(part["tokens"] for part in cut) == segment["tokens"]
+        assert " ".join(part["pieces"] for part in cut) == segment["pieces"]
+    for row, part in {(part["row"], part["part of the row"]) for part in parts}:
+        here = [p["tokens"] for p in parts if (p["row"], p["part of the row"]) == (row, part)]
+        assert sum(here) <= length // 2
+    assert inspect("--step=3", flag) == inspect("--step=3")
+
+
 def test_contamination_names_lines_documents_and_steps(
     inspect: Any, trained: Place, tmp_path: Path
 ) -> None:
