@@ -93,9 +93,9 @@ def unexpected_traffic(
 
 
 def differences(
-    mesh_axis: str, compiled: Iterable[Collective], expected: Iterable[Collective], count: int = 3
+    mesh_axis: str, compiled: Iterable[Collective], expected: Iterable[Collective]
 ) -> Iterator[str]:
-    """Yields the lines of the model, and kinds, that differ the most along a mesh axis."""
+    """Yields the three lines of the model, with kinds, that differ the most along a mesh axis."""
     lines: dict[str, Counter[str]] = {}
     for collective, sign in [*((c, 1) for c in compiled), *((c, -1) for c in expected)]:
         if mesh_axis in collective.mesh_axes:
@@ -104,7 +104,7 @@ def differences(
             received_bytes = round(sign * collective.received_bytes)
             lines.setdefault(line, Counter())[collective.kind] += received_bytes
     differing = [(line, kinds) for line, kinds in lines.items() if any(kinds.values())]
-    for line, kinds in sorted(differing, key=lambda item: -abs(sum(item[1].values())))[:count]:
+    for line, kinds in sorted(differing, key=lambda item: -abs(sum(item[1].values())))[:3]:
         parts = (
             f"{'+' if size > 0 else '-'}{size_text(abs(size))} of {kind}"
             for kind, size in kinds.items()

@@ -38,7 +38,7 @@ def parse_option(text: str) -> tuple[str, str, str]:
 def compile_program(
     traced: Any,
     mesh: Mesh | AbstractMesh,
-    compiler_options: Iterable[str] = (),
+    compiler_options: Iterable[str],
     dump: Path | None = None,
 ) -> Any:
     """Compiles a traced program with those options that are for the platform of the mesh.

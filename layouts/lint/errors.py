@@ -34,8 +34,6 @@ class Problem:
     """The rules that cause it, and where they are written."""
     fix: str = ""
     """What to do, in words."""
-    legal: Mapping[str, tuple[str | int, ...]] = dataclasses.field(default_factory=dict)
-    """Legal values by axis, mesh axis or field of the layout, as far as there are few."""
 
     def __str__(self) -> str:
         head = f"{self.subject or f'rule {self.rule}'}: {self.message}"
@@ -130,11 +128,11 @@ def join_or(options: Iterable[object]) -> str:
     return f"{', '.join(others)} or {last}" if others else last
 
 
-def first_names(names: Iterable[str], shown: int = 2) -> str:
-    """Joins the first of these names, and says how many more there are."""
+def first_names(names: Iterable[str]) -> str:
+    """Joins the first two of these names, and says how many more there are."""
     unique = list(dict.fromkeys(names))
-    if len(unique) > shown:
-        return f"{', '.join(unique[:shown])} and {len(unique) - shown} more"
+    if len(unique) > 2:
+        return f"{', '.join(unique[:2])} and {len(unique) - 2} more"
     return " and ".join(unique)
 
 
@@ -172,20 +170,18 @@ def _spelling_problem(context: LintContext, part: str, before: list[str]) -> Pro
     if axis is None:
         letters = {letter for tensor in context.record.tensors for letter in tensor.axes}
         letters |= {"H"} if "J" in letters else set()  # a rule for heads speaks of kv_heads
-        axes = tuple(a.name for letter, a in known.by_letter.items() if letter in letters)
+        axes = [a.name for letter, a in known.by_letter.items() if letter in letters]
         near = did_you_mean(rule.axis, [*known.by_name, *SYNONYMS]).strip()
         fix = f"{near}  This model's axes: {', '.join(axes)}.".strip()
-        return Problem("error", "unknown-axis", "no such axis.", fix=fix, legal={"axis": axes})
+        return Problem("error", "unknown-axis", "no such axis.", fix=fix)
     if rule.mesh_axis not in context.mesh:
         near = did_you_mean(rule.mesh_axis, context.mesh).strip()
         fix = f"{near}  The mesh has {', '.join(context.mesh)} ({context.source('mesh')}).".strip()
-        legal = {"mesh_axis": tuple(context.mesh)}
-        return Problem("error", "unknown-mesh-axis", "no such mesh axis.", fix=fix, legal=legal)
+        return Problem("error", "unknown-mesh-axis", "no such mesh axis.", fix=fix)
     if rule.pads and not (rule.firm and axis.pads):
-        paddable = tuple(axis.name for axis in known.by_letter.values() if axis.pads)
-        fix = f'Legal with a "+": {join_or(paddable)}, and no "?" with it.'
-        legal = {"axis": paddable}
-        return Problem("error", "unpaddable-axis", "cannot be padded.", fix=fix, legal=legal)
+        paddable = join_or(axis.name for axis in known.by_letter.values() if axis.pads)
+        fix = f'Legal with a "+": {paddable}, and no "?" with it.'
+        return Problem("error", "unpaddable-axis", "cannot be padded.", fix=fix)
     if rule[:2] in [other[:2] for other in parse_rules(";".join(before))]:
         return Problem("error", "duplicate-rule", "appears twice.", fix="Remove one of them.")
     return None
@@ -297,7 +293,6 @@ def _shared(
         first_names(_weights(context, names) or names),
         context.cite(first, second),
         f'Remove one rule, or let one give way: "{second.softened.rule}".',
-        {second.field: (str(second.softened.rule),)},
     )
 
 
@@ -305,7 +300,7 @@ def _indivisible(context: LintContext, cause: SplitCause, names: list[str]) -> P
     name, weights = context.name(cause.letter), _weights(context, names)
     from_data = name in context.origins and len(weights) < len(names)
     setter = f" ({context.origins[name]})" if from_data else ""
-    legal, size = _sizes_that_divide(context, cause), str(cause.size)
+    size = str(cause.size)
     if cause.first or cause.pattern > 1:  # the settings have layers, not repeats of their pattern
         after = f" after {cause.first} first_blocks" * bool(cause.first)
         layers = cause.first + cause.size * cause.pattern
@@ -316,13 +311,12 @@ def _indivisible(context: LintContext, cause: SplitCause, names: list[str]) -> P
         f"{name} = {size}{setter} does not divide over {_mesh_axes(context, cause)}.",
         first_names(weights or names),
         context.cite(*cause.rules),
-        f"Legal: {_listed(legal)}.  {_alternative(context, cause)}",
-        legal,
+        f"Legal: {_sizes_that_divide(context, cause)}.  {_alternative(context, cause)}",
     )
 
 
 def _padded(context: LintContext, cause: SplitCause, names: list[str]) -> Problem:
-    legal, padded_size = _sizes_that_divide(context, cause), cause.padded_size
+    padded_size = cause.padded_size
     return Problem(
         "warning",
         "padded",
@@ -330,8 +324,8 @@ def _padded(context: LintContext, cause: SplitCause, names: list[str]) -> Proble
         f"{_mesh_axes(context, cause)}: {100 * (1 - cause.size / padded_size):.2g}% is padding.",
         first_names(_weights(context, names) or names),
         context.cite(*cause.rules),
-        f"Without padding: {_listed(legal)}.{_expert_mesh_axis(context, cause)}",
-        legal,
+        f"Without padding: {_sizes_that_divide(context, cause)}."
+        f"{_expert_mesh_axis(context, cause)}",
     )
 
 
@@ -343,24 +337,20 @@ def _mesh_axes(context: LintContext, cause: SplitCause) -> str:
     return f"{' x '.join(names)} = {' x '.join(sizes)}{around}"
 
 
-def _listed(legal: Mapping[str, tuple[int, ...]]) -> str:
-    return "; ".join(f"{name} {join_or(sizes)}" for name, sizes in legal.items())
-
-
-def _sizes_that_divide(context: LintContext, cause: SplitCause) -> dict[str, tuple[int, ...]]:
-    """Returns the nearest sizes of the axis, and of the mesh axes, that divide."""
+def _sizes_that_divide(context: LintContext, cause: SplitCause) -> str:
+    """Lists the nearest sizes of the axis, and of the mesh axes, that divide."""
     shards, size, repeats = cause.shards, cause.size, cause.repeats
     unit = shards * repeats
     below = size // unit * unit
     divisors = [n for n in range(1, size + 1) if n == 1 or size % (n * repeats) == 0]
     near = sorted(sorted(divisors, key=lambda n: abs(n - shards))[:6])
     names = " x ".join(sourced.rule.mesh_axis for sourced in cause.rules)
-    sizes = tuple(cause.first + n * cause.pattern for n in (below, below + unit) if n)
-    legal = {context.name(cause.letter): sizes, names: tuple(near)}
+    sizes = [cause.first + n * cause.pattern for n in (below, below + unit) if n]
+    legal = {context.name(cause.letter): sizes, names: near}
     if repeats > 1 and size % shards == 0:
         groups = size // shards
-        legal["pipeline_repeats"] = tuple(n for n in range(1, groups + 1) if groups % n == 0)
-    return legal
+        legal["pipeline_repeats"] = [n for n in range(1, groups + 1) if groups % n == 0]
+    return "; ".join(f"{name} {join_or(sizes)}" for name, sizes in legal.items())
 
 
 def _alternative(context: LintContext, cause: SplitCause) -> str:

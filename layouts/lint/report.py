@@ -88,9 +88,7 @@ def check_mesh_axes(context: LintContext) -> list[Problem]:
             f" the same {_percent(share)}: {first_names(product.name for product in largest)}."
         )
         subject = f"mesh axis {mesh_axis}:{size} ({context.source('mesh')})"
-        legal = {"rules": tuple(added)} if added else {}
-        problem = Problem("warning", "idle-mesh-axis", reason, subject, fix=fix, legal=legal)
-        problems.append(problem)
+        problems.append(Problem("warning", "idle-mesh-axis", reason, subject, fix=fix))
     return problems
 
 
@@ -146,8 +144,7 @@ def check_replicated_weights(context: LintContext) -> list[Problem]:
     if not rule:
         fix = "No single rule can split them: their sizes do not divide over the mesh."
     reason = f"{share} of their bytes are replicated on {devices} devices: {names}."
-    legal = {"param_rules": (rule,)} if rule else {}
-    return [Problem("warning", "replicated-weights", reason, "weights", fix=fix, legal=legal)]
+    return [Problem("warning", "replicated-weights", reason, "weights", fix=fix)]
 
 
 def _replicated(context: LintContext) -> list[Weight]:
@@ -277,14 +274,13 @@ def find_trace_problem(context: LintContext, trace: Trace) -> Problem | None:
     statement = find_statement(error)
     nearest = nearest_layout(context, trace, statement.letters)
     changed = [sourced for sourced in context.rules if sourced not in nearest.rules]
-    legal = {
-        field: (getattr(nearest.layout, field),)
-        for field in ("rules", "param_rules")
+    bindings = [
+        f'Layout.{field} = "{getattr(nearest.layout, field)}"'
+        for field in errors.FIELDS
         if getattr(nearest.layout, field) != getattr(context.layout, field)
-    }
+    ]
     # The first sentence of the message is about types.
     reason = re.split(r"(?<=[^.\s]{2})\.\s", " ".join(str(error).split()), maxsplit=1)[0]
-    bindings = (f'Layout.{field} = "{value}"' for field, (value,) in legal.items())
     return Problem(
         "error",
         "untraceable",
@@ -293,7 +289,6 @@ def find_trace_problem(context: LintContext, trace: Trace) -> Problem | None:
         statement.line,
         context.cite(*changed) if changed else "",
         f"A layout that works: {', '.join(bindings)}.",
-        legal,
     )
 
 

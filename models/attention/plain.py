@@ -28,7 +28,7 @@ class Operands(NamedTuple):
 
 
 def attend_in_chunks(
-    layout: Layout, chunks: int, operands: Operands, logit_cap: float | None = None
+    layout: Layout, chunks: int, operands: Operands, logit_cap: float | None
 ) -> Array:
     """Attends with slices of queries, each over the keys up to its end.
 
@@ -60,7 +60,7 @@ def attend_in_chunks(
 
 
 def attend_with_dropout(
-    layout: Layout, key: Array, rate: float, operands: Operands, logit_cap: float | None = None
+    layout: Layout, key: Array, rate: float, operands: Operands, logit_cap: float | None
 ) -> Array:
     """Attends with dropout of the probabilities."""
     v_BJMK = operands.v_BJMK

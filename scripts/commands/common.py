@@ -94,7 +94,7 @@ def task_of(config: Config) -> Task:
     return task if isinstance(task, Task) else config.make(Task)
 
 
-def with_known_steps(run: Run, model_dir: Path | None, data_dir: Path | None = None) -> Run:
+def with_known_steps(run: Run, model_dir: Path | None, data_dir: Path | None) -> Run:
     """Returns a run of epochs with its steps, where its record or prepared data has the rows.
 
     A note says how many steps it has, or that the data is missing.

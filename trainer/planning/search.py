@@ -83,7 +83,7 @@ OVERESTIMATE = 1.25
 """What a trace needs over what the compiled program needs, at most (docs/planning.md)."""
 
 
-def rank_layouts(run: Run, hardware: Hardware, configured: Sequence[Layout] = ()) -> list[StepPlan]:
+def rank_layouts(run: Run, hardware: Hardware, configured: Sequence[Layout]) -> list[StepPlan]:
     """Ranks candidates and layouts of the run's files by their traces, the fastest that fits first.
 
     Tries a third mesh axis with the best one.

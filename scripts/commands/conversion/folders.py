@@ -4,7 +4,6 @@ import fnmatch
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
 
 import jax
 import numpy as np
@@ -25,7 +24,7 @@ from scripts.commands.shared_flags import SettingsFlags
 from scripts.commands.trained import single_checkpoint
 from scripts.terminal import print_note
 from trainer.checkpoints import restore
-from trainer.checkpoints.huggingface.folder import SETTINGS, TENSORS, tensor_writer
+from trainer.checkpoints.huggingface.folder import SETTINGS, tensor_writer
 from trainer.checkpoints.huggingface.weights import ConvertedWeight, TensorInfo, places_of
 from trainer.checkpoints.manager import Checkpoints
 from trainer.model_dir import HUGGINGFACE, ModelDir
@@ -89,8 +88,8 @@ def export_weights(
     weights: Sequence[ConvertedWeight],
     dtype: FloatType,
     files: Mapping[str, bytes],
-    factors: Mapping[str, float] = MappingProxyType({}),
-    name: str = TENSORS,
+    factors: Mapping[str, float],
+    name: str,
     merged: Run | None = None,
 ) -> None:
     """Writes the weights of a run, one after another, and then files, the settings last.

@@ -211,7 +211,7 @@ def export_hf(flags: ExportHfFlags) -> None:
     weights = list(convert.weights_of(model, FAMILIES[settings["model_type"]]))
     factors, store = convert.factors(model, settings), model.precision.store
     merged = None if run.model.adapter is None else run
-    folders.export_weights(flags, output, weights, store, files, factors, merged=merged)
+    folders.export_weights(flags, output, weights, store, files, factors, TENSORS, merged)
 
 
 def exported_model(model_dir: Path, run: Run) -> tuple[Transformer, Settings, Settings | None]:

@@ -66,7 +66,7 @@ def report(flags: ReportFlags) -> None:
 
 
 def comparison_page(
-    folders: Mapping[str, Path], losses: Sequence[float] = (), samples: str | None = None
+    folders: Mapping[str, Path], losses: Sequence[float], samples: str | None
 ) -> str:
     """Writes the page of several runs, by name."""
     runs = {name: RunPlots(folder) for name, folder in folders.items()}

@@ -189,7 +189,7 @@ class TensorWriter:
 
 @contextlib.contextmanager
 def tensor_writer(
-    folder: Path, tensors: Infos, max_bytes: int, name: str = TENSORS
+    folder: Path, tensors: Infos, max_bytes: int, name: str
 ) -> Iterator[Callable[[Place, np.ndarray], None]]:
     """Gives what writes a tensor or a part of one, in any order.
 
