@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
+from configs.errors import UserError
 from layouts.axes import Axis
 from layouts.einsum import einsum
 from layouts.padding import with_axes
@@ -17,6 +18,10 @@ from layouts.shards import spec_of
 
 Array = jax.Array
 T = TypeVar("T")
+ALONE = (
+    "adapters of experts, embeddings or latent attention are merged into the weights, so they are "
+    "not served beside others.  Serve their run alone, or train others (Lora.targets)."
+)
 RANK = Axis("Z", "adapter_rank", "columns of the first matrix of an adapter")
 
 
@@ -45,6 +50,9 @@ class Adapted(Operand):
     scale: float = dataclasses.field(metadata={"static": True})
     kinds: str = dataclasses.field(metadata={"static": True})
     """Those of `factor_axes`."""
+    scales: Array | None = None
+    """Scales of the columns of `a` for each of several adapters, which have the columns side by
+    side, or for each row of a batch, which reads one of them (`with_adapter_of_rows`)."""
 
     @property
     def dtype(self) -> Any:
@@ -52,6 +60,8 @@ class Adapted(Operand):
 
     def astype(self, dtype: DTypeLike) -> Array:
         """Returns the sum, computed in float32 at least, and placed as the base."""
+        if self.scales is not None:
+            raise UserError(ALONE)
         types = self.dtype, self.a.dtype, jnp.dtype("float32")
         wide = max(types, key=lambda each: each.itemsize)
         axes, base = "ABCDEFGH"[: len(self.shape)], self.base.astype(wide)
@@ -62,7 +72,7 @@ class Adapted(Operand):
     def map(self, place: Callable[..., Array], axes: str, **options: bool) -> Any:
         of_a, of_b = factor_axes(axes, self.kinds)
         a, b = place(self.a, of_a, **options), place(self.b, of_b, **options)
-        return Adapted(place(self.base, axes, **options), a, b, self.scale, self.kinds)
+        return dataclasses.replace(self, base=place(self.base, axes, **options), a=a, b=b)
 
     def product(
         self, layout: Any, equation: str, x: Array, dtype: DTypeLike | None, *, stored: bool
@@ -72,8 +82,33 @@ class Adapted(Operand):
         a, b = factor_axes(right, self.kinds)
         thin = "".join(letter for letter in out if letter in a or letter not in b) + RANK.letter
         layout = with_axes(layout, *(axis for axis in layout.declared_axes if axis != RANK), RANK)
+        if self.scales is not None:  # columns of all adapters, which need not divide
+            if "B" not in out or set(a) & set(out):
+                raise UserError(ALONE)
+            a, b, thin = (axes.replace(RANK.letter, RANK.letter.lower()) for axes in (a, b, thin))
         h = layout.einsum(f"{left},{a}->{thin}", x, self.a) * self.scale
+        if self.scales is not None:
+            h = layout.einsum(f"{thin},B{RANK.letter.lower()}->{thin}", h, self.scales)
         return y + layout.einsum(f"{thin},{b}->{out}", h, self.b, stored=stored, dtype=dtype)
+
+
+def with_adapter_of_rows(layout: Any, weights: T, adapter_B: Array) -> T:
+    """Returns weights with several adapters so that each row of a batch reads one, or none for 0.
+
+    The weights may be stacked.
+    """
+
+    def chosen(weight: Any) -> Any:
+        if not isinstance(weight, Adapted) or weight.scales is None:
+            return weight
+        *stack, adapters, _ = weight.scales.shape
+        is_read_BP = adapter_B[:, None] == jnp.arange(1, adapters + 1)[None]
+        n, place = "N" * len(stack), (*[None] * len(stack), layout.place("B")[0], None)
+        operands = is_read_BP.astype(weight.scales.dtype), weight.scales
+        scales = einsum(f"BP,{n}PZ->{n}BZ", operands, jax.P(*place), None)
+        return dataclasses.replace(weight, scales=scales)
+
+    return jax.tree.map(chosen, weights, is_leaf=lambda x: isinstance(x, Adapted))
 
 
 def merged(weight: T) -> T | Array:

@@ -15,7 +15,7 @@ from layouts.low_rank import Adapted, merged
 from layouts.mesh import abstract_mesh
 from layouts.padding import with_axes, with_padding
 from models import loss
-from models.adapters.lora import ADAPTER, Lora
+from models.adapters.lora import ADAPTER, Lora, side_by_side
 from models.api import Batch, Cache, Params, WeightInfo
 from models.dropout import Key
 from models.initializers import Weights, infos_of
@@ -35,6 +35,8 @@ class NetworkModel(abc.ABC, Generic[NetworkT]):
 
     spec: Any
     layout: Layout
+    adapters: tuple[Lora, ...] = dataclasses.field(default=(), kw_only=True)
+    """Of which each row that is decoded reads one, or none; the weights hold them by number."""
 
     def __post_init__(self) -> None:
         layout = with_axes(self.layout, *self.spec.axes)
@@ -90,9 +92,13 @@ class NetworkModel(abc.ABC, Generic[NetworkT]):
     def adapted(self, params: Params) -> Params:
         """Returns the weights of the network, with their adapters where it has any."""
         adapter: Lora | None = self.spec.adapter
+        if self.adapters:
+            return side_by_side(self.adapters, params, self.base_weights())
         return params if adapter is None else adapter.applied(params, self.base_weights())
 
     def merged(self, params: Params) -> Params:
+        if self.adapters:
+            return self.adapted(params)
         return jax.tree.map(merged, self.adapted(params), is_leaf=lambda x: isinstance(x, Adapted))
 
     def trains(self, path: str) -> bool:

@@ -78,7 +78,7 @@ def _style(draw: Draw) -> str:
     return "or" if draw.chance(30) else "and"
 
 
-_NAMED = ("territory",) * 4 + ("language",) * 3 + ("city",) * 3 + ("currency",) * 2
+_NAMED = ("territory",) * 6 + ("language",) * 4 + ("currency",) * 2
 _LISTED = (*_NAMED, *_NAMED, "weekday", "month")
 
 
@@ -92,11 +92,6 @@ def _names(draw: Draw) -> Meaning:
     kind = draw.one(_LISTED)
     codes = draw.codes(kind, draw.between(3, 5))
     return _listed([partial(say.name, kind, code) for code in codes], _style(draw))
-
-
-def _city(draw: Draw) -> Meaning:
-    code = draw.code("city")
-    return _joined("{} ({})", partial(say.name, "city", code), partial(say.name, "territory", code))
 
 
 _DATES = ("full", "full", "long", "medium", "yMMMM", "MMMMd", "yMMMEd", "yQQQQ", "yw", "MMMMW")
@@ -116,17 +111,6 @@ def _date_and_time(draw: Draw) -> Meaning:
     return partial(say.date_and_time, draw.moment(), draw.one(("full", "long")))
 
 
-def _interval(draw: Draw) -> Meaning:
-    first = draw.moment()
-    skeleton = draw.one(("yMMMd", "yMMMd", "MMMd", "yMMMEd", "yMMMM", "hm", "hm", "y"))
-    ahead = {
-        "hm": timedelta(minutes=30 * draw.between(1, 12)),
-        "yMMMM": timedelta(days=31 * draw.between(1, 6)),
-        "y": timedelta(days=366 * draw.between(1, 12)),
-    }.get(skeleton, timedelta(days=draw.between(1, 45)))
-    return partial(say.interval, first, first + ahead, skeleton)
-
-
 _LARGEST: tuple[tuple[say.Unit, int], ...] = (
     ("year", 30), ("month", 11), ("week", 3), ("day", 6), ("hour", 23), ("minute", 59),
     ("second", 59),
@@ -138,14 +122,6 @@ def _span(draw: Draw) -> Meaning:
     return partial(say.span, draw.between(1, largest), unit)
 
 
-def _spans(draw: Draw) -> Meaning:
-    """Draws two or three units that follow one another, such as hours and minutes."""
-    first = draw.between(0, len(_LARGEST) - 2)
-    units = _LARGEST[first : first + draw.between(2, 3)]
-    spans = [partial(say.span, draw.between(1, largest), unit) for unit, largest in units]
-    return _listed(spans, "and")
-
-
 _PAID = ("EUR", "EUR", "USD", "GBP", "CHF", "JPY", "SEK", "INR", "BRL")
 
 
@@ -153,10 +129,6 @@ def _round(draw: Draw, scales: Sequence[float] = (1, 1, 10, 10, 100, 0.1, 0.1)) 
     """Draws a number with one or two digits that are not zero: 7, 40, 250, 1.5."""
     digits = draw.between(1, 9) if draw.chance(40) else draw.between(10, 99)
     return round(digits * draw.one(scales), 1)
-
-
-def _amount(draw: Draw) -> Meaning:
-    return partial(say.amount, _round(draw), draw.code("unit"))
 
 
 def _money(draw: Draw) -> Meaning:
@@ -171,8 +143,8 @@ def _number(draw: Draw) -> Meaning:
     return partial(say.number, _round(draw, (1, 10, 100, 1000)))
 
 
-_MEASURES = (_amount, _amount, _money, _number, _span)
-_VALUES = (*_MEASURES, *_MEASURES, *(_date,) * 4, _interval, _interval, _time)
+_MEASURES = (_money, _number, _span)
+_VALUES = (*_MEASURES, *_MEASURES, *(_date,) * 3, _time)
 
 
 def _value(draw: Draw) -> Meaning:
@@ -186,16 +158,14 @@ def _values(draw: Draw) -> Meaning:
 
 
 def _mixed(draw: Draw) -> Meaning:
-    kinds = (_name, _name, _city, _value, _value)
+    kinds = (_name, _name, _value)
     return _listed([draw.one(kinds)(draw) for _ in range(draw.between(2, 4))], _style(draw))
 
 
 def _route(draw: Draw) -> Meaning:
     """Draws from where to where, and when, how long or for how much."""
-    ends = _city(draw), _city(draw)
-    return _joined(
-        "{} \u2013 {}: {}", *ends, draw.one((_date_and_time, _spans, _money, _interval))(draw)
-    )
+    ends = _name(draw), _name(draw)
+    return _joined("{} \u2013 {}: {}", *ends, draw.one((_date_and_time, _span, _money))(draw))
 
 
 def _filled(pattern: str, *places: Sequence[Kind]) -> Kind:
@@ -203,13 +173,11 @@ def _filled(pattern: str, *places: Sequence[Kind]) -> Kind:
     return lambda draw: _joined(pattern, *[draw.one(kinds)(draw) for kinds in places])
 
 
-_labelled = _filled("{}: {}", (_name, _city, _names), (_value, _value, _spans, _values, _names))
+_labelled = _filled("{}: {}", (_name, _names), (_value, _value, _values, _names))
 """Who, and what is said of it: "Germany: 12 hours", "Germany: Sorbian and Frisian"."""
-_report = _filled(
-    "{}, {}: {}", (_city, _city, _name), (_date, _date_and_time), (*_MEASURES, _spans)
-)
+_report = _filled("{}, {}: {}", (_name,), (_date, _date_and_time), _MEASURES)
 """Where and when, and what was measured."""
-_agenda = _filled("{}: {}", (_date, _date_and_time, _interval), (_names, _mixed, _values))
+_agenda = _filled("{}: {}", (_date, _date_and_time), (_names, _mixed, _values))
 """A time, and who or what is due."""
 _CLAUSES = (_labelled, _mixed, _values, _names)
 

@@ -7,10 +7,9 @@ import functools
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timedelta
-from pathlib import Path
 from typing import Any, Literal
 
-from babel import Locale, dates, lists, numbers, units
+from babel import Locale, dates, lists, numbers
 from babel.core import get_global
 
 Meaning = Callable[[str], str]
@@ -19,8 +18,6 @@ Meaning = Callable[[str], str]
 Width = Literal["full", "long", "medium"]
 Unit = Literal["second", "minute", "hour", "day", "week", "month", "year"]
 
-_UNITS = Path(__file__).with_name("units.txt").read_text().split()
-"""Units of CLDR."""
 _SECONDS = dict(dates.TIMEDELTA_UNITS)
 # Spaces of typography become plain ones; a soft hyphen is none.
 _PLAIN = str.maketrans({"\u00a0": " ", "\u202f": " ", "\u2009": " ", "\u00ad": None})
@@ -38,7 +35,7 @@ def names(kind: str, language: str) -> dict[str, str]:
     return {code: _plain(name) for code, name in names_by_code.items()}
 
 
-KINDS = ("territory", "language", "currency", "city", "unit", "weekday", "month")
+KINDS = ("territory", "language", "currency", "weekday", "month")
 
 
 def name(kind: str, code: str, language: str) -> str:
@@ -75,41 +72,10 @@ def _currencies(locale: Locale) -> dict[str, str]:
     return _known((code for code, _ in today.most_common()), locale.currencies)
 
 
-def _cities(locale: Locale) -> dict[str, str]:
-    """Names a city in each territory, by the code of the territory.
-
-    Where a locale has no name, CLDR's rule takes the last part of the time zone's.
-    """
-    aliases, zones = get_global("zone_aliases"), get_global("territory_zones")
-    named = {
-        aliases.get(zone, zone): entry["city"]
-        for zone, entry in locale.time_zones.items()
-        if "city" in entry
-    }
-    firsts = {code: zones[code][0] for code in _territory_codes() if zones.get(code)}
-    cities = {
-        code: named.get(zone) or zone.split("/")[-1].replace("_", " ")
-        for code, zone in firsts.items()
-    }
-    return {c: city for c, city in cities.items() if city != locale.territories.get(c)}
-
-
-def _units(locale: Locale) -> dict[str, str]:
-    """Names two of each unit, where Babel has every plural; it says the code where it has not."""
-    counts = (1, 2, 3, 5, 21, 2.5)
-    return {
-        unit: units.format_unit(2, unit, locale=locale)
-        for unit in _UNITS
-        if not any(unit in units.format_unit(count, unit, locale=locale) for count in counts)
-    }
-
-
 _NAMES: dict[str, Callable[[Locale], dict[str, str]]] = {
     "territory": lambda locale: _known(_territory_codes(), locale.territories),
     "language": _languages,
     "currency": _currencies,
-    "city": _cities,
-    "unit": _units,
     "weekday": lambda locale: {str(i): locale.days["stand-alone"]["wide"][i] for i in range(7)},
     "month": lambda locale: {str(i): locale.months["stand-alone"]["wide"][i] for i in range(1, 13)},
 }
@@ -141,17 +107,9 @@ def date_and_time(moment: datetime, width: Width, language: str) -> str:
 
 
 @_cached
-def interval(first: datetime, last: datetime, skeleton: str, language: str) -> str:
-    """Says from when to when.  The skeleton "hm" becomes "Hm" where a day has 24 hours."""
-    pattern = Locale.parse(language).time_formats["short"].pattern
-    skeleton = "Hm" if skeleton == "hm" and "H" in str(pattern) else skeleton
-    return _plain(dates.format_interval(first, last, skeleton, fuzzy=False, locale=language))
-
-
-@_cached
 def span(count: int, unit: Unit, language: str) -> str:
     """Says how long, such as "3 days"."""
-    # Babel's own names of days and hours lack plurals in some languages (see _units); these do not.
+    # Babel's own names of days and hours lack plurals in some languages; these do not.
     delta = timedelta(seconds=count * _SECONDS[unit])
     # The threshold keeps it from the next larger unit.
     return _plain(dates.format_timedelta(delta, unit, 1_000_000, locale=language))
@@ -166,11 +124,6 @@ def number(value: float, language: str) -> str:
 def percent(value: float, language: str) -> str:
     """Says a percentage; the value is of 100."""
     return _plain(numbers.format_percent(value / 100, None, language, decimal_quantization=False))
-
-
-@_cached
-def amount(value: float, unit: str, language: str) -> str:
-    return _plain(units.format_unit(value, unit, locale=language))
 
 
 @_cached

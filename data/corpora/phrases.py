@@ -1,6 +1,6 @@
 """Makes a parallel corpus without limit: things drawn by a seed and said in two languages.
 
-Names, dates, times, amounts and lists of them, in the words of CLDR's locale data.
+Names, dates, times, numbers and lists of them, in the words of CLDR's locale data.
 """
 
 import functools
@@ -49,7 +49,7 @@ def split_of(source: str) -> str:
 
 def versions() -> dict[str, str]:
     """Names what the text depends on: the libraries, their data and the rules that draw from it."""
-    files = ("phrases.py", "phrase_kinds.py", "phrase_words.py", "units.txt")
+    files = ("phrases.py", "phrase_kinds.py", "phrase_words.py")
     rules = b"".join(Path(__file__).with_name(name).read_bytes() for name in files)
     return {
         "babel": importlib.metadata.version("babel"),

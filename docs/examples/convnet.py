@@ -13,6 +13,7 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from image_task import ImageTask as ImageTask  # run files name it
 
 from configs.errors import UserError
 from configs.spec import Count, Positive, spec

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from image_task import image_text
 
 from configs.errors import extra_required
 from configs.spec import Count, spec
-from data.sources.images import image_text
 from data.sources.pairs import Pair, Pairs
 
 if TYPE_CHECKING:

@@ -1,9 +1,12 @@
 """Trains small adapters of weights in place of the weights (LoRA, Hu et al. 2021)."""
 
+import collections
 import fnmatch
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 from flax import nnx, traverse_util
 
 from configs.errors import UserError, did_you_mean
@@ -12,6 +15,7 @@ from layouts.axes import Axis, axes_of_path, letters_of
 from layouts.layout import Layout
 from layouts.low_rank import RANK, Adapted, factor_axes
 from layouts.padding import with_axes
+from layouts.shards import spec_of
 from models.api import Params, WeightInfo
 from models.initializers import Weights
 from models.precision import FloatType
@@ -98,3 +102,42 @@ class Lora:
             a, b = map(flat.pop, matrices)
             flat[path] = Adapted(flat[path], a, b, self.alpha / self.rank, kinds)
         return traverse_util.unflatten_dict(flat, sep="/")
+
+
+def side_by_side(adapters: Sequence[Lora], params: Params, base: Infos) -> Params:
+    """Returns the weights, each with all its adapters, of which each row of a batch reads one.
+
+    The params hold the weights, and the matrices of adapter i as "i/adapter", from 1 on.
+    """
+    flat = traverse_util.flatten_dict(params, sep="/")
+    by_path = collections.defaultdict[str, list[tuple[int, str, jax.Array, jax.Array]]](list)
+    for number, adapter in enumerate(adapters, 1):
+        for path, (kinds, matrices) in adapter.factors(base).items():
+            a, b = (flat.pop(f"{number}/{matrix}") for matrix in matrices)
+            by_path[path].append((number, kinds, a, b))
+    for path, members in by_path.items():
+        letters, kinds = axes_of_path(path), members[0][1]
+        of_a, of_b = factor_axes(letters, kinds.rjust(len(letters), "s"))
+        a = _concatenated([a for *_, a, _ in members], of_a.index(RANK.letter))
+        b = _concatenated([b for *_, b in members], of_b.index(RANK.letter))
+        columns = np.repeat([n for n, *_ in members], [a.shape[-1] for *_, a, _ in members])
+        of_each = np.array([
+            [adapter.alpha / adapter.rank if column == number else 0 for column in columns]
+            for number, adapter in enumerate(adapters, 1)
+        ])  # fmt: skip
+        stack = a.shape[: len(letters) - len(kinds)]
+        scales = jnp.broadcast_to(jnp.asarray(of_each, a.dtype), (*stack, *of_each.shape))
+        scales = jax.sharding.reshard(scales, jax.P(*[None] * scales.ndim))
+        flat[path] = Adapted(flat[path], a, b, 1.0, kinds, scales)
+    return traverse_util.unflatten_dict(flat, sep="/")
+
+
+def _concatenated(matrices: Sequence[jax.Array], axis: int) -> jax.Array:
+    """Concatenates matrices along an axis that is replicated before."""
+
+    def whole(matrix: jax.Array) -> jax.Array:
+        place = [*spec_of(matrix).partitions]
+        place[axis] = None
+        return jax.sharding.reshard(matrix, jax.P(*place))
+
+    return jnp.concatenate([whole(matrix) for matrix in matrices], axis)

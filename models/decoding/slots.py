@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from layouts.axes import letters_of
 from layouts.convolution import pad
 from layouts.layout import Layout
+from layouts.low_rank import with_adapter_of_rows
 from layouts.shards import spec_of
 from models.api import Cache, Decodable, step_layout
 from models.decoding import sampling
@@ -44,6 +45,8 @@ class SlotSettings(NamedTuple):
     """1 means no limit."""
     min_p_B: Array
     """0 means no limit."""
+    adapter_B: Array
+    """Which adapter of the model each text reads; 0 is none."""
 
 
 class Penalties(NamedTuple):
@@ -169,6 +172,7 @@ class SlotDecoder:
                 top_k_B=zeros(),
                 top_p_B=zeros(float),
                 min_p_B=zeros(float),
+                adapter_B=zeros(),
             ),
             penalties=None,
         )
@@ -191,6 +195,7 @@ class SlotDecoder:
         layout, lengths_B = step_layout(self.model.layout), joining.prompt_lengths_B
         positions = length if self.candidates is None else min(length, SCORED_POSITIONS)
         chunks = -(-length // positions)
+        prepared = with_adapter_of_rows(layout, prepared, joining.settings.adapter_B)
         model_step = functools.partial(self.model.step, prepared)
         tokens_Bl, last_B = begun_prompts(layout, joining.prompts_BL, lengths_B, joining.begins_B)
         tokens_Bl = jnp.pad(tokens_Bl, ((0, 0), (0, chunks * positions - length)))
@@ -222,6 +227,7 @@ class SlotDecoder:
         tokens_Bl, last_B = begun_prompts(layout, joining.prompts_BL, lengths_B, joining.begins_B)
         fed_Bl = jax.lax.dynamic_slice_in_dim(tokens_Bl, start, count, axis=1)
         mask_Bm = layout.iota("Bm", shape, "m") < lengths_B[:, None]
+        prepared = with_adapter_of_rows(layout, prepared, joining.settings.adapter_B)
         model_step = functools.partial(self.model.step, prepared)
         return feed_prompt(layout, model_step, cache, fed_Bl, mask_Bm, start)[0], last_B
 
@@ -289,7 +295,7 @@ class SlotDecoder:
         back_BM = (slots.cache_index - index_BM) % length
         mask_BM = back_BM <= slots.lengths_B[:, None]  # 0 back is the token itself
         return self.model.step(
-            prepared,
+            with_adapter_of_rows(layout, prepared, slots.settings.adapter_B),
             slots.cache,
             slots.last_B[:, None],
             slots.lengths_B[:, None],

@@ -12,11 +12,9 @@ import pytest
 from configs.errors import UserError
 from configs.load import load
 from data.packing.rows import Rows
-from data.sources.images import image_text
 from data.sources.pair_kinds import Tsv
 from data.sources.text import TextFiles
 from data.task import Task
-from data.tasks.images import ImageTask
 from data.tokenizers.labels import Labels
 from data.tokenizers.sentence_piece import SentencePiece
 from data.vocabs import Vocabs
@@ -39,8 +37,9 @@ from trainer.step import TrainStepSpec, init_state, train_step
 pytestmark = pytest.mark.usefixtures("float64")
 HEIGHT, WIDTH, CLASSES, ROWS, STEPS = 11, 9, 5, 6, 3
 ConvNet = example("convnet").ConvNet
+image_task = example("image_task")
 SPEC = ConvNet(vocab=CLASSES, channels=3, d_model=4, d_ff=8, layers=2, precision=FLOAT64)
-TASK = ImageTask(
+TASK = image_task.ImageTask(
     name="toy", source=Tsv(train="x", validation="x"), height=HEIGHT, width=WIDTH, channels=3
 )
 ADAMW = AdamW(schedule=Constant(peak=3e-3, warmup_steps=2), epsilon=1e-5)
@@ -64,7 +63,10 @@ def image_rows(count: int, seed: int = 0) -> Rows:
     rng = np.random.default_rng(seed)
     pixels = rng.integers(0, 256, (count, HEIGHT, WIDTH, 3)).astype(np.uint8)
     labels = rng.choice(list("abcde"), count)
-    lines = [f"{image_text(image)}\t{label}" for image, label in zip(pixels, labels, strict=True)]
+    lines = [
+        f"{image_task.image_text(image)}\t{label}"
+        for image, label in zip(pixels, labels, strict=True)
+    ]
     return TASK.pack_lines(lines, VOCABS, None)[0]
 
 

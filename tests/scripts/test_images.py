@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data.sources.images import image_text
 from tests.scripts.conftest import Meshloom, call
 from tests.toys import ROOT, example, optax_promotion
 
@@ -42,7 +41,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     example("convnet")
     folder, rng = tmp_path_factory.mktemp("images"), np.random.default_rng(0)
     images = rng.integers(0, 256, (21, 7, 5, 1)).astype(np.uint8)
-    lines = [f"{image_text(image)}\t{'abc'[i % 3]}\n" for i, image in enumerate(images)]
+    lines = [
+        f"{example('image_task').image_text(image)}\t{'abc'[i % 3]}\n"
+        for i, image in enumerate(images)
+    ]
     (folder / "train.tsv").write_text("".join(lines[:16]))
     (folder / "validation.tsv").write_text("".join(lines[16:]))
     files = [f'Tsv.{name} = "{folder / name}.tsv"\n' for name in ("train", "validation")]

@@ -14,6 +14,7 @@ from flax import traverse_util
 from jax.sharding import Mesh
 
 from configs.errors import UserError, brief
+from configs.write import diff
 from data.vocabs import Vocabs
 from layouts.layout import Layout
 from layouts.mesh import make_mesh
@@ -25,6 +26,8 @@ from trainer.checkpoints.manager import Checkpoints
 from trainer.checkpoints.warm_start import checksum, warm_started
 from trainer.model_dir import ModelDir
 from trainer.multihost import connect
+from trainer.resume.changes import is_free
+from trainer.resume.history import Change
 from trainer.run import Run
 from trainer.step import State, TrainStepSpec, abstract_state, train_step_spec
 
@@ -229,3 +232,29 @@ class ModelRestorer(contextlib.AbstractContextManager["ModelRestorer"]):
 
     def __exit__(self, *error: object) -> None:
         self.checkpoints.__exit__(None, None, None)
+
+
+def restore_adapters(model_dir: Path, trained: TrainedModel) -> tuple[Run, Params]:
+    """Restores the newest adapters of a run, which must have been trained with these weights."""
+    run = ModelDir(model_dir).load().make(Run)
+    if run.model.adapter is None:
+        raise UserError(f"{model_dir}: no adapters there.  Legal: a run of @Lora().")
+    changes = [Change(*row) for row in diff(trained.run.model, run.merged.model)]
+    changes = [x for x in changes if not x.name.endswith("dropout") and not is_free(x)]
+    if changes:
+        names = ", ".join(change.name for change in changes)
+        raise UserError(f"{model_dir}: adapters of another model than the one served: {names}.")
+    padding = StatePadding(train_step_spec(run, trained.model.layout), trained.mesh)
+    saved = padding.step_spec.saved(padding.unpadded)
+    with Checkpoints(model_dir) as checkpoints, jax.set_mesh(trained.mesh):
+        if checkpoints.latest is None:
+            raise UserError(f"{model_dir}: no checkpoint there.")
+        state, step = checkpoints.restore({name: saved[name] for name in ("params", "base")})
+        if state["base"]["checksum"] != checksum(trained.params):
+            raise UserError(
+                f"{model_dir}: the adapters belong to other weights than those of step "
+                f"{trained.step} that are served, namely those of step {state['base']['step']} of "
+                f"Run.start_from = {run.start_from!r}."
+            )
+        logger.info("Loaded adapters of %s, step %d.", model_dir, step)
+        return run, padding.pad({"params": state["params"]})["params"]

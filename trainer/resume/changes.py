@@ -41,10 +41,7 @@ def check_changes(
         change
         for change in changes
         if (
-            change.name not in FREE
-            and not change.name.startswith(FREE_PREFIXES)
-            and change.name.rpartition(".")[2]
-            not in getattr(_spec_of(change), "free_on_resume", ())
+            not is_free(change)
             and not issubclass(_spec_of(change), TrackerSpec)
             and not _needs_override(change, step)
         )
@@ -63,6 +60,15 @@ def check_changes(
         names = ", ".join(change.name for change in refused)
         remedy = f"Leave {names} unchanged, also in config.gin, or choose another --model_dir."
     raise UserError(f"{listed(title, problems)}\n  {remedy}")
+
+
+def is_free(change: Change) -> bool:
+    """Returns whether a setting changes neither weights nor results."""
+    return (
+        change.name in FREE
+        or change.name.startswith(FREE_PREFIXES)
+        or change.name.rpartition(".")[2] in getattr(_spec_of(change), "free_on_resume", ())
+    )
 
 
 def _reason(change: Change, step: int) -> str:

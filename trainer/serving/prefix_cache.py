@@ -20,6 +20,8 @@ class CachedPrompt(NamedTuple):
     length: int
     """Positions of the cache."""
     cache: Cache
+    adapter: int = 0
+    """What read the prompt: another one gives other keys and values."""
 
     def shared(self, tokens: np.ndarray) -> int:
         """Returns the length of the longest common prefix."""
@@ -34,7 +36,7 @@ class PrefixCache:
     >>> prefixes = PrefixCache(limit=2)
     >>> for tokens in ([1, 2], [1, 2, 3], [4, 5]):
     ...     prefixes.add(CachedPrompt(np.array(tokens), 16, {}))
-    >>> prefixes.nearest(np.array([1, 2, 5])).tokens.tolist()
+    >>> prefixes.nearest(np.array([1, 2, 5]), adapter=0).tokens.tolist()
     [1, 2, 3]
     """
 
@@ -42,13 +44,17 @@ class PrefixCache:
         self.limit = limit
         self._prompts: list[CachedPrompt] = []
 
-    def nearest(self, tokens: np.ndarray) -> CachedPrompt | None:
+    def nearest(self, tokens: np.ndarray, adapter: int) -> CachedPrompt | None:
         """Returns the prompt with the longest common prefix; None where there are no prompts."""
-        return max(self._prompts, key=lambda prompt: prompt.shared(tokens), default=None)
+        prompts = (prompt for prompt in self._prompts if prompt.adapter == adapter)
+        return max(prompts, key=lambda prompt: prompt.shared(tokens), default=None)
 
     def add(self, prompt: CachedPrompt) -> None:
         """Adds a prompt in place of those that are its prefixes, or else of the oldest."""
-        others = (p for p in self._prompts if p.shared(prompt.tokens) < len(p.tokens))
+        others = (
+            p for p in self._prompts
+            if p.adapter != prompt.adapter or p.shared(prompt.tokens) < len(p.tokens)
+        )  # fmt: skip
         self._prompts = [*others, prompt][-self.limit :] if self.limit else []
 
     def clear(self) -> None:

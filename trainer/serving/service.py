@@ -68,6 +68,8 @@ class Job:
     sampling: Sampling = GREEDY
     penalties: TokenPenalties = NO_PENALTIES
     grammar: "Grammar | None" = None
+    adapter: int = 0
+    """Which adapter of the model reads the text, from 1 on; 0 is none."""
     streams: bool = False
     """Whether each token is announced; otherwise only the end."""
     on_change: Callable[[], None] = lambda: None

@@ -281,6 +281,7 @@ class SlotEngine:
             top_k_B=vector([s.top_k or 0 for s in samplings]),
             top_p_B=vector([1 if s.top_p is None else s.top_p for s in samplings], default_float),
             min_p_B=vector([s.min_p for s in samplings], default_float),
+            adapter_B=vector([job.adapter for job in filled]),
         )
         prompts_BL: Any = rows_of(prompts, length)  # jit takes numpy arrays
         joining = Joining(
@@ -299,7 +300,9 @@ class SlotEngine:
         if candidates is None and length >= SHORTEST_CACHED:
             tokens = np.array([begins[0], *prompts[0]], np.int32)[:-1]  # the last one is not read
             scores = None
-            cache, last_B, filled[0].cached_tokens = self._read_rest(tokens, joining, shardings)
+            adapter = filled[0].adapter
+            read = self._read_rest(tokens, adapter, joining, shardings)
+            cache, last_B, filled[0].cached_tokens = read
         else:
             cache, last_B, scores = self._read(joining, shardings, candidates)
         if min(jobs, default=0) < size.slots:
@@ -338,14 +341,14 @@ class SlotEngine:
         )  # fmt: skip
 
     def _read_rest(
-        self, tokens: np.ndarray, joining: Joining, shardings: Joining
+        self, tokens: np.ndarray, adapter: int, joining: Joining, shardings: Joining
     ) -> tuple[Cache, jax.Array, int]:
         """Reads what a prompt does not share with a cached one, and caches it.
 
         Returns its keys and values, its last token, and how many of its tokens were cached.
         """
         length = joining.prompts_BL.shape[1]
-        cached = self._prefixes.nearest(tokens)
+        cached = self._prefixes.nearest(tokens, adapter)
         start = 0 if cached is None else min(cached.shared(tokens), len(tokens) - 1)
         count = next(n for n in powers(2, SHORTEST, length) if n >= len(tokens) - start)
         start = min(start, length - count)
@@ -359,7 +362,7 @@ class SlotEngine:
                 self._weights, joining, cached.cache, np.int32(start),
                 in_shardings=(None, shardings, None, None),
             )  # fmt: skip
-        self._prefixes.add(CachedPrompt(tokens, length, cache))
+        self._prefixes.add(CachedPrompt(tokens, length, cache, adapter))
         return cache, last_B, max(start - self.vocab.reads_begin, 0)
 
 

@@ -101,6 +101,7 @@ async def chat(request: Request) -> Response:
     if (template := served.chat) is None:
         raise ApiError(404, f"{served.name} has no chat template.  Legal: POST /v1/completions.")
     body = await read_body(request, bodies.ChatBody, served)
+    served = served.named(body.model)
     completions.check_count(1, "messages", body.messages, body, served)
     messages = [message.for_template() for message in body.messages]
     if taken := [name for name in RESERVED if name in body.chat_template_kwargs]:
@@ -125,13 +126,14 @@ async def chat(request: Request) -> Response:
         return completions.choices_of([prompt], body, served, default_max_tokens=max(room, 1))
 
     made = await tokenize([text], body.n, choices, is_long=bool(body.response_format))
-    return await completions.answer(request, made, body, completions.ChatForm())
+    return await completions.answer(request, served, made, body, completions.ChatForm())
 
 
 async def tokens_of(request: Request) -> Response:
     """Answers `POST /tokenize`: returns the tokens of a text, as a completion reads it."""
     served: ServedModel = request.app.state.served
     body = await read_body(request, bodies.TokenizeBody, served)
+    served = served.named(body.model)
     vocab = served.vocabs.of_source if served.translates else served.vocabs.target
     text = body.prompt if served.translates else served.run.task.prompt(body.prompt)
     [ids] = await tokenize([text], 1, lambda: vocab.encode([text]))
@@ -155,16 +157,16 @@ async def page(request: Request) -> Response:
 
 
 async def models(request: Request) -> Response:
-    """Describes the model."""
+    """Describes the model, alone and with each of its adapters."""
     served: ServedModel = request.app.state.served
-    return JSONResponse({"object": "list", "data": [served.describe()]})
+    described = [each.describe() for each in (served, *served.adapted)]
+    return JSONResponse({"object": "list", "data": described})
 
 
 async def model(request: Request) -> Response:
     """Describes the model of a name."""
     served: ServedModel = request.app.state.served
-    served.check_name(request.path_params["name"])
-    return JSONResponse(served.describe())
+    return JSONResponse(served.named(request.path_params["name"]).describe())
 
 
 async def health(request: Request) -> Response:

@@ -158,6 +158,7 @@ async def complete(request: Request) -> Response:
     """Continues each prompt."""
     served = served_decoder(request)
     body = await read_body(request, CompletionBody, served)
+    served = served.named(body.model)
     if body.max_tokens == 0 and not body.echo:
         raise bad_field("max_tokens", 0, "at least 1, or 0 with echo, to score the prompt")
     if body.samples < body.n or (body.samples > body.n and body.stream):
@@ -189,7 +190,7 @@ async def complete(request: Request) -> Response:
 
     check_count(len(body.prompts), "prompt", body.prompt, body, served)
     made = await tokenize(body.prompts, body.samples, choices, is_long=bool(body.response_format))
-    return await answer(request, made, body, CompletionForm(body, vocab), suffix)
+    return await answer(request, served, made, body, CompletionForm(body, vocab), suffix)
 
 
 def served_decoder(request: Request) -> ServedModel:
@@ -202,13 +203,13 @@ def served_decoder(request: Request) -> ServedModel:
 
 async def answer(
     request: Request,
+    served: ServedModel,
     choices: Sequence[AnswerChoice],
     body: SamplingBody,
     form: Form,
     suffix: Ids = (),
 ) -> Response:
     """Answers with choices, whole or as they come; a suffix ranks whole ones."""
-    served: ServedModel = request.app.state.served
     jobs = [choice.job for choice in choices]
     exchange = PendingAnswer(request, served.service, jobs, served.time_limit_s)
     head = {
@@ -259,7 +260,7 @@ def scored_suffix(choice: AnswerChoice, suffix: Ids) -> Job:
     if choice.text.is_stopped:  # its tokens hold the stop
         text = choice.text.vocab.encode_continuation(choice.text.text)[: choice.new_tokens]
     request = DecodeRequest([*choice.job.request.prompt, *text, *suffix], 0)
-    return Job(request, scores_prompt=True)
+    return Job(request, adapter=choice.job.adapter, scores_prompt=True)
 
 
 class ServedPrompt(NamedTuple):
@@ -327,7 +328,7 @@ def choices_of(
             request = DecodeRequest(prompt.ids, min(max_tokens, room), seed, body.min_tokens + 1)
             text = TextStream(vocab, prompt.ids, body.stops, apart=served.run.task.has_answers)
             matcher = grammar and grammar.copy()
-            job = Job(request, sampling, body.penalties, matcher, needs_text)
+            job = Job(request, sampling, body.penalties, matcher, served.adapter, needs_text)
             choices.append(AnswerChoice(len(choices), job, text))
     return choices
 

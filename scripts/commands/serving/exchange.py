@@ -50,16 +50,23 @@ class ServedModel:
     """Tokens of the longest continuation or translation."""
     chat: ChatTemplate | None = None
     """How messages of a chat become a prompt."""
+    adapter: int = 0
+    """Number of the adapter that reads and writes the texts; 0 is none."""
+    adapted: "Sequence[ServedModel]" = ()
+    """The same model with adapters."""
     created: int = dataclasses.field(default_factory=lambda: int(time.time()))
 
     @property
     def translates(self) -> bool:
         return self.run.task.has_source
 
-    def check_name(self, name: str | None) -> None:
-        """Refuses a request for another model."""
-        if name not in (None, self.name):
-            raise ApiError(404, f"model = {brief(repr(name))}.  Legal: {self.name!r}.", "model")
+    def named(self, name: str | None) -> "ServedModel":
+        """Returns the model of a name; refuses a request for one that is not served."""
+        models = {served.name: served for served in (self, *self.adapted)}
+        if name is not None and name not in models:
+            legal = ", ".join(map(repr, models))
+            raise ApiError(404, f"model = {brief(repr(name))}.  Legal: {legal}.", "model")
+        return models[name or self.name]
 
     def fingerprint(self, jobs: Sequence[Job]) -> str:
         """Names the weights of an answer: of both checkpoints where they changed meanwhile."""
@@ -84,7 +91,7 @@ class ServedModel:
 
 
 async def read_body(request: Request, kind: type[B], served: ServedModel) -> B:
-    """Reads and checks the body of a request; refuses one for another model."""
+    """Reads and checks the body of a request; refuses one for a model that is not served."""
     content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if content_type != "application/json":  # else pages of other sites could post without asking
         raise ApiError(415, f"Content-Type = {content_type!r}.  Legal: application/json.")
@@ -105,7 +112,7 @@ async def read_body(request: Request, kind: type[B], served: ServedModel) -> B:
         checked = kind.model_validate_json(bytes(body))
     except ValidationError as error:
         raise invalid(error, kind) from None
-    served.check_name(checked.model)
+    served.named(checked.model)
     return checked
 
 

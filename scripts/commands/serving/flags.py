@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from scripts.commands.shared_flags import BeamFlags, CheckpointFlags
+from scripts.commands.shared_flags import BeamFlags, CheckpointFlags, Strings
 from scripts.devices import DeviceFlags
 from scripts.flag import Flag, FlagGroup
 
@@ -31,6 +31,9 @@ class ServeFlags(FlagGroup):
     processes."""
     name: Annotated[str | None, Flag(metavar="NAME")] = None
     """Name of the model. Default: that of its directory."""
+    adapter: Annotated[Strings, Flag(metavar="DIR")] = ()
+    """Model directory of adapters (LoRA) of this model; may be given several times. Its name is the
+    `model` of requests to it. Newer checkpoints are not loaded then."""
     slots: Annotated[int, Flag(min=1)] = 32
     """Texts that are continued, or translated, together."""
     max_length: Annotated[int | None, Flag(min=2)] = None

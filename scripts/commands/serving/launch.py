@@ -6,11 +6,14 @@ import functools
 import ipaddress
 import re
 import socket
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from prometheus_client import CollectorRegistry
 
 from configs.errors import UserError
+from configs.paths import path_of
 from data.task import Task
 from data.tokenizers.chat_template import chat_template
 from models.decoding.ensemble import as_ensemble
@@ -24,7 +27,7 @@ from scripts.commands.serving.server import Server
 from scripts.commands.shared_flags import BeamFlags, SearchFlags
 from scripts.commands.trained import batch_of, decode_trace_fn, trained_models
 from scripts.terminal import print_note
-from trainer.checkpoints.restore import TrainedModel, chosen_steps
+from trainer.checkpoints.restore import TrainedModel, chosen_steps, restore_adapters
 from trainer.checks import TraceFn
 from trainer.decoding.decoder import Decoder, prepared
 from trainer.decoding.requests import DecodeOptions
@@ -79,9 +82,11 @@ def server_of(flags: ServeFlags) -> Iterator[tuple[Server, socket.socket]]:
             hosts={*LOOPBACK_NAMES, flags.host.lower()} if flags.token is None else None,
             registry=registry,
         )
-        announce = functools.partial(print_note, f"Serving {served.name} at {url}")
+        names = ", ".join(each.name for each in (served, *served.adapted))
+        announce = functools.partial(print_note, f"Serving {names} at {url}")
         server = Server(guard, served.service, flags.time_limit_s, announce)
-        reload_s = flags.reload_s if flags.model.checkpoint == "latest" else 0.0
+        reloads = flags.model.checkpoint == "latest" and not flags.adapter
+        reload_s = flags.reload_s if reloads else 0.0
         checkpoints = models.checkpoints
         watcher = CheckpointWatcher(
             served.service, lambda: checkpoints.latest, checkpoints.files, restore, reload_s
@@ -157,7 +162,15 @@ def served_model(members: Sequence[TrainedModel], flags: ServeFlags) -> ServedMo
     """Makes the service of a model, and what describes it."""
     trained, step = members[0], members[-1].step
     run, vocabs, mesh = trained.run, trained.vocabs, trained.mesh
-    model, params = as_ensemble(trained.model, [member.params for member in members])
+    adapted = adapted_runs(members, flags)
+    if adapted:
+        chosen = tuple(run.model.adapter for run, _ in adapted)
+        params = {str(number): adapter for number, (_, adapter) in enumerate(adapted, 1)}
+        of_base: Any = trained.model
+        model = dataclasses.replace(of_base, adapters=chosen)
+        params |= trained.params
+    else:
+        model, params = as_ensemble(trained.model, [member.params for member in members])
     options = DecodeOptions(max_tokens=flags.search.max_tokens)
     task, search = run.task, served_search(flags.search, run.task)
     rows = batch_of(trained, flags.slots)
@@ -196,4 +209,25 @@ def served_model(members: Sequence[TrainedModel], flags: ServeFlags) -> ServedMo
             "--max_length=N sets another limit."
         )
     limits, sizes = (flags.body_bytes, flags.time_limit_s), (length, max_new_tokens)
-    return ServedModel(name, run, vocabs, service, options, *limits, search.width, *sizes, chat)
+    served = ServedModel(name, run, vocabs, service, options, *limits, search.width, *sizes, chat)
+    others = [
+        dataclasses.replace(served, name=path_of(folder).resolve().name, run=run, adapter=number)
+        for number, (folder, (run, _)) in enumerate(zip(flags.adapter, adapted, strict=True), 1)
+    ]
+    if twice := [n for n, count in Counter([name, *(x.name for x in others)]).items() if count > 1]:
+        raise UserError(f"--adapter: two models are named {twice[0]}.  Rename a directory.")
+    return dataclasses.replace(served, adapted=others)
+
+
+def adapted_runs(
+    members: Sequence[TrainedModel], flags: ServeFlags
+) -> list[tuple[Run, dict[str, Any]]]:
+    """Restores the adapters that are served, with their runs."""
+    trained = members[0]
+    if not flags.adapter:
+        return []
+    if len(members) > 1 or trained.run.task.has_source or flags.model.weights != "stored":
+        raise UserError(
+            "--adapter: legal with one checkpoint of a language model, and its stored weights."
+        )
+    return [restore_adapters(path_of(folder), trained) for folder in flags.adapter]

@@ -73,8 +73,6 @@ def test_every_language_reads_and_writes(language):
     for text in texts(there) + texts(back):
         assert text and text == text.strip() and "  " not in text
         assert not re.search(r"[\u00a0\u00ad\u2009\u202f{}]|\bNone\b", text)
-        # What Babel says instead where it lacks a unit's name.
-        assert not re.search(r"\b(duration|length|volume|mass)-[a-z]", text), text
 
 
 def test_two_languages_other_than_english_work():
@@ -89,7 +87,6 @@ def texts(corpus):
 
 
 WEDNESDAY = datetime(2014, 3, 12, 14, 30)
-SUNDAY = datetime(2014, 5, 4, 17)
 
 
 @pytest.mark.parametrize(
@@ -101,19 +98,14 @@ SUNDAY = datetime(2014, 5, 4, 17)
         (lambda x: say.time(WEDNESDAY, x), "14:30", "2:30 PM"),
         (lambda x: say.date_and_time(WEDNESDAY, "long", x),
          "12. März 2014, 14:30", "March 12, 2014, 2:30 PM"),
-        (lambda x: say.interval(WEDNESDAY, SUNDAY, "yMMMd", x),
-         "12. März \u2013 4. Mai 2014", "Mar 12 \u2013 May 4, 2014"),
-        (lambda x: say.interval(WEDNESDAY, WEDNESDAY.replace(hour=17), "hm", x),
-         "14:30\u201317:30 Uhr", "2:30 \u2013 5:30 PM"),
         (lambda x: say.span(1, "hour", x), "1 Stunde", "1 hour"),
-        (lambda x: say.amount(2.5, "length-kilometer", x), "2,5 Kilometer", "2.5 kilometers"),
         (lambda x: say.money(1250, "EUR", "sign", x), "1.250,00 €", "€1,250.00"),
         (lambda x: say.money(2, "PLN", "name", x), "2 Polnische Złoty", "2 Polish zlotys"),
         (lambda x: say.percent(12.5, x), "12,5 %", "12.5%"),
         (lambda x: say.number(34000, x), "34.000", "34,000"),
         (lambda x: say.listed(("A", "B", "C"), "and", x), "A, B und C", "A, B, and C"),
         (lambda x: say.listed(("A", "B"), "or", x), "A oder B", "A or B"),
-        (lambda x: say.name("city", "AT", x), "Wien", "Vienna"),
+        (lambda x: say.name("territory", "AT", x), "Österreich", "Austria"),
     ],
 )  # fmt: skip
 def test_both_languages_say_the_same(say_it, german, english):
@@ -133,19 +125,6 @@ def test_names_are_those_of_the_locale():
 def test_weeks_of_a_year_have_one_number_in_all_languages():
     for language in phrases.LANGUAGES:
         assert re.search(r"\b11(?!\d)", say.date(WEDNESDAY, "yw", language)), language
-
-
-def test_a_unit_without_a_plural_is_not_drawn(monkeypatch):
-    """Babel 2.18 lacks the Dutch plural of century and says the code of the unit instead."""
-    assert "duration-century" in say.names("unit", "en")
-    right = say.units.format_unit
-
-    def lacking(count, unit, **settings):
-        return f"{count} {unit}" if unit.endswith("century") else right(count, unit, **settings)
-
-    monkeypatch.setattr(say.units, "format_unit", lacking)
-    drawn = say.names.__wrapped__("unit", "en")
-    assert drawn.keys() == say.names("unit", "en").keys() - {"duration-century"}
 
 
 def test_an_ambiguous_name_is_not_drawn():

@@ -123,6 +123,7 @@ class Batch:
             vector([search.top_k or 0 for search in chosen]),
             vector([search.top_p or 1 for search in chosen], np.float32),
             vector([search.min_p for search in chosen], np.float32),
+            vector([0] * TOGETHER),
         )
         return Joining(
             vector(slots),

@@ -1,9 +1,10 @@
 """Continuous batching: how many steps a call has follows from speed, and changes no text."""
 
+import dataclasses
 import functools
 import itertools
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 import jax
 import jax.numpy as jnp
@@ -11,9 +12,12 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding
 
+from configs.errors import UserError
 from data.vocab import Vocab
 from layouts.layout import Layout
 from layouts.mesh import make_mesh
+from models.adapters.lora import ADAPTER, Lora
+from models.api import Params
 from models.decoding.sampling import Sampling
 from models.transformer import Transformer, TransformerModel
 from tests.data.test_vocab import Digits
@@ -33,6 +37,7 @@ def new_engine(
     layout: Layout = WHOLE,
     spec: Transformer = DECODER,
     vocab: Vocab | None = None,
+    adapters: Mapping[str, tuple[Lora, Params]] | None = None,
 ) -> SlotEngine:
     mesh = make_mesh(layout)
     with jax.set_mesh(mesh):
@@ -44,6 +49,10 @@ def new_engine(
             weights(spec),
             shapes,
         )
+        for number, (_, matrices) in (adapters or {}).items():
+            params |= {number: jax.device_put(matrices, NamedSharding(mesh, jax.P()))}
+        chosen = tuple(adapter for adapter, _ in (adapters or {}).values())
+        model = dataclasses.replace(model, adapters=chosen)
         return SlotEngine(model, params, mesh, vocab, slots, max_length, cached_prompts)
 
 
@@ -269,3 +278,71 @@ def test_a_prompt_that_begins_as_an_earlier_one_has_the_same_text(
         service.submit(again[1:])
         service.advance(service.next_jobs())
     assert [job.cached_tokens for job in again] == [15, 0]
+
+
+ADAPTERS = (
+    Lora(rank=3, alpha=5.0, targets=("w*",)),
+    Lora(rank=1, alpha=2.0, targets=("attention/wq", "mlp/wo")),
+    Lora(rank=5, alpha=0.5, targets=("wi", "wv")),
+)
+
+
+def matrices_of(number: int) -> Params:
+    """The weights of an adapter that change what the model says."""
+    model = TransformerModel(dataclasses.replace(DECODER, adapter=ADAPTERS[number - 1]), WHOLE)
+    with jax.set_mesh(make_mesh(WHOLE)):
+        adapter = model.init(jax.random.key(0))[ADAPTER]
+    keys = iter(jax.random.split(jax.random.key(number), 100))
+    draw = jax.random.normal
+    return {ADAPTER: jax.tree.map(lambda x: draw(next(keys), x.shape, x.dtype) / 2, adapter)}
+
+
+@pytest.mark.parametrize("rules", ["", "vocab:x;adapter_rank:x?;d_ff:x", "batch:x;heads:y"])
+def test_adapters_are_served_together_as_each_alone(
+    rules: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Texts are those of a model whose weights have the adapter added; prompts are cached apart."""
+    monkeypatch.setattr(slot_engine, "SHORTEST_CACHED", 32)
+    layout = Layout(mesh="x:2,y:2" if "y" in rules else "x:2", rules=rules) if rules else WHOLE
+    rng = np.random.default_rng(5)
+    long = rng.integers(2, 64, 30).tolist()
+    asked = [(prompt, n) for prompt in ([5], [7, 8, 9], long) for n in (0, 1, 2, 3, 1)]
+
+    def answers(engine: SlotEngine, asked: list[tuple[list[int], int]]) -> list[Job]:
+        service = ContinuousService(engine, step=0, queue=99)
+        jobs = [Job(Request(p, 6, min_new_tokens=6), adapter=n, scores_prompt=True)
+                for p, n in asked]  # fmt: skip
+        with jax.set_mesh(engine.mesh):
+            engine.warm_up()
+            service.submit(jobs)
+            while not all(job.is_done for job in jobs):
+                service.advance(service.next_jobs())
+        return jobs
+
+    adapters = {str(n): (adapter, matrices_of(n)) for n, adapter in enumerate(ADAPTERS, 1)}
+    jobs = answers(new_engine(4, 60, 2, layout, adapters=adapters), asked)
+    texts = {n: [job.tokens for job in jobs if job.adapter == n] for n in range(4)}
+    assert len({str(texts[n][:3]) for n in texts}) == 4
+    for number in range(4):
+        engine = new_engine(4, 60)
+        if number:
+            spec = dataclasses.replace(DECODER, adapter=ADAPTERS[number - 1])
+            with jax.set_mesh(engine.mesh):
+                params = weights(DECODER) | matrices_of(number)
+                engine._unprepared = TransformerModel(spec, WHOLE).merged(params)
+        expected = answers(engine, [(p, 0) for p, n in asked if n == number])
+        for job, same in zip((j for j in jobs if j.adapter == number), expected, strict=True):
+            assert job.tokens == same.tokens
+            for name in ("log_probabilities", "prompt_log_probabilities"):
+                np.testing.assert_allclose(
+                    getattr(job, name), getattr(same, name), rtol=1e-4, atol=1e-5
+                )
+
+
+def test_adapters_that_are_merged_into_weights_are_not_served_beside_others() -> None:
+    spec = dataclasses.replace(DECODER, adapter=Lora(targets=("*",)))
+    with jax.set_mesh(make_mesh(WHOLE)):
+        matrices = {ADAPTER: TransformerModel(spec, WHOLE).init(jax.random.key(0))[ADAPTER]}
+        engine = new_engine(2, 30, adapters={"1": (spec.adapter, matrices)})
+        with pytest.raises(UserError, match=r"are merged into the weights, so they are not served"):
+            engine.warm_up()

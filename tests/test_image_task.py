@@ -1,21 +1,21 @@
 """A task of images: from text to cached rows, labels as ids, and what users get wrong."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from configs.errors import UserError
 from data.cache import prepare
-from data.sources.images import image_of, image_text
 from data.sources.pair_kinds import Tsv
 from data.sources.pairs import Pair
-from data.tasks.images import ImageTask
 from data.tokenizers.labels import Labels, LabelVocab
 from data.vocabs import Vocabs, load_vocab
 from tests.toys import example
 
-glyphs = example("glyphs")
+glyphs, image_task = example("glyphs"), example("image_task")
+ImageTask: Any = image_task.ImageTask
 LINES = [
     "P2 3 2 255 0 1 2 3 4 255\tdog",
     "P2 3 2 255 9 9 9 9 9 9\tcat",
@@ -24,16 +24,14 @@ LINES = [
 
 
 @pytest.fixture
-def task(tmp_path: Path) -> ImageTask:
+def task(tmp_path: Path) -> Any:
     path = tmp_path / "images.tsv"
     path.write_text("".join(line + "\n" for line in LINES))
     source = Tsv(train=str(path), validation=str(path))
     return ImageTask(name="pets", source=source, height=2, width=3)
 
 
-def test_cached_rows_are_the_images_and_labels_of_the_files(
-    task: ImageTask, tmp_path: Path
-) -> None:
+def test_cached_rows_are_the_images_and_labels_of_the_files(task: Any, tmp_path: Path) -> None:
     prepared = prepare(task, tmp_path / "data")
     rows = prepared.splits["train"]
     batch = rows.batch(np.array([0, 2, -1]))
@@ -54,9 +52,9 @@ def test_cached_rows_are_the_images_and_labels_of_the_files(
 
 def test_colours_are_written_and_read_alike() -> None:
     pixels_YXZ = np.random.default_rng(0).integers(0, 256, (2, 5, 3)).astype(np.uint8)
-    text = image_text(pixels_YXZ)
+    text = image_task.image_text(pixels_YXZ)
     assert text.startswith("P3 5 2 255 ")
-    np.testing.assert_array_equal(image_of(text.replace(" ", "\n\t", 9)), pixels_YXZ)
+    np.testing.assert_array_equal(image_task.image_of(text.replace(" ", "\n\t", 9)), pixels_YXZ)
 
 
 @pytest.mark.parametrize(
@@ -74,7 +72,7 @@ def test_colours_are_written_and_read_alike() -> None:
         ("P2 3 1 255 0 0 0", "found height 1, width 3, channels 1.  Legal: height 2, width 3"),
     ],
 )
-def test_what_is_no_image_of_the_task_is_an_error(task: ImageTask, text: str, part: str) -> None:
+def test_what_is_no_image_of_the_task_is_an_error(task: Any, text: str, part: str) -> None:
     vocab = Labels().train(iter(["cat", "dog"]), ())
     with pytest.raises(UserError) as error:
         task.chunk_packer(Vocabs(vocab, None))([Pair(text, "cat")], None, False)
@@ -101,7 +99,7 @@ def test_glyphs_are_the_same_each_time_and_whole() -> None:
     source = glyphs.Glyphs(side=24, count=1)
     first, again = (list(source.read("validation")) for _ in range(2))
     assert first == again and len(first) == len(glyphs.FONTS["validation"]) * 36
-    images = [image_of(pair.source) for pair in first]
+    images = [image_task.image_of(pair.source) for pair in first]
     assert {image.shape for image in images} == {(24, 24, 1)}
     assert min(image.max() for image in images) > 100  # there is ink in each
     assert len({pair.source for pair in first}) == len(first)
