@@ -1,6 +1,7 @@
-"""Makes the screenshots of docs/screenshots/: a plan, two runs side by side, and a served model.
+"""Makes the pictures of docs/screenshots/: a plan, two runs side by side, a served model, and the
+load of experts.
 
-`make screenshots` runs this.  It trains two small language models for some minutes, and needs
+`make screenshots` runs this.  It trains three small language models for some minutes, and needs
 Chromium and playwright (`.venv/bin/pip install playwright`).
 """
 
@@ -14,6 +15,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from trainer.metrics.plots import RunPlots
 
 ROOT = Path(__file__).resolve().parents[2]
 PICTURES = ROOT / "docs" / "screenshots"
@@ -30,6 +33,7 @@ TRAIN = (
     "--gin_param=Run.evaluate_every=20",
 )  # fmt: skip
 OPTIMIZERS = {"adamw": (), "muon": ("--gin_param=Run.optimizer=@Muon()",)}
+EXPERTS = "--gin_file=configs/models/tiny_moe.gin"
 PROMPT = "Return the"
 
 
@@ -79,6 +83,8 @@ def main() -> None:
         for name, settings in OPTIMIZERS.items():
             meshloom(folder, *TRAIN, *settings, f"--model_dir={name}")
         meshloom(folder, "report", *OPTIMIZERS)
+        meshloom(folder, *TRAIN, EXPERTS, "--model_dir=experts")
+        RunPlots(folder / "experts").save(PICTURES, "load")
         program = next(filter(None, map(shutil.which, CHROMIUM)), None)
         driver = stack.enter_context(sync_playwright())
         browser = driver.chromium.launch(executable_path=program, args=["--no-sandbox"])

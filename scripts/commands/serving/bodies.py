@@ -23,7 +23,7 @@ FORMATS = '{"type": "json_object"} or {"type": "json_schema", "json_schema": {"s
 OPENAI = tomllib.loads(Path(__file__).with_name("openai.toml").read_text())
 """Fields of OpenAI's API that change no answer."""
 
-Token = Annotated[str, Field(pattern="^[0-9]{1,9}$")]
+Token = Annotated[str, Field(pattern="^(0|[1-9][0-9]{0,8})$")]
 Tokens = Annotated[list[int], Field(min_length=1, max_length=2**20)]
 Text = Annotated[str, Field(max_length=2**20)]
 Stop = Annotated[str, Field(min_length=1, max_length=LONGEST_STOP)]
@@ -48,7 +48,7 @@ class Body(BaseModel):
             for name, value in fields.items()
             if value is not None
             and name not in OPENAI["unused"]
-            and value not in neutral.get(name, ())
+            and (isinstance(value, bool) or value not in neutral.get(name, ()))
         }
 
 

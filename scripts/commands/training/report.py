@@ -70,6 +70,8 @@ def comparison_page(
 ) -> str:
     """Writes the page of several runs, by name."""
     runs = {name: RunPlots(folder) for name, folder in folders.items()}
+    if missing := [name for name, folder in folders.items() if not folder.exists()]:
+        raise UserError(f"{', '.join(missing)}: no such folder.")
     if empty := [name for name, run in runs.items() if not run.train]:
         raise UserError(f"{', '.join(empty)}: no step in its metrics.jsonl.  Train first.")
     spent = {name: spent_seconds(folder) for name, folder in folders.items()}

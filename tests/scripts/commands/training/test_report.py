@@ -155,7 +155,7 @@ def test_several_runs_are_compared_on_one_page(
         ([*folders[:1], "--losses=2"], "--losses and --samples are for the page of several"),
         ([*folders[:1], "--samples=x"], "--losses and --samples are for the page of several"),
         ([*folders, "--samples=x"], f"{folders[0]}/x"),
-        ([*folders, str(tmp_path / "none")], "none: no step in its metrics.jsonl"),
+        ([*folders, str(tmp_path / "none")], "none: no such folder"),
     ):
         answer = run("report", *flags)
         assert answer.code == 2 and message in answer.error
