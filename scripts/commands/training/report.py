@@ -37,6 +37,7 @@ NOT_DRAWN = {"step", WALL_TIME, "parts", "examples", "bleu_sentences", *SPLIT,
 
 HEADS = ("loss", "line", "run", "setting")
 """First columns of tables, whose other columns are runs."""
+YEAR_S = 365.25 * 24 * HOUR_S
 MEAN_LINES = 10
 """Lines of metrics.jsonl whose mean loss counts: one line has the noise of its batches."""
 
@@ -75,7 +76,8 @@ def comparison_page(
     if empty := [name for name, run in runs.items() if not run.train]:
         raise UserError(f"{', '.join(empty)}: no step in its metrics.jsonl.  Train first.")
     spent = {name: spent_seconds(folder) for name, folder in folders.items()}
-    last = {name: last_numbers(run, spent[name]) for name, run in runs.items()}
+    plans = {name: plan_of(folder / "plan.json") for name, folder in folders.items()}
+    last = {name: last_numbers(run, spent[name], plans[name]) for name, run in runs.items()}
     files = {} if samples is None else {n: str(folder / samples) for n, folder in folders.items()}
     texts = {
         name: {str(number): line for number, line in enumerate(read_lines(file), 1)}
@@ -121,14 +123,20 @@ def settings_that_differ(folders: Mapping[str, Path]) -> list[dict[str, Any]]:
     return [row for row in rows if len({row[name] for name in folders}) > 1]
 
 
-def last_numbers(run: RunPlots, spent: Mapping[str, float]) -> dict[str, Any]:
-    """Returns the numbers of the last step and of the last validation, and sums of all steps."""
-    all_s = sum(spent.values())
+def last_numbers(
+    run: RunPlots, spent: Mapping[str, float], plan: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Returns the numbers of the last step and of the last validation, and sums of all steps.
+
+    On devices that are cores, as those of TPU v2 and v3, device-years are GShard's core-years.
+    """
+    all_s, devices = sum(spent.values()), plan.get("devices")
     line, steps = run.train[-1], [run.train[-1]["step"]]
     sums = {
         "all tokens": round(float(run.total("tokens", steps)[0])),
         "hours of steps": float(run.total("step_s", steps)[0]) / HOUR_S,
         **({"hours": all_s / HOUR_S, "goodput": spent.get("steps", 0) / all_s} if spent else {}),
+        **({"device-years": devices * all_s / YEAR_S} if devices and spent else {}),
     }
     checks = {f"validation {n}": x for check in run.checks[-1:] for n, x in numbers(check).items()}
     return sums | numbers(line) | checks
@@ -189,7 +197,7 @@ def run_page(model_dir: Path, pictures: RunPlots, drawn: dict[str, bytes]) -> st
         experts=[{"layer": name, **of_layer(layer)} for name, layer in layers.items()],
         parts=[{"part": name, **numbers(part)} for name, part in pictures.parts.items()],
         pictures=[(WORDS["pictures"][name], png) for name, png in drawn.items()],
-        prediction=prediction(model_dir / "plan.json"),
+        prediction=head(plan) if (plan := plan_of(model_dir / "plan.json")) else [],
         files=[
             (title, file.name, file.read_bytes().decode("utf-8", "replace"))
             for title, file in files.items()
@@ -198,13 +206,13 @@ def run_page(model_dir: Path, pictures: RunPlots, drawn: dict[str, bytes]) -> st
     )
 
 
-def prediction(file: Path) -> list[dict[str, str]]:
+def plan_of(file: Path) -> dict[str, Any]:
     """Reads the figures of a run's plan; none where there is no plan, or one of another version."""
     with contextlib.suppress(OSError, ValueError):
         figures = read_json(file.read_bytes(), dict[str, Any], file)
         if figures.get("schema_version") == SCHEMA_VERSION:
-            return head(figures)
-    return []
+            return figures
+    return {}
 
 
 def heading(name: str, *, of_preferences: bool = False) -> str:
