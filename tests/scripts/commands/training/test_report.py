@@ -145,11 +145,11 @@ def test_several_runs_are_compared_on_one_page(
     numbers, differ = text.split("<h2>Settings that differ")
     assert "<td>Run.steps<td>4<td>6<td>" in differ and "<td>Run.keep_last<td>3<td>2<td>" in differ
     assert "<td>step<td>4<td>6<td>1" in numbers
-    # The first two runs, on one device, know their hours.
+    # The first run has one device, the second all eight; the third knows no hours.
     [hours] = re.findall(r"<td>hours<td>([^<]+)<td>([^<]+)<td>", numbers)
     [years] = re.findall(r"<td>device-years<td>([^<]+)<td>([^<]+)<td>", numbers)
-    for hour, year in zip(hours, years, strict=True):
-        assert float(year) == pytest.approx(float(hour) / (24 * 365.25), rel=1e-2)
+    for devices, hour, year in zip((1, 8), hours, years, strict=True):
+        assert float(year) == pytest.approx(devices * float(hour) / (24 * 365.25), rel=1e-2)
     last = [read_lines(Path(folder) / "metrics.jsonl")[-1]["loss"] for folder in folders[:2]]
     assert f"<td>loss (nats per token)<td>{last[0]:.4g}<td>{last[1]:.4g}<td>2.5" in numbers
     titles = ["Training loss", "Validation loss", "Validation accuracy", "Validation bits per byte"]
