@@ -164,7 +164,7 @@ def _mixed(draw: Draw) -> Meaning:
 
 def _route(draw: Draw) -> Meaning:
     """Draws from where to where, and when, how long or for how much."""
-    ends = _name(draw), _name(draw)
+    ends = (partial(say.name, "territory", code) for code in draw.codes("territory", 2))
     return _joined("{} \u2013 {}: {}", *ends, draw.one((_date_and_time, _span, _money))(draw))
 
 
