@@ -50,9 +50,9 @@ class Adapted(Operand):
     scale: float = dataclasses.field(metadata={"static": True})
     kinds: str = dataclasses.field(metadata={"static": True})
     """Those of `factor_axes`."""
-    scales: Array | None = None
-    """Scales of the columns of `a` for each of several adapters, which have the columns side by
-    side, or for each row of a batch, which reads one of them (`with_adapter_of_rows`)."""
+    reads: Array | None = None
+    """1 for the columns of `a` that each of several adapters has, and otherwise 0; or that each row
+    of a batch reads, where it has one of them (`with_adapter_of_rows`)."""
 
     @property
     def dtype(self) -> Any:
@@ -60,7 +60,7 @@ class Adapted(Operand):
 
     def astype(self, dtype: DTypeLike) -> Array:
         """Returns the sum, computed in float32 at least, and placed as the base."""
-        if self.scales is not None:
+        if self.reads is not None:
             raise UserError(ALONE)
         types = self.dtype, self.a.dtype, jnp.dtype("float32")
         wide = max(types, key=lambda each: each.itemsize)
@@ -82,13 +82,13 @@ class Adapted(Operand):
         a, b = factor_axes(right, self.kinds)
         thin = "".join(letter for letter in out if letter in a or letter not in b) + RANK.letter
         layout = with_axes(layout, *(axis for axis in layout.declared_axes if axis != RANK), RANK)
-        if self.scales is not None:  # columns of all adapters, which need not divide
+        if self.reads is not None:  # columns of all adapters, which need not divide
             if "B" not in out or set(a) & set(out):
                 raise UserError(ALONE)
             a, b, thin = (axes.replace(RANK.letter, RANK.letter.lower()) for axes in (a, b, thin))
         h = layout.einsum(f"{left},{a}->{thin}", x, self.a) * self.scale
-        if self.scales is not None:
-            h = layout.einsum(f"{thin},B{RANK.letter.lower()}->{thin}", h, self.scales)
+        if self.reads is not None:
+            h = layout.einsum(f"{thin},B{RANK.letter.lower()}->{thin}", h, self.reads)
         return y + layout.einsum(f"{thin},{b}->{out}", h, self.b, stored=stored, dtype=dtype)
 
 
@@ -99,14 +99,14 @@ def with_adapter_of_rows(layout: Any, weights: T, adapter_B: Array) -> T:
     """
 
     def chosen(weight: Any) -> Any:
-        if not isinstance(weight, Adapted) or weight.scales is None:
+        if not isinstance(weight, Adapted) or weight.reads is None:
             return weight
-        *stack, adapters, _ = weight.scales.shape
+        *stack, adapters, _ = weight.reads.shape
         is_read_BP = adapter_B[:, None] == jnp.arange(1, adapters + 1)[None]
         n, place = "N" * len(stack), (*[None] * len(stack), layout.place("B")[0], None)
-        operands = is_read_BP.astype(weight.scales.dtype), weight.scales
-        scales = einsum(f"BP,{n}PZ->{n}BZ", operands, jax.P(*place), None)
-        return dataclasses.replace(weight, scales=scales)
+        operands = is_read_BP.astype(weight.reads.dtype), weight.reads
+        reads = einsum(f"BP,{n}PZ->{n}BZ", operands, jax.P(*place), None)
+        return dataclasses.replace(weight, reads=reads)
 
     return jax.tree.map(chosen, weights, is_leaf=lambda x: isinstance(x, Adapted))
 

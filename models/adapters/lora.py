@@ -113,23 +113,24 @@ def side_by_side(adapters: Sequence[Lora], params: Params, base: Infos) -> Param
     by_path = collections.defaultdict[str, list[tuple[int, str, jax.Array, jax.Array]]](list)
     for number, adapter in enumerate(adapters, 1):
         for path, (kinds, matrices) in adapter.factors(base).items():
-            a, b = (flat.pop(f"{number}/{matrix}") for matrix in matrices)
-            by_path[path].append((number, kinds, a, b))
+            a, b = (_wide(flat.pop(f"{number}/{matrix}")) for matrix in matrices)
+            by_path[path].append((number, kinds, a * (adapter.alpha / adapter.rank), b))
     for path, members in by_path.items():
         letters, kinds = axes_of_path(path), members[0][1]
         of_a, of_b = factor_axes(letters, kinds.rjust(len(letters), "s"))
         a = _concatenated([a for *_, a, _ in members], of_a.index(RANK.letter))
         b = _concatenated([b for *_, b in members], of_b.index(RANK.letter))
         columns = np.repeat([n for n, *_ in members], [a.shape[-1] for *_, a, _ in members])
-        of_each = np.array([
-            [adapter.alpha / adapter.rank if column == number else 0 for column in columns]
-            for number, adapter in enumerate(adapters, 1)
-        ])  # fmt: skip
+        is_of_each = np.arange(1, len(adapters) + 1)[:, None] == columns
         stack = a.shape[: len(letters) - len(kinds)]
-        scales = jnp.broadcast_to(jnp.asarray(of_each, a.dtype), (*stack, *of_each.shape))
-        scales = jax.sharding.reshard(scales, jax.P(*[None] * scales.ndim))
-        flat[path] = Adapted(flat[path], a, b, 1.0, kinds, scales)
+        reads = jnp.broadcast_to(jnp.asarray(is_of_each, a.dtype), (*stack, *is_of_each.shape))
+        reads = jax.sharding.reshard(reads, jax.P(*[None] * reads.ndim))
+        flat[path] = Adapted(flat[path], a, b, 1.0, kinds, reads)
     return traverse_util.unflatten_dict(flat, sep="/")
+
+
+def _wide(matrix: jax.Array) -> jax.Array:
+    return matrix.astype(jnp.promote_types(matrix.dtype, jnp.float32))
 
 
 def _concatenated(matrices: Sequence[jax.Array], axis: int) -> jax.Array:

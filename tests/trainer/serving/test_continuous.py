@@ -283,7 +283,7 @@ def test_a_prompt_that_begins_as_an_earlier_one_has_the_same_text(
 ADAPTERS = (
     Lora(rank=3, alpha=5.0, targets=("w*",)),
     Lora(rank=1, alpha=2.0, targets=("attention/wq", "mlp/wo")),
-    Lora(rank=5, alpha=0.5, targets=("wi", "wv")),
+    Lora(rank=5, alpha=0.7, targets=("wi", "wv"), store="bfloat16"),
 )
 
 
