@@ -19,8 +19,8 @@ from layouts.shards import spec_of
 Array = jax.Array
 T = TypeVar("T")
 ALONE = (
-    "adapters of experts, embeddings or latent attention are merged into the weights, so they are "
-    "not served beside others.  Serve their run alone, or train others (Lora.targets)."
+    "a layer reads a weight with several adapters otherwise than in a product with rows.  Serve "
+    "the run of each adapter alone, or train adapters of other weights (Lora.targets)."
 )
 RANK = Axis("Z", "adapter_rank", "columns of the first matrix of an adapter")
 

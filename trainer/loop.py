@@ -181,7 +181,7 @@ def begin_stage(
     """Compiles the step for the batches after a step; returns that, its replay and the batches."""
     run, replay = job.run, None
     job = dataclasses.replace(job, run=run.stage(step))
-    if len(run.stage_begins) > 1:
+    if any(run.stages.values()):
         shape = job.run.batch_sequences, job.run.task.length
         logger.info("Batches of %d rows of %d tokens after step %d.", *shape, step)
     with timer.spending("compile"):

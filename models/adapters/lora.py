@@ -24,6 +24,7 @@ Infos = Mapping[str, WeightInfo]
 Factors = tuple[str, Infos]  # kinds, as `factor_axes` has them, and the two matrices by path
 ADAPTER = "adapter"
 """Where adapters are among the weights of a model."""
+MERGED = ("embed_VD", "router_DE", "wk_RJK", "wv_RJK")
 
 
 @spec
@@ -77,6 +78,12 @@ class Lora:
             path = f"{ADAPTER}/{name}/{matrix}_{axes.removeprefix(outer)}"
             matrices[path] = WeightInfo(shape, named, read)
         return kinds[len(outer) :], matrices
+
+    def merged_paths(self, base: Infos) -> list[str]:
+        """Lists the weights whose adapters are merged into them before any product: decoding reads
+        these weights in other ways, too."""
+        factors = self.factors(base).items()
+        return [path for path, (kinds, _) in factors if "s" in kinds or path.endswith(MERGED)]
 
     def infos(self, base: Infos) -> dict[str, WeightInfo]:
         """Describes the matrices of all adapters, by path."""

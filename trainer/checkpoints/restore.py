@@ -34,6 +34,8 @@ from trainer.step import State, TrainStepSpec, abstract_state, train_step_spec
 logger = logging.getLogger(__name__)
 EMA = "ema"
 """In place of a number of checkpoints to average: the moving average that each of them has."""
+OF_TRAINING = r"^Precision\.|dropout$|aux_loss$|z_loss$|jitter$"
+"""Settings of a model that change no answer, or by round-off alone."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -234,27 +236,42 @@ class ModelRestorer(contextlib.AbstractContextManager["ModelRestorer"]):
         self.checkpoints.__exit__(None, None, None)
 
 
-def restore_adapters(model_dir: Path, trained: TrainedModel) -> tuple[Run, Params]:
-    """Restores the newest adapters of a run, which must have been trained with these weights."""
+def restore_adapters(model_dir: Path, trained: TrainedModel) -> tuple[Run, Params, int]:
+    """Restores the newest adapters of a run, and their step; they must have been trained with these
+    weights."""
     run = ModelDir(model_dir).load().make(Run)
     if run.model.adapter is None:
         raise UserError(f"{model_dir}: no adapters there.  Legal: a run of @Lora().")
     changes = [Change(*row) for row in diff(trained.run.model, run.merged.model)]
-    changes = [x for x in changes if not x.name.endswith("dropout") and not is_free(x)]
+    changes = [x for x in changes if not re.search(OF_TRAINING, x.name) and not is_free(x)]
     if changes:
-        names = ", ".join(change.name for change in changes)
-        raise UserError(f"{model_dir}: adapters of another model than the one served: {names}.")
+        rows = ", ".join(f"{x.name} = {x.new!r}, served with {x.old!r}" for x in changes)
+        raise UserError(f"{model_dir}: adapters of another model than the one served: {rows}.")
+    if alone := run.model.adapter.merged_paths(trained.model.weights()):
+        raise UserError(
+            f"{model_dir}: adapters of {', '.join(alone)} are not served beside others.  Serve "
+            "this run alone (--model_dir), or train adapters of other weights (Lora.targets)."
+        )
     padding = StatePadding(train_step_spec(run, trained.model.layout), trained.mesh)
     saved = padding.step_spec.saved(padding.unpadded)
+    base = {name: tree for name, tree in padding.unpadded["params"].items()
+            if name in trained.params}  # fmt: skip
+
+    @jax.jit
+    def checksum_there(params: Params) -> jax.Array:
+        """Returns the checksum of weights in the types that the run has them in."""
+        return checksum(jax.tree.map(lambda x, like: x.astype(like.dtype), params, base))
+
     with Checkpoints(model_dir) as checkpoints, jax.set_mesh(trained.mesh):
         if checkpoints.latest is None:
             raise UserError(f"{model_dir}: no checkpoint there.")
         state, step = checkpoints.restore({name: saved[name] for name in ("params", "base")})
-        if state["base"]["checksum"] != checksum(trained.params):
+        if state["base"]["checksum"] != checksum_there(trained.params):
+            there = int(state["base"]["step"])
             raise UserError(
                 f"{model_dir}: the adapters belong to other weights than those of step "
-                f"{trained.step} that are served, namely those of step {state['base']['step']} of "
-                f"Run.start_from = {run.start_from!r}."
+                f"{trained.step} that are served, namely those of step {there} of "
+                f"Run.start_from = {run.start_from!r}.  --checkpoint={there} serves that step."
             )
         logger.info("Loaded adapters of %s, step %d.", model_dir, step)
-        return run, padding.pad({"params": state["params"]})["params"]
+        return run, padding.pad({"params": state["params"]})["params"], step

@@ -88,7 +88,7 @@ def read_inputs(flags: PlanFlags, *layout_files: str) -> PlanInputs:
 
 def with_largest_batch(run: Run) -> Run:
     """Returns the run with the largest batch of its stages in all steps; says so."""
-    if len(run.stage_begins) == 1:
+    if not any(run.stages.values()):
         return run
     run = run.by_stage[-1]
     shape = f"{run.batch_sequences:,} rows of {run.task.length:,} tokens"

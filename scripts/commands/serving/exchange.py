@@ -52,6 +52,8 @@ class ServedModel:
     """How messages of a chat become a prompt."""
     adapter: int = 0
     """Number of the adapter that reads and writes the texts; 0 is none."""
+    adapter_step: int | None = None
+    """Step of its checkpoint."""
     adapted: "Sequence[ServedModel]" = ()
     """The same model with adapters."""
     created: int = dataclasses.field(default_factory=lambda: int(time.time()))
@@ -71,7 +73,8 @@ class ServedModel:
     def fingerprint(self, jobs: Sequence[Job]) -> str:
         """Names the weights of an answer: of both checkpoints where they changed meanwhile."""
         steps = {job.checkpoint for job in jobs if job.checkpoint is not None}
-        return "step-" + ",".join(map(str, sorted(steps or {self.service.checkpoint})))
+        of_adapter = "" if self.adapter_step is None else f"+{self.adapter_step}"
+        return "step-" + ",".join(map(str, sorted(steps or {self.service.checkpoint}))) + of_adapter
 
     def describe(self) -> dict[str, object]:
         """Returns the entry of `GET /v1/models`."""
@@ -82,6 +85,7 @@ class ServedModel:
             "owned_by": "meshloom",
             "kind": "translation" if self.translates else "completion",
             "step": self.service.checkpoint,
+            **({} if self.adapter_step is None else {"adapter_step": self.adapter_step}),
             "max_length": self.max_length,
             "max_new_tokens": self.max_new_tokens,
             "beam": self.width,

@@ -4,16 +4,18 @@ import contextlib
 import dataclasses
 import functools
 import ipaddress
+import os
 import re
 import socket
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from prometheus_client import CollectorRegistry
 
 from configs.errors import UserError
-from configs.paths import path_of
+from configs.paths import is_remote, path_of
 from data.task import Task
 from data.tokenizers.chat_template import chat_template
 from models.decoding.ensemble import as_ensemble
@@ -162,10 +164,11 @@ def served_model(members: Sequence[TrainedModel], flags: ServeFlags) -> ServedMo
     """Makes the service of a model, and what describes it."""
     trained, step = members[0], members[-1].step
     run, vocabs, mesh = trained.run, trained.vocabs, trained.mesh
+    name, *names = names_of(flags)
     adapted = adapted_runs(members, flags)
     if adapted:
-        chosen = tuple(run.model.adapter for run, _ in adapted)
-        params = {str(number): adapter for number, (_, adapter) in enumerate(adapted, 1)}
+        chosen = tuple(run.model.adapter for run, _, _ in adapted)
+        params = {str(number): adapter for number, (_, adapter, _) in enumerate(adapted, 1)}
         of_base: Any = trained.model
         model = dataclasses.replace(of_base, adapters=chosen)
         params |= trained.params
@@ -197,7 +200,6 @@ def served_model(members: Sequence[TrainedModel], flags: ServeFlags) -> ServedMo
         engine = SlotEngine(model, params, mesh, *of_engine)
         service = ContinuousService(engine, step, flags.queue)
         max_new_tokens = length
-    name = flags.name or flags.model.model_dir.resolve().name
     chat = None
     try:
         chat = None if task.has_source else chat_template(vocabs.target.files)
@@ -211,17 +213,25 @@ def served_model(members: Sequence[TrainedModel], flags: ServeFlags) -> ServedMo
     limits, sizes = (flags.body_bytes, flags.time_limit_s), (length, max_new_tokens)
     served = ServedModel(name, run, vocabs, service, options, *limits, search.width, *sizes, chat)
     others = [
-        dataclasses.replace(served, name=path_of(folder).resolve().name, run=run, adapter=number)
-        for number, (folder, (run, _)) in enumerate(zip(flags.adapter, adapted, strict=True), 1)
+        dataclasses.replace(served, name=name, run=run, adapter=number, adapter_step=step)
+        for number, (name, (run, _, step)) in enumerate(zip(names, adapted, strict=True), 1)
     ]
-    if twice := [n for n, count in Counter([name, *(x.name for x in others)]).items() if count > 1]:
-        raise UserError(f"--adapter: two models are named {twice[0]}.  Rename a directory.")
     return dataclasses.replace(served, adapted=others)
+
+
+def names_of(flags: ServeFlags) -> list[str]:
+    """Returns the names of the model and of its adapters, which are those of their directories."""
+    folders = [flags.model.model_dir, *map(path_of, flags.adapter)]
+    names = [f.name if is_remote(f) else Path(os.path.abspath(f)).name for f in folders]
+    names[0] = flags.name or names[0]
+    if twice := [name for name, count in Counter(names).items() if count > 1]:
+        raise UserError(f"--adapter: two models are named {twice[0]}.  Rename a directory.")
+    return names
 
 
 def adapted_runs(
     members: Sequence[TrainedModel], flags: ServeFlags
-) -> list[tuple[Run, dict[str, Any]]]:
+) -> list[tuple[Run, dict[str, Any], int]]:
     """Restores the adapters that are served, with their runs."""
     trained = members[0]
     if not flags.adapter:

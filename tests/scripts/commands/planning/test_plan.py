@@ -14,10 +14,12 @@ from configs.load import load
 from layouts.cost.interconnect import Topology
 from layouts.layout import Layout
 from scripts.commands.planning import tune as tune_command
+from scripts.commands.planning.inputs import with_largest_batch
 from scripts.commands.planning.page import run_cost_rows
 from scripts.templates import render
 from tests.scripts.conftest import Meshloom, Place
 from tests.trainer.command import settings
+from tests.trainer.planning.runs import toy_run
 from trainer.planning import tune
 from trainer.planning.figures import FIGURES, SCHEMA_VERSION
 from trainer.planning.report import by_line
@@ -112,6 +114,23 @@ def test_a_plan_for_gpus_is_a_range(
     for command in ("plan", "tune"):
         refused = run(command, *toy(tmp_path)[1:], "--topology=b200:1x2", "--simulate_devices=2")
         assert refused.code == 2 and "no effect on --topology.  Remove one" in refused.error
+
+
+@pytest.mark.parametrize(
+    ("changes", "shape"),
+    [
+        ({"length_stages": ((0, 8),)}, (48, 8)),
+        ({"length_stages": ((0, 8), (5, 24)), "batch_stages": ((3, 4),)}, (48, 8)),
+        ({"batch_stages": ((3, 32),)}, (32, 24)),
+    ],
+)
+def test_stages_are_planned_by_the_largest_batch(
+    changes: dict[str, Any], shape: tuple[int, int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    planned = with_largest_batch(dataclasses.replace(toy_run(), **changes))
+    assert (planned.batch_sequences, planned.task.length) == shape
+    said = f"Planned as if all batches had {shape[0]} rows of {shape[1]} tokens, as the largest."
+    assert said in capsys.readouterr().err
 
 
 def test_collectives_are_summed_by_line() -> None:
