@@ -3,6 +3,20 @@
 import bisect
 import dataclasses
 import sys
+from collections.abc import Iterable
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+def value_at(step: int, first: T, stages: Iterable[tuple[int, T]]) -> T:
+    """Returns the value of a step, counted from 0: that of the last stage that has begun, or the
+    first one.
+
+    >>> value_at(4, 32, [(3, 64), (5, 128)])
+    64
+    """
+    return [first, *(value for after, value in stages if after <= step)][-1]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -15,7 +29,7 @@ class BatchSizes:
 
     def at(self, step: int) -> int:
         """Returns the rows of a step's batch."""
-        return [self.rows, *(rows for after, rows in self.stages if after <= step)][-1]
+        return value_at(step, self.rows, self.stages)
 
     def before(self, step: int) -> int:
         """Returns the rows of all batches before a step: the place in the order where it begins."""

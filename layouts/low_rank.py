@@ -102,9 +102,9 @@ def with_adapter_of_rows(layout: Any, weights: T, adapter_B: Array) -> T:
         if not isinstance(weight, Adapted) or weight.reads is None:
             return weight
         *stack, adapters, _ = weight.reads.shape
-        is_read_BP = adapter_B[:, None] == jnp.arange(1, adapters + 1)[None]
+        is_read = adapter_B[:, None] == jnp.arange(1, adapters + 1)[None]  # by row and adapter
         n, place = "N" * len(stack), (*[None] * len(stack), layout.place("B")[0], None)
-        operands = is_read_BP.astype(weight.reads.dtype), weight.reads
+        operands = is_read.astype(weight.reads.dtype), weight.reads
         reads = einsum(f"BP,{n}PZ->{n}BZ", operands, jax.P(*place), None)
         return dataclasses.replace(weight, reads=reads)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from data.batch_sizes import BatchSizes
+from data.batch_sizes import BatchSizes, value_at
 from data.packing.rows import Rows
 from trainer.resume.history import values_by_step
 from trainer.run import MAX_STEPS, Run
@@ -45,8 +45,7 @@ class Ledger:
             for first, stop, sizes, rows, stages in self.periods
             if first < step <= stop
         ]
-        length = [None, *(length for after, length in stages if after < step)][-1]
-        rows = dataclasses.replace(rows, batch_length=length)
+        rows = dataclasses.replace(rows, batch_length=value_at(step - 1, None, stages))
         return rows.order.rows_of_step(self.seed, step - 1, sizes), rows
 
     def steps_of_segment(self, row: int, segment: int, last_step: int) -> Iterator[int]:

@@ -11,7 +11,7 @@ from pydantic import Field
 
 from configs.errors import UserError
 from configs.spec import Count, CountOrZero, Fraction, NotNegative, Positive, Seed, spec
-from data.batch_sizes import BatchSizes
+from data.batch_sizes import BatchSizes, value_at
 from data.task import Length, Task
 from data.tasks import prompts as prompts  # task files name what these define
 from data.tasks import span_corruption as span_corruption
@@ -63,8 +63,8 @@ class Run:
     length_stages: tuple[tuple[StepsBefore, Length], ...] = ()
     """Pairs of a number of steps, which may be 0, and the length of all rows after them, for a
     language model. Rows of Task.length are cut into rows of this length, so a batch has as many
-    more of them and the same tokens; a document that is cut begins anew. Validation reads whole
-    rows. --override adds stages to a run that has not reached them."""
+    more of them and the same tokens; a document across a cut becomes two segments. Validation
+    reads whole rows. --override adds stages to a run that has not reached them."""
     microbatches: Count = 1
     """Slices of the batch whose gradients are added before the update; they save memory."""
     seed: Seed = 0
@@ -232,11 +232,11 @@ class Run:
         """Returns the run whose steps all have the batch and the rows of a step, from 0."""
         run = dataclasses.replace(self, batch_sequences=self.batch_sizes.at(step),
                                   batch_stages=(), length_stages=())  # fmt: skip
-        lengths = [length for after, length in self.length_stages if after <= step]
-        if not lengths:
+        length = value_at(step, None, self.length_stages)
+        if length is None:
             return run
-        rows = run.batch_sequences * (self.task.length // lengths[-1])
-        task = self.task.with_rows_of(lengths[-1])
+        rows = run.batch_sequences * (self.task.length // length)
+        task = self.task.with_rows_of(length)
         return dataclasses.replace(run, task=task, batch_sequences=rows)
 
     @functools.cached_property

@@ -162,12 +162,14 @@ class Rows:
         """Returns how many rows of a batch each row becomes."""
         return 1 if self.batch_length is None else self.targets_BL.shape[1] // self.batch_length
 
+    def cut(self, rows_BL: np.ndarray) -> np.ndarray:
+        """Returns rows as a batch has them, cut into `per_row` shorter ones each."""
+        return rows_BL if self.batch_length is None else rows_BL.reshape(-1, self.batch_length)
+
     def batch(self, row_ids: np.ndarray) -> dict[str, np.ndarray]:
         """Returns rows as int32 arrays; NO_ROW gives a row of padding."""
-        targets_BL, segments_BL = read_rows(row_ids, self.targets_BL, self.segments_BL)
-        if self.batch_length is not None:  # a document that is cut begins anew in the next row
-            targets_BL = targets_BL.reshape(-1, self.batch_length)
-            segments_BL = segments_BL.reshape(-1, self.batch_length)
+        rows = read_rows(row_ids, self.targets_BL, self.segments_BL)
+        targets_BL, segments_BL = map(self.cut, rows)
         return {
             "inputs_BL": pack.inputs(targets_BL, segments_BL, self.begin_id),
             "targets_BL": targets_BL.astype(np.int32),

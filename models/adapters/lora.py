@@ -25,6 +25,7 @@ Factors = tuple[str, Infos]  # kinds, as `factor_axes` has them, and the two mat
 ADAPTER = "adapter"
 """Where adapters are among the weights of a model."""
 MERGED = ("embed_VD", "router_DE", "wk_RJK", "wv_RJK")
+"""Ends of paths of weights that decoding also reads otherwise than in products with rows."""
 
 
 @spec
@@ -80,8 +81,7 @@ class Lora:
         return kinds[len(outer) :], matrices
 
     def merged_paths(self, base: Infos) -> list[str]:
-        """Lists the weights whose adapters are merged into them before any product: decoding reads
-        these weights in other ways, too."""
+        """Lists the weights that decoding reads with adapters merged: experts and `MERGED`."""
         factors = self.factors(base).items()
         return [path for path, (kinds, _) in factors if "s" in kinds or path.endswith(MERGED)]
 

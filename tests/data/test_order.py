@@ -55,7 +55,7 @@ def test_resuming_is_continuing(rows):
 
 
 def test_rows_that_are_cut_keep_their_order_on_any_hosts():
-    """Each part of a row is a row of its own, whose documents begin anew."""
+    """Each part of a row is a row of its own, with segments of its own."""
     rng = np.random.default_rng(0)
     segments_BL = np.cumsum(rng.random((23, 12)) < 0.3, axis=1) + 1
     segments_BL[:, 10:] = 0

@@ -34,8 +34,8 @@ from trainer.step import State, TrainStepSpec, abstract_state, train_step_spec
 logger = logging.getLogger(__name__)
 EMA = "ema"
 """In place of a number of checkpoints to average: the moving average that each of them has."""
-OF_TRAINING = r"^Precision\.|dropout$|aux_loss$|z_loss$|jitter$"
-"""Settings of a model that change no answer, or by round-off alone."""
+WITHOUT_EFFECT = r"^Precision\.|dropout$|aux_loss$|z_loss$|jitter$"
+"""Settings of a model that change what it decodes by round-off at most."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -243,7 +243,7 @@ def restore_adapters(model_dir: Path, trained: TrainedModel) -> tuple[Run, Param
     if run.model.adapter is None:
         raise UserError(f"{model_dir}: no adapters there.  Legal: a run of @Lora().")
     changes = [Change(*row) for row in diff(trained.run.model, run.merged.model)]
-    changes = [x for x in changes if not re.search(OF_TRAINING, x.name) and not is_free(x)]
+    changes = [x for x in changes if not re.search(WITHOUT_EFFECT, x.name) and not is_free(x)]
     if changes:
         rows = ", ".join(f"{x.name} = {x.new!r}, served with {x.old!r}" for x in changes)
         raise UserError(f"{model_dir}: adapters of another model than the one served: {rows}.")

@@ -92,12 +92,10 @@ class Inspection:
         ids, rows = self.ledger.rows_of_step(self.last_step)
         segments = [segment for row in ids.tolist() for segment in self._segments(row, rows)]
         self._show([segment for segment in segments if segment["tokens"]])
-        pieces = dict[tuple[int, int], int]()
-        for segment in segments:
-            piece = segment["row"], segment["segment"]
-            pieces[piece] = pieces.get(piece, 0) + segment["tokens"]
-        if excluded := sum(not tokens for tokens in pieces.values()):
-            print_note(f"Run.exclude left out {excluded:,} of {len(pieces):,} segments.")
+        there = {(s["row"], s["segment"]) for s in segments}
+        read = {(s["row"], s["segment"]) for s in segments if s["tokens"]}
+        if excluded := len(there - read):
+            print_note(f"Run.exclude left out {excluded:,} of {len(there):,} segments.")
 
     def show_counts(self) -> None:
         """Shows how much of each part the steps up to the last read."""
@@ -183,9 +181,7 @@ class Inspection:
         tokens_BL, segments_BL = read_rows(np.array([row]), rows.targets_BL, rows.segments_BL)
         names = rows.documents.names(rows.documents.of_row(row)) if rows.documents else []
         count = max(len(names), int(segments_BL.max()))
-        if rows.batch_length is not None:
-            tokens_BL = tokens_BL.reshape(-1, rows.batch_length)
-            segments_BL = segments_BL.reshape(tokens_BL.shape)
+        tokens_BL, segments_BL = rows.cut(tokens_BL), rows.cut(segments_BL)
         segments = []
         for segment, part in itertools.product(range(1, count + 1), range(rows.per_row)):
             ids = tokens_BL[part][segments_BL[part] == segment]

@@ -9,7 +9,6 @@ import re
 import socket
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 from prometheus_client import CollectorRegistry
@@ -222,7 +221,7 @@ def served_model(members: Sequence[TrainedModel], flags: ServeFlags) -> ServedMo
 def names_of(flags: ServeFlags) -> list[str]:
     """Returns the names of the model and of its adapters, which are those of their directories."""
     folders = [flags.model.model_dir, *map(path_of, flags.adapter)]
-    names = [f.name if is_remote(f) else Path(os.path.abspath(f)).name for f in folders]
+    names = [f.name if is_remote(f) else os.path.basename(os.path.abspath(f)) for f in folders]
     names[0] = flags.name or names[0]
     if twice := [name for name, count in Counter(names).items() if count > 1]:
         raise UserError(f"--adapter: two models are named {twice[0]}.  Rename a directory.")

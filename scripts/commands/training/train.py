@@ -56,19 +56,20 @@ def train_locked(flags: TrainFlags) -> None:
     changes = start.changes_since(flags, run, step)
     mesh, origins = make_mesh(layout), config.origins
     sizes = dict(mesh.shape)
-    for each in (run, *run.by_stage):
+    stages = run.by_stage
+    for each in dict.fromkeys((run, *stages)):
         checks.check_run(each)
     checks.check_vocab_settings(run)
     for tracker in run.trackers:
         tracker.check()
     profile = profile_observers(flags, run, step or 0)
     warnings = list[str]()  # those of the largest batch are printed
-    for each in run.by_stage:
+    for each in stages:
         warnings = checks.check_layout(each, layout, sizes, origins | stage_origins(run, each))
     print_note(*warnings, *checks.check_bubble(run, layout, sizes), *checks.check_precision(run))
     if step is None:
         start.note_no_export(run)
-    for part, choice in checks.attention_choices(run.by_stage[-1], layout, mesh).items():
+    for part, choice in checks.attention_choices(stages[-1], layout, mesh).items():
         print_note(f"Attention of the {part}: {choice}")
     note_layout(layout, mesh, origins)
     trace_fns: list[checks.TraceFn] = [trace_train_step, trace_evaluate_step]
@@ -77,9 +78,9 @@ def train_locked(flags: TrainFlags) -> None:
         one_batch = dataclasses.replace(run, batch_sequences=rows, microbatches=1)
         trace_fns.append(decode_trace_fn(one_batch, Sampling(temperature=0)))
     with checks.explained_errors(run, layout, sizes, origins, *trace_fns):
-        check_memory(run.by_stage[-1], layout, mesh)
+        check_memory(stages[-1], layout, mesh)
         # JAX keeps the traces for the calls that follow.
-        for each in run.by_stage:
+        for each in stages:
             with checks.explained_errors(each, layout, sizes, origins, trace_train_step):
                 trace_train_step(each, layout, mesh)
         for trace_fn in trace_fns[1:]:

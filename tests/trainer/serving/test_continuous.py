@@ -303,15 +303,18 @@ def test_adapters_are_served_together_as_each_alone(
 ) -> None:
     """Texts are those of a model whose weights have the adapter added; prompts are cached apart."""
     monkeypatch.setattr(slot_engine, "SHORTEST_CACHED", 32)
+    monkeypatch.setattr(slot_engine, "JOINING_TOKENS", 32)  # a prompt that is cached has its pass
     layout = Layout(mesh="x:2,y:2" if "y" in rules else "x:2", rules=rules) if rules else WHOLE
     rng = np.random.default_rng(5)
     long = rng.integers(2, 64, 30).tolist()
-    asked = [(prompt, n) for prompt in ([5], [7, 8, 9], long) for n in (0, 1, 2, 3, 1)]
+    requests = [(prompt, n) for prompt in ([5], [7, 8, 9], long) for n in (0, 1, 2, 3, 1)]
 
-    def answers(engine: SlotEngine, asked: list[tuple[list[int], int]]) -> list[Job]:
+    def answers(engine: SlotEngine, requests: list[tuple[list[int], int]]) -> list[Job]:
         service = ContinuousService(engine, step=0, queue=99)
-        jobs = [Job(Request(p, 6, min_new_tokens=6), adapter=n, scores_prompt=True)
-                for p, n in asked]  # fmt: skip
+        jobs = [  # prompts that are scored are not cached
+            Job(Request(p, 6, min_new_tokens=6), adapter=n, scores_prompt=p is not long)
+            for p, n in requests
+        ]
         with jax.set_mesh(engine.mesh):
             engine.warm_up()
             service.submit(jobs)
@@ -320,7 +323,10 @@ def test_adapters_are_served_together_as_each_alone(
         return jobs
 
     adapters = {str(n): (adapter, matrices_of(n)) for n, adapter in enumerate(ADAPTERS, 1)}
-    jobs = answers(new_engine(4, 60, 2, layout, adapters=adapters), asked)
+    jobs = answers(new_engine(4, 60, 9, layout, adapters=adapters), requests)
+    # The last one has the prompt and the adapter of an earlier one; several devices cache none.
+    cached = [job.cached_tokens > 0 for job in jobs[-5:]]
+    assert cached == [False, False, False, False, "batch" not in rules]
     texts = {n: [job.tokens for job in jobs if job.adapter == n] for n in range(4)}
     assert len({str(texts[n][:3]) for n in texts}) == 4
     for number in range(4):
@@ -330,7 +336,7 @@ def test_adapters_are_served_together_as_each_alone(
             with jax.set_mesh(engine.mesh):
                 params = weights(DECODER) | matrices_of(number)
                 engine._unprepared = TransformerModel(spec, WHOLE).merged(params)
-        expected = answers(engine, [(p, 0) for p, n in asked if n == number])
+        expected = answers(engine, [(p, 0) for p, n in requests if n == number])
         for job, same in zip((j for j in jobs if j.adapter == number), expected, strict=True):
             assert job.tokens == same.tokens
             for name in ("log_probabilities", "prompt_log_probabilities"):
