@@ -48,9 +48,7 @@ def path_of(name: str | os.PathLike[str]) -> Path:
     match = _SCHEME.match(text)
     if match is None:
         if text.startswith("~") and os.path.expanduser(text) == text:
-            raise UserError(
-                f"{brief(text)}: no user has this name.  Legal: ~/name, or a path from /."
-            )
+            raise UserError(f"{brief(text)}: no such user.  Legal: ~/name, or a path from /.")
         return Path(name)
     if not is_remote(text):
         raise UserError(

@@ -150,15 +150,13 @@ def build(
     if stamps not in (None, task.source.fingerprint()):
         raise UserError(f"{task.name}: its text changed while it was read.  Run again.")
     digests = {name: split["content_hash"] for name, split in splits.items()}
-    content_hash = text_hash = manifest.combined_hash(digests)
-    if any(split["chunks"] > 1 for split in splits.values()):  # once packed as one chunk
-        size = {"chunk": f"{_CHUNK_CHARACTERS} {_CHUNK_EXAMPLES}"}
-        content_hash = manifest.combined_hash(digests | size)
+    text_hash, of_chunks = content_hashes(digests)
+    has_chunks = any(split["chunks"] > 1 for split in splits.values())  # once packed as one
     files = [p for p in sorted(folder.iterdir()) if p.name not in (BUILD_LOG, manifest.NAME)]
     made = {
         **key.written(),
         "fingerprint": stamps or task.source.fingerprint(),
-        "content_hash": content_hash,
+        "content_hash": of_chunks if has_chunks else text_hash,
         "text_hash": text_hash,
         **vocabs.hashes(),
         "splits": splits,
@@ -167,6 +165,12 @@ def build(
     logger.info("%s: content hash %s", task.name, made["content_hash"])
     manifest.write(folder, made)
     (folder / BUILD_LOG).unlink()  # the cache is complete
+
+
+def content_hashes(digests: dict[str, str]) -> tuple[str, str]:
+    """Returns the hashes of splits whose parts are one chunk each, and of those that have more."""
+    chunk = {"chunk": f"{_CHUNK_CHARACTERS} {_CHUNK_EXAMPLES}"}
+    return manifest.combined_hash(digests), manifest.combined_hash(digests | chunk)
 
 
 def _make_vocabs(folder: Path, task: Task, given: Vocabs | None, log: BuildLog) -> Vocabs:
@@ -198,6 +202,7 @@ class SplitBuilder:
         columns = self.task.columns(self.vocabs) | documents.COLUMNS
         digest = hashlib.sha256()
         parts: list[tuple[PartOfText, list[Counts]]] = []  # with the counts of its chunks
+        hashes = list[str]()  # of the text up to the end of each part
         sizes, files, numbers = list[tuple[int, int, int]](), list[tuple[str, int]](), list[int]()
         with contextlib.ExitStack() as stack:
             arrays = {
@@ -216,13 +221,14 @@ class SplitBuilder:
                         places.append(np.array(numbers, np.uint32)[:, None])
                         numbers.clear()
                         yield Chunk(number, part.tag, examples, size, text_hash, counter.total())
+                    hashes.append(digest.hexdigest())
 
             for chunk, counts, pieces in self._written(split, chunks(), arrays):
                 sizes.append((chunk.size, pieces, counts.rows))
                 parts[chunk.part][1].append(counts)
                 share = min(chunk.bytes_read / split_bytes, 1.0) if split_bytes else None
                 self._report(split, total, total := total + counts, share)
-            entry = self._entry(split, parts, digest.hexdigest())
+            entry = self._entry(split, parts, hashes)
             entry |= {"chunk_sizes": sizes, "files": files} if entry else {}
         if not entry:
             for path in self.folder.glob(f"{split}.*.npy"):
@@ -280,18 +286,18 @@ class SplitBuilder:
             logger.info("%s: %s lines so far%s", split, f"{now.lines:,}", done)
 
     def _entry(
-        self, split: str, parts: list[tuple[PartOfText, list[Counts]]], content_hash: str
+        self, split: str, parts: list[tuple[PartOfText, list[Counts]]], hashes: list[str]
     ) -> dict[str, Any]:
         """Returns what the manifest keeps of a split, given the counts of each part's chunks."""
         task, counts, dropped, entries = self.task, Counts(), Counter[str](), []
-        for part, of_chunks in parts:
+        for (part, of_chunks), content_hash in zip(parts, hashes, strict=True):
             part_counts = sum(of_chunks, Counts())
             if not part_counts.lines and split == "train":
                 name = f"{split!r} of {part.name}"
                 raise UserError(_no_lines(task, split, name, part_counts, part.dropped))
             counts += part_counts
             dropped.update(part.dropped)  # + would remove the reasons that drop no pair
-            about = {"name": part.name, "dropped": dict(part.dropped)}
+            about = {"name": part.name, "dropped": dict(part.dropped), "content_hash": content_hash}
             entries.append(about | dataclasses.asdict(part_counts))
         if not counts.lines:
             if split != "validation" or +dropped or counts.left_out:

@@ -10,21 +10,22 @@ import fnmatch
 import functools
 import hashlib
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from configs.errors import UserError
 from configs.paths import is_remote, path_of
 from data import manifest
-from data.build import OnProgress, build
+from data.build import OnProgress, build, content_hashes
 from data.documents import Documents
 from data.manifest import CacheKey
 from data.packing.rows import Rows
 from data.sources.compression import counted_bytes
+from data.sources.mixing import MixedSource
 from data.sources.text import SPLITS
 from data.storage import folders, locks, lookup, remote
-from data.storage.arrays import REBUILD, CheckedArray, checksums_path
+from data.storage.arrays import REBUILD, CheckedArray
 from data.task import Example, Task
 from data.vocabs import Vocabs
 
@@ -45,8 +46,33 @@ class Prepared:
     splits: dict[str, Rows]
     manifest: dict[str, Any]
     folder: Path
-    rows_hash: str
-    """Of the training rows."""
+
+    @functools.cached_property
+    def rows_hash(self) -> str:
+        """Returns a hash of the training rows."""
+        return self._rows_hash(len(self.splits["train"]))
+
+    def _rows_hash(self, rows: int) -> str:
+        arrays: Mapping[str, Any] = self.splits["train"].arrays
+        sums = b"".join(arrays[name].checksums(rows) for name in sorted(arrays))
+        return hashlib.sha256(sums).hexdigest()[:16]
+
+    def hashes(self, task: Task) -> Iterator[tuple[str, str]]:
+        """Yields the hash of the text and that of the training rows, and then those that both have
+        without the last parts of a mixture."""
+        yield self.manifest["content_hash"], self.rows_hash
+        parts = task.source.all_parts if isinstance(task.source, MixedSource) else ()
+        for count in range(len(parts) - 1, 0, -1):
+            digests, rows = dict[str, str](), 0
+            for split, entry in self.manifest["splits"].items():
+                number = sum(split in part.splits() for part in parts[:count])
+                entries = entry.get("parts", [entry])[:number]
+                if any(part["lines"] for part in entries):
+                    digests[split] = entries[-1].get("content_hash", "")  # of an older version
+                if split == "train":
+                    rows = sum(part["rows"] for part in entries)
+            rows_hash = self._rows_hash(rows)
+            yield from ((text_hash, rows_hash) for text_hash in content_hashes(digests))
 
     def examples(self, task: Task, split: str, on_bytes: OnBytes) -> Iterator[Example]:
         """Yields the examples of a split, in the order in which `Documents` counts them.
@@ -223,9 +249,7 @@ class TaskCaches:
             documents = Documents.open(folder, name, entry)
             rows = task.cached_rows(name, entry, arrays, vocabs)
             splits[name] = dataclasses.replace(rows, documents=documents)
-        paths = [checksums_path(folder / f"train.{name}.npy") for name in sorted(columns)]
-        rows_hash = hashlib.sha256(b"".join(path.read_bytes() for path in paths)).hexdigest()[:16]
-        return Prepared(vocabs, splits, stored, match.folder, rows_hash)
+        return Prepared(vocabs, splits, stored, match.folder)
 
     def _is_of_the_run(self, stored: dict[str, Any]) -> bool:
         return (

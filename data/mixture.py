@@ -108,7 +108,8 @@ Quotas = tuple[int, ...]
 class MixtureOrder:
     """Orders the rows of several parts, with a fixed share of each in a block.
 
-    Each part goes through permutations of its own, in which no row is lost or comes twice.
+    Each part goes through permutations of its own, in which no row is lost or comes twice.  Parts
+    behind the last quota have no rows in a block, which is the same without them.
     """
 
     rows: tuple[int, ...]
@@ -126,13 +127,14 @@ class MixtureOrder:
         stages: Sequence[tuple[int, Sequence[float]]] = (),
     ) -> "MixtureOrder":
         """Makes an order from rates, which may have any sum."""
-        assert len(rows) == len(rates) <= BLOCK and min(rows) > 0
+        assert len(rates) <= len(rows) <= BLOCK and min(rows) > 0
         of_stages = ((step, _quotas(later_rates)) for step, later_rates in stages)
         return cls(tuple(rows), _quotas(rates), tuple(of_stages))
 
     def rates_after(self, step: int) -> tuple[float, ...]:
         """Returns the share of rows that each part has after a number of steps."""
-        return tuple(quota / BLOCK for quota in self._stage(step)[1])
+        quotas = self._stage(step)[1]
+        return tuple(quota / BLOCK for quota in (*quotas, *[0] * (len(self.rows) - len(quotas))))
 
     def rows_of_step(self, seed: int, step: int, sizes: BatchSizes) -> np.ndarray:
         """Returns the rows of a step's global batch.
@@ -153,9 +155,9 @@ class MixtureOrder:
             return np.zeros(len(self.rows), np.int64)
         first, quotas = self._stage(step - 1)
         blocks, rest = divmod(sizes.before(step) - sizes.before(first), BLOCK)
-        parts = _block(quotas, seed, blocks)[0][:rest]
-        in_stage = blocks * np.array(quotas) + np.bincount(parts, minlength=len(quotas))
-        return self.drawn_before(seed, first, sizes) + in_stage
+        parts, drawn = _block(quotas, seed, blocks)[0][:rest], self.drawn_before(seed, first, sizes)
+        drawn[: len(quotas)] += blocks * np.array(quotas)
+        return drawn + np.bincount(parts, minlength=len(drawn))
 
     def steps_of_row(
         self, seed: int, row: int, sizes: BatchSizes, first: int, stop: int
@@ -184,7 +186,8 @@ class MixtureOrder:
             now = blocks == block
             order, ranks = _block(quotas, seed, block)
             parts[now] = order[within[now]]
-            draws[now] = (drawn + block * np.array(quotas))[parts[now]] + ranks[within[now]]
+            before = drawn[: len(quotas)] + block * np.array(quotas)
+            draws[now] = before[parts[now]] + ranks[within[now]]
         firsts = np.cumsum(self.rows) - self.rows
         ids = np.empty(len(places), np.int64)
         for part in np.unique(parts).tolist():

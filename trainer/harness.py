@@ -207,9 +207,7 @@ class HarnessModel(TemplateLM):
         try:
             return self._template.render(chat_history)
         except BadMessages as error:
-            raise UserError(
-                f"--apply_chat_template: the template refuses a chat: {error}"
-            ) from None
+            raise UserError(f"--apply_chat_template: the template refuses chats: {error}") from None
 
 
 def generation_of(settings: Mapping[str, Any]) -> tuple[Sampling, int, list[str]]:

@@ -40,11 +40,7 @@ class Ledger:
 
     def rows_of_step(self, step: int) -> tuple[np.ndarray, Rows]:
         """Returns the numbers of the rows of a step, and the rows as the step reads them."""
-        [(sizes, rows, stages)] = [
-            (sizes, rows, stages)
-            for first, stop, sizes, rows, stages in self.periods
-            if first < step <= stop
-        ]
+        [(_, _, sizes, rows, stages)] = [x for x in self.periods if x[0] < step <= x[1]]
         rows = dataclasses.replace(rows, batch_length=value_at(step - 1, None, stages))
         return rows.order.rows_of_step(self.seed, step - 1, sizes), rows
 

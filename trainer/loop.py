@@ -28,7 +28,6 @@ from trainer.interrupts import Interrupts, StopRequested, check_finite
 from trainer.metrics.step_timer import StepTimer
 from trainer.multihost import connect, gather
 from trainer.observers import CompiledStep, Line, Observer, Observers, Outcome, StepResult
-from trainer.optimizers.spikes import with_step
 from trainer.replay import Replay, rotated
 from trainer.run import Run
 from trainer.step import Metrics, State, abstract_like, init_state, train_step, train_step_spec
@@ -165,7 +164,6 @@ def restore_or_init(
             state["params"], _ = warm_started(state["params"], run.start_from, model, padding.mesh)
     else:
         state, step = newer or checkpoints.restore(step_spec.saved(padding.unpadded))
-        state["opt_state"] = with_step(state["opt_state"], state["step"])
         spikes = jax.device_get(step_spec.spike_state())
         state = jax.device_put(spikes, padding.padded["step"].sharding) | state
         where = f", a local checkpoint; the last checkpoint is {newest}" if newer else ""

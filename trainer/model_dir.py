@@ -107,15 +107,19 @@ class ModelDir:
     def check_text(self, prepared: Prepared, task: Task) -> None:
         """Refuses to continue a run on other text, on other rows, or on rows in another order."""
         record = self.record
-        hashes = {"text": prepared.manifest["content_hash"], "rows": prepared.rows_hash}
         before = (record.content_hash, record.rows_hash) if record else (None, None)
-        for (name, now), then in zip(hashes.items(), before, strict=True):
-            if None not in (now, then) and now != then:
-                raise UserError(
-                    f"{self.model_dir} was trained on other {name} of task {task.name} (hash "
-                    f"{then}, now {now}).  Give the --data_dir of that training, or choose another "
-                    "--model_dir."
-                )
+        names = ("text", "rows")
+        different = [
+            [x for x in zip(names, before, now, strict=True) if None not in x and x[1] != x[2]]
+            for now in prepared.hashes(task)
+        ]
+        if all(different):  # also without parts that were added to a mixture
+            name, then, now = different[0][0]
+            raise UserError(
+                f"{self.model_dir} was trained on other {name} of task {task.name} (hash "
+                f"{then}, now {now}).  Give the --data_dir of that training, or choose another "
+                "--model_dir."
+            )
         if record is not None and record.order != order.VERSION:
             raise UserError(
                 f"{self.model_dir} was trained on the rows in another order (version "

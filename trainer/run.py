@@ -248,9 +248,7 @@ class Run:
     def by_stage(self) -> list["Run"]:
         """Returns the run of each stage; the last one has the most tokens, in the longest rows."""
         runs = dict.fromkeys(self.stage(step) for step in sorted(self.stage_begins))
-        return sorted(
-            runs, key=lambda run: (run.batch_sequences * run.task.length, run.task.length)
-        )
+        return sorted(runs, key=lambda r: (r.batch_sequences * r.task.length, r.task.length))
 
     def with_steps(self, rows: int | None) -> "Run":
         """Returns the run with its length in steps, given the rows of training where known."""

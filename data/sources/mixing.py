@@ -19,14 +19,15 @@ class MixedSource(Source):
     """Reads several sources as one; a task file names a kind of them."""
 
     rates: tuple[NotNegative, ...] | None = None
-    """One number per part, with any sum; 0 for a part that only a later stage reads. None: by size.
-    """
+    """One number per part, with any sum; 0 for a part that only a later stage reads, and parts
+    behind the last number have 0. None: by size."""
     temperature: Positive = 1.0
     """By size, a rate is proportional to size ** (1 / temperature): 1 draws from each part in
     proportion to its size, and a large number from all parts equally."""
     stages: tuple[Stage, ...] = ()
     """Pairs of a number of steps and the rates of all batches after them, in the order of steps. A
-    part with the rate 0 is not read. --override adds stages to a run that has not reached them."""
+    part with the rate 0 is not read. --override adds stages to a run that has not reached them, and
+    with them parts behind the last one of a mixture that has rates."""
 
     def __post_init__(self) -> None:
         problems = [*self.problems(), *self._rate_problems()]
@@ -46,9 +47,7 @@ class MixedSource(Source):
             f"{label}_{labels[:i].count(label) + 1}" if labels.count(label) > 1 else label
             for i, label in enumerate(labels)
         ]
-        return [
-            (name or other, part) for name, other, part in zip(names, numbered, parts, strict=True)
-        ]
+        return [(n or label, part) for n, label, part in zip(names, numbered, parts, strict=True)]
 
     def parts_of(self, split: str) -> dict[str, Any]:
         """Names the parts that have a split, by name, or by tag or kind."""
@@ -95,7 +94,7 @@ class MixedSource(Source):
         settings = {} if self.rates is None else {f"{kind}.rates": self.rates}
         settings |= {f"{kind}.stages[{i}]": rates for i, (_, rates) in enumerate(self.stages)}
         for name, rates in settings.items():
-            if len(rates) != parts:
+            if len(rates) > parts:
                 yield (
                     f"{name}: {len(rates)} rates for {parts} parts.  "
                     "Give one number for each part, in their order."
@@ -103,11 +102,11 @@ class MixedSource(Source):
             elif not any(rates):
                 yield f"{name}: all rates are 0.  Give at least one part a rate above 0."
         if self.rates is not None:
-            for number, rates in enumerate(zip(*settings.values(), strict=False)):
-                if not any(rates):
+            for number in range(parts):
+                if not any(any(rates[number : number + 1]) for rates in settings.values()):
                     yield (
-                        f"{kind}.rates[{number}] = 0: no stage reads this part.  Give it a rate "
-                        f"above 0, here or in {kind}.stages, or remove the part."
+                        f"{kind}.rates[{number}]: is 0 or missing, and no stage reads this part.  "
+                        f"Give it a rate above 0, here or in {kind}.stages, or remove the part."
                     )
         steps = [step for step, _ in self.stages]
         if steps != sorted(set(steps)):

@@ -112,9 +112,7 @@ def from_hub(path: Path) -> Path:
 def check_writable(path: Path) -> None:
     """Refuses a path of read-only storage."""
     if is_on_hub(path):
-        raise UserError(
-            f"{path}: hf:// is read-only.  Legal: gs://, s3:// or a path of this machine."
-        )
+        raise UserError(f"{path}: hf:// is read-only.  Legal: gs://, s3:// or a local path.")
 
 
 def check_bucket(path: Path) -> None:

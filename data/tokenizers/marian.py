@@ -43,9 +43,7 @@ class Marian(Tokenizer):
         if not folder.is_dir():
             vocab = MarianVocab(read_model(folder), self.path)
             if vocab.side != self.side:
-                raise UserError(
-                    f"Marian.side = {self.side!r}: {self.path} is of {vocab.side} texts."
-                )
+                raise UserError(f"Marian.side = {self.side!r}: {self.path} has {vocab.side} texts.")
             return vocab
         ids = read_json(read_model(folder / IDS), dict[str, int], folder / IDS)
         pieces = base64.b64encode(read_model(folder / PIECES[self.side])).decode()

@@ -26,7 +26,7 @@ def test_a_name_without_a_scheme_is_of_this_machine(name: str) -> None:
         ("gs:///run", "no name in a bucket"),
         ("s3://bucket/", "no name in a bucket"),
         ("s3://two words/run", "no name in a bucket"),
-        ("~no-such-user/run", "~no-such-user/run: no user has this name.  Legal: ~/name, or a pat"),
+        ("~no-such-user/run", "~no-such-user/run: no such user.  Legal: ~/name, or a pat"),
     ],
 )
 def test_what_pathlib_would_take_for_a_folder_is_refused(name: str, message: str) -> None:

@@ -166,6 +166,23 @@ def test_a_stage_has_its_rates_and_a_rate_of_0_no_row():
     assert staged.drawn_before(3, 50, BatchSizes(64)).tolist() == read.tolist()
 
 
+def test_a_part_that_a_stage_adds_changes_no_step_before_it():
+    """Nor where the parts that were there go on."""
+    sizes, added = BatchSizes(700, ((4, 3),)), (13, (1, 0, 1, 0, 9))
+    before = MixtureOrder.of(ROWS, RATES, STAGES[:1])
+    after = MixtureOrder.of((*ROWS, 50), RATES, (*STAGES[:1], added))
+    for step in range(13):
+        ids = before.rows_of_step(3, step, sizes)
+        np.testing.assert_array_equal(after.rows_of_step(3, step, sizes), ids)
+    drawn = before.drawn_before(3, 13, sizes)
+    assert after.drawn_before(3, 13, sizes).tolist() == [*drawn, 0]
+    ids = np.concatenate([after.rows_of_step(3, step, sizes) for step in range(13, 900)])
+    assert set(ids) >= set(range(825, 875)) and not {1, 3} & set(parts_of(ids))
+    firsts = ids[ids < 700]
+    places = np.arange(len(firsts)) + drawn[0]
+    np.testing.assert_array_equal(firsts, shuffled(3, places, 700, 1))
+
+
 def test_the_order_of_stages_never_changes_between_versions():
     staged = MixtureOrder.of(ROWS, RATES, STAGES)
     assert list(staged.rows_of_step(7, 12, BatchSizes(5))) == [741, 715, 821, 705, 813]

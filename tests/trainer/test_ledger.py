@@ -50,7 +50,9 @@ def random_rows(draw: random.Random) -> Rows:
         RowsOfPart(f"part{i}", range(end - size, end), Counts(rows=size), {})
         for i, (size, end) in enumerate(zip(sizes, ends, strict=True))
     ]
-    mix = MixtureOrder.of(sizes, rates(), stages)
+    begun = draw.randint(1, len(sizes))  # parts that are there from the start
+    first = [*rates()[-begun:-1], 1]
+    mix = MixtureOrder.of(sizes, first, stages)
     return dataclasses.replace(rows, mix=mix, parts=parts)
 
 

@@ -332,9 +332,7 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
                 damaged[step] = str(reason)
                 continue
             for bad, why in damaged.items():
-                logger.warning(
-                    "checkpoint %d is damaged (%s); using step %d instead", bad, why, step
-                )
+                logger.warning("checkpoint %d is damaged (%s); using step %d", bad, why, step)
             return tree, step, list(damaged)
         raise self._unusable(damaged)
 

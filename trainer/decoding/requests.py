@@ -241,9 +241,7 @@ class LineDecoder:
             return translation_requests(lines, task, self.vocabs, options, self.max_length, name)
         check_tag(options.tag, task)
         if options.prefix is not None:
-            raise UserError(
-                f"--prefix: {task.name} has no translations.  Begin the prompts with it."
-            )
+            raise UserError(f"--prefix: {task.name} has no translations.  Begin prompts with it.")
         prompts = list(map(task.prompt, lines))
         requests = continuation_requests(
             prompts, self.vocabs, options, self.max_length, task.length // 2

@@ -34,16 +34,6 @@ def counts_schedule(part: Any) -> bool:
     return isinstance(part, optax.ScaleByScheduleState)
 
 
-def with_step(opt_state: Any, step: Array) -> Any:
-    """Returns an optimizer state whose schedule is at this step: older versions did not count
-    skipped steps."""
-
-    def counted(part: Any) -> Any:
-        return part._replace(count=step + 0) if counts_schedule(part) else part
-
-    return jax.tree.map(counted, opt_state, is_leaf=counts_schedule)
-
-
 @spec
 class SkipSpikes:
     """Skips each update whose loss or gradient norm is far above those of the steps before, or is

@@ -10,6 +10,7 @@ from configs.errors import UserError, listed
 from configs.spec import SPECS
 from configs.write import diff
 from data.sources.mixing import MixedSource
+from data.sources.text import Source
 from layouts.layout import Layout
 from layouts.mesh import make_mesh
 from trainer.metrics.trackers import TrackerSpec
@@ -37,20 +38,25 @@ def check_changes(
 ) -> list[Change]:
     """Returns the settings that change after a step; raises those that may not, by their names."""
     changes = [Change(*row) for row in diff(saved, run)]
+    adds_parts = _adds_parts(saved.task.source, run.task.source)
+    possible = [
+        change
+        for change in changes
+        if _needs_override(change, step) or (adds_parts and _is_of_mixture(change, "parts"))
+    ]
     refused = [
         change
         for change in changes
         if (
             not is_free(change)
             and not issubclass(_spec_of(change), TrackerSpec)
-            and not _needs_override(change, step)
+            and change not in possible
         )
         or (change.name == "Run.batch_sequences" and _begun(saved.batch_stages, step))
     ]
     if not refused and opt_state_shapes(saved) != opt_state_shapes(run):
         refused = [change for change in changes if _may_change_arrays(change)]
-    waiting = [c for c in changes if _needs_override(c, step) and c not in refused]
-    waiting = [] if override else waiting
+    waiting = [] if override else [change for change in possible if change not in refused]
     if not refused and not waiting:
         return changes
     problems = [f"{change}: {_reason(change, step)}" for change in refused]
@@ -74,6 +80,8 @@ def is_free(change: Change) -> bool:
 def _reason(change: Change, step: int) -> str:
     if _is_of_stages(change):
         return f"stages that begin before step {step} may not change."
+    if _is_of_mixture(change, "parts"):
+        return "legal: more parts behind these, of a mixture that began with two or more and rates."
     if change.name == "Run.batch_sequences":
         return "a stage of Run.batch_stages has begun.  Add another to them."
     return "no longer the same model, opt_state or data."
@@ -103,8 +111,21 @@ def _needs_override(change: Change, step: int) -> bool:
 
 
 def _is_of_stages(change: Change) -> bool:
-    is_of_mixture = issubclass(_spec_of(change), MixedSource) and change.name.endswith(".stages")
-    return is_of_mixture or change.name in ("Run.batch_stages", "Run.length_stages")
+    names = ("Run.batch_stages", "Run.length_stages")
+    return change.name in names or _is_of_mixture(change, "stages")
+
+
+def _is_of_mixture(change: Change, name: str) -> bool:
+    return issubclass(_spec_of(change), MixedSource) and change.name.endswith(f".{name}")
+
+
+def _adds_parts(saved: Source, source: Source) -> bool:
+    """Returns whether a mixture has all parts that it had, at their rates, and others behind."""
+    if not isinstance(saved, MixedSource) or not isinstance(source, MixedSource):
+        return False
+    parts = list(saved.all_parts)
+    has_rates = saved.rates is not None and sum("train" in part.splits() for part in parts) > 1
+    return has_rates and parts == list(source.all_parts[: len(parts)])
 
 
 def _begun(stages: Sequence[tuple[int, Any]], step: int) -> list[tuple[int, Any]]:

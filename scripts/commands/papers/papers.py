@@ -106,9 +106,7 @@ def read_record(words: tuple[str, ...]) -> str:
     for cells in rows_under((CHECKOUT / file).read_text(), heading):
         if next(iter(cells.values())) == row and column in cells:
             return cells[column]
-    raise UserError(
-        f"{file}, {heading!r}: no table there has a row {row!r} and a column {column!r}."
-    )
+    raise UserError(f"{file}, {heading!r}: no table there has a row {row!r} and column {column!r}.")
 
 
 def table_of(item: items.Item) -> tuple[list[str], list[list[str]]]:

@@ -63,9 +63,7 @@ def check_flags(flags: PlanFlags) -> None:
             "--decode, or add --topology."
         )
     if flags.price_per_chip_hour is None and flags.currency is not None:
-        raise UserError(
-            "--currency is that of --price_per_chip_hour.  Add it, or remove --currency."
-        )
+        raise UserError("--currency is for --price_per_chip_hour.  Add it, or remove --currency.")
     is_priced = flags.topology is not None and not flags.decode
     if not is_priced and (given := given_flags(flags.run_cost)):
         raise UserError(

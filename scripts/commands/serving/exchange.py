@@ -173,9 +173,7 @@ class PendingAnswer:
             if isinstance(failed, NoFiniteScore):
                 raise ApiError(500, "The model computes NaN or infinite log-probabilities.")
             if isinstance(failed, DeadEnd):
-                raise ApiError(
-                    422, "response_format: no token of the vocabulary continues the text."
-                )
+                raise ApiError(422, "response_format: no token of the vocab continues the text.")
             if failed is not None:
                 raise ApiError(500, "The server failed; its log says why.")
             yield

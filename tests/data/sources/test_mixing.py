@@ -62,7 +62,7 @@ def test_rates_that_make_no_sense_are_described(mixture):
     kind = type(mixture(2)).__name__
     with pytest.raises(UserError) as error:
         mixture(3, rates=(1, 2), temperature=3.0)
-    assert f"{kind}.rates: 2 rates for 3 parts." in str(error.value)
+    assert f"{kind}.rates[2]: is 0 or missing, and no stage reads this part." in str(error.value)
     assert f"{kind}.temperature = 3.0: it counts only by size" in str(error.value)
 
 
@@ -71,18 +71,21 @@ def test_stages_have_rates_of_their_own_which_may_be_0(mixture):
     made = mixture(2, rates=(1, 0), stages=[(5, [1, 1]), (9, [0, 2])])
     assert made.mix([100, 300]).stages == ((5, (2048, 2048)), (9, (0, 4096)))
     assert mixture(2, temperature=2, stages=((7, (0, 1)),)).mix([1, 1]).quotas == (2048, 2048)
+    made = mixture(3, rates=(1, 1), stages=((5, (0, 1, 1)),))  # the third part comes later
+    assert made.mix([100, 300, 9]).quotas == (2048, 2048)
+    assert made.mix([100, 300, 9]).rates_after(4) == (0.5, 0.5, 0)
 
 
 @MIXTURES
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"stages": ((5, (1,)),)}, r"stages\[0\]: 1 rates for 2 parts\."),
+        ({"stages": ((5, (1, 1, 1)),)}, r"stages\[0\]: 3 rates for 2 parts\."),
         ({"stages": ((5, (1, 1)), (6, (0, 0)))}, r"stages\[1\]: all rates are 0\."),
         ({"rates": (0, 0)}, r"\.rates: all rates are 0\."),
         ({"stages": ((5, (1, 1)), (5, (1, 2)))}, r"stages: begin after steps \[5, 5\]\."),
         ({"stages": ((9, (1, 1)), (5, (1, 2)))}, r"stages: begin after steps \[9, 5\]"),
-        ({"rates": (1, 0), "stages": ((5, (2, 0)),)}, r"rates\[1\] = 0: no stage reads this part"),
+        ({"rates": (1, 0), "stages": ((5, (2, 0)),)}, r"rates\[1\]: is 0 or missing, and no stage"),
         ({"stages": ((0, (1, 1)),)}, r"stages\[0\]\[0\] = 0: legal: a tuple, each item"),
         ({"stages": ((5, (1, -1)),)}, r"stages\[0\]\[1\]\[1\] = -1: legal"),
         ({"stages": ((5, (1, float("nan"))),)}, r"stages\[0\]\[1\]\[1\] = nan: legal"),
@@ -168,7 +171,7 @@ def test_its_text_is_that_of_its_parts(parts):
             r"@Tsv\(\) yields pairs.  @Mixture\(\)",
         ),
         (lambda parts: {"parts": (parts[0], TextMixture(parts=parts))}, r"is a mixture itself"),
-        (lambda parts: {"parts": parts, "rates": (1,)}, r"1 rates for 2 parts"),
+        (lambda parts: {"parts": parts, "rates": (1,)}, r"rates\[1\]: is 0 or missing"),
         (lambda parts: {"parts": (parts[1],) * 2}, r"several of 'train' have the name web"),
         (
             lambda parts: {"parts": (parts[0], dataclasses.replace(parts[1], name="TextFiles"))},

@@ -273,8 +273,9 @@ def test_the_fingerprint_of_a_mixture_follows_each_part(many, tmp_path):
     [
         ({"parts": ()}, r"Mixture.parts = \(\): "),
         ({"tag": "2de"}, r"Mixture.tag = '2de': legal: None.  Each part has a tag of its own"),
-        ({"rates": (1, 2)}, r"Mixture.rates: 2 rates for 3 parts"),
-        ({"rates": (1, 2, 0)}, r"Mixture.rates\[2\] = 0: no stage reads this part"),
+        ({"rates": (1, 2, 3, 4)}, r"Mixture.rates: 4 rates for 3 parts"),
+        ({"rates": (1, 2)}, r"Mixture.rates\[2\]: is 0 or missing, and no stage reads this part"),
+        ({"rates": (1, 2, 0)}, r"Mixture.rates\[2\]: is 0 or missing, and no stage reads"),
         ({"rates": (1, 2, -1)}, r"Mixture.rates\[2\] = -1: legal: .*of at least 0"),
         ({"rates": (1, 2, 3), "temperature": 5}, r"Mixture.temperature = 5.*Unset one of them"),
         ({"temperature": 0}, r"Mixture.temperature = 0: legal: a number above 0"),

@@ -70,7 +70,7 @@ def test_a_damaged_file_is_refused(folder: Path, damage: tuple[bytes, bytes]) ->
 
 def test_a_file_has_one_side(folder: Path) -> None:
     (folder / "vocab.model").write_bytes(side(folder, "target").model)
-    with pytest.raises(UserError, match=r"Marian\.side = 'source': .* is of target texts"):
+    with pytest.raises(UserError, match=r"Marian\.side = 'source': .* has target texts"):
         make(Marian(path=str(folder / "vocab.model"), side="source"), iter(()))
 
 

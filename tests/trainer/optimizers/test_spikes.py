@@ -20,7 +20,6 @@ from tests.toys import FLOAT64, ROUND_OFF, TOY, WHOLE, packed_rows
 from tests.trainer.bigram import VOCAB, Bigram, text_rows
 from tests.trainer.test_adapters import SPLIT, arrays, state_of
 from tests.trainer.test_loop import RUN, Recorder, job
-from trainer.checkpoints.manager import Checkpoints
 from trainer.feed import BatchSharding
 from trainer.loop import train
 from trainer.optimizers.adamw import AdamW
@@ -214,29 +213,6 @@ def test_a_resumed_run_skips_the_same_updates_bit_for_bit(tmp_path: Path) -> Non
     for path, array in states[0].items():
         np.testing.assert_array_equal(array, states[1][path], err_msg=path)
     assert rest.losses.items() <= whole.losses.items()
-
-
-def test_a_run_whose_schedule_stood_at_skipped_steps_goes_on_at_its_step(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Checkpoints of an older version, whose counts are those of updates."""
-    save = Checkpoints.save
-
-    def save_old(self: Checkpoints, step: int, state: State, *metric: float | None) -> None:
-        def late(part: Any) -> Any:
-            return part._replace(count=part.count - 2) if is_schedule(part) else part
-
-        opt_state = jax.tree.map(late, state["opt_state"], is_leaf=is_schedule)
-        save(self, step, state | {"opt_state": opt_state}, *metric)
-
-    monkeypatch.setattr(Checkpoints, "save", save_old)
-    train(job(tmp_path, dataclasses.replace(RUN, steps=4, checkpoint_every=4)))
-    monkeypatch.undo()
-    train(job(tmp_path, dataclasses.replace(RUN, steps=6, checkpoint_every=6)))
-    state = arrays(state_of(RUN, tmp_path))
-    counts = [array for path, array in state.items() if path.startswith("opt_state")
-              and path.endswith("count") and array.ndim == 0]  # fmt: skip
-    assert len(counts) > 1 and {*map(int, counts)} == {6} and state["step"] == 6
 
 
 @pytest.mark.usefixtures("float64")

@@ -1,6 +1,7 @@
 """Which settings of a run may change when it continues."""
 
 import dataclasses
+from typing import Any
 
 import pytest
 
@@ -99,6 +100,31 @@ def test_a_stage_that_has_not_begun_may_come_change_and_go() -> None:
             check_changes("There", *runs, override=False, step=9)
         with pytest.raises(UserError, match="stages that begin before step 10 may not change"):
             check_changes("There", *runs, override=True, step=10)
+
+
+def of_parts(names: str, **settings: Any) -> Run:
+    source = TextMixture(parts=tuple(TextFiles(train=f"{x}.txt") for x in names), **settings)
+    return dataclasses.replace(RUN, task=dataclasses.replace(TASK, source=source))
+
+
+def test_parts_are_added_behind_those_of_a_mixture_with_rates() -> None:
+    rates, stages = {"rates": (1, 1)}, {"rates": (1, 1), "stages": ((9, (1, 1, 1)),)}
+    runs = of_parts("ab", **rates), of_parts("abc", **stages)
+    changes = check_changes("There", *runs, override=True, step=9)
+    assert [change.name for change in changes] == ["TextMixture.stages", "TextMixture.parts"]
+    with pytest.raises(UserError, match=r"TextMixture\.parts: .*: legal with --override"):
+        check_changes("There", *runs, override=False, step=9)
+    for before, after in (
+        (of_parts("ab"), of_parts("abc")),  # by size, which the new part would change
+        (of_parts("ab", **rates), of_parts("cab", **stages)),
+        (of_parts("ab", **rates), of_parts("acb", **stages)),
+        (of_parts("a", rates=(1,)), of_parts("ab", rates=(1,), stages=((9, (1, 1)),))),
+        (runs[1], runs[0]),
+    ):
+        with pytest.raises(UserError, match=r"\.parts: .*: legal: more parts behind these"):
+            check_changes("There", before, after, override=True, step=9)
+    with pytest.raises(UserError, match="stages that begin before step 10 may not change"):
+        check_changes("There", *runs, override=True, step=10)
 
 
 def test_stages_of_the_batch_change_as_those_of_a_mixture_do() -> None:

@@ -73,7 +73,7 @@ def test_a_plan_of_samples_that_a_suffix_ranks(
     [
         (["--beam=4"], "--beam needs --decode.  Add it"),
         (["--apart"], "--apart needs --decode"),
-        (["--currency=EUR"], "--currency is that of --price_per_chip_hour"),
+        (["--currency=EUR"], "--currency is for --price_per_chip_hour"),
         (
             ["--compare", "layouts/fsdp.gin", "--html=page.html"],
             "--html writes the page of one plan",

@@ -373,3 +373,53 @@ def test_documents_are_excluded_from_a_step_on(run: Meshloom, copy: Place) -> No
     assert "Step 6: its rows have no token to learn from (Run.exclude)." in answer.error
     last = list(read_lines(copy.folder / "run/metrics.jsonl"))[-1]
     assert (last["step"], last["tokens"], last["loss"], last["grad_norm"]) == (6, 0, 0, 0)
+
+
+def test_a_running_run_takes_another_text_into_its_mixture(run: Meshloom, tmp_path: Path) -> None:
+    """From a step on, as a run that knew it from the start; no earlier step changes."""
+    for name in "abc":
+        lines = [f"{name} {number} {name * (number % 5)}" for number in range(300)]
+        (tmp_path / f"{name}.txt").write_text("\n".join(lines))
+    place = Place(tmp_path, tmp_path / "a.txt")
+    files = [f"{x}/TextFiles.train = '{tmp_path}/{x}.txt'" for x in "abc"]
+    two, three = (
+        [
+            f"TextMixture.parts = ({''.join(f'@{x}/TextFiles(), ' for x in names)})",
+            *(f"{x}/TextFiles.name = '{x}'" for x in names),
+        ]
+        for names in ("ab", "abc")
+    )
+    mixed = ["Task.source = @TextMixture()", "TextMixture.rates = (2, 1)"]
+    answer = run("train", place.model_dir, *place.flags(*mixed, *two, *files[:2]))
+    assert answer.code == 0, answer.error
+
+    def documents(place: Place, step: int) -> list[str]:
+        file = tmp_path / "data.json"
+        answer = run("inspect", "data", place.model_dir, f"--step={step}", f"--json={file}")
+        assert answer.code == 0, answer.error
+        return [segment["document"] for segment in json.loads(file.read_text())]
+
+    before = documents(place, 3)
+    added = [*three, *files, "TextMixture.stages = ((4, (1, 0, 3)),)", "Run.steps = 8"]
+    flags = ["--gin_file=layouts/whole.gin", *(f"--gin_param={setting}" for setting in added)]
+    assert "TextMixture.parts: " in refused(run("train", place.model_dir, *flags))
+    late = [*flags, "--gin_param=TextMixture.stages = ((3, (1, 0, 3)),)", "--override"]
+    assert "stages that begin before step 4" in refused(run("train", place.model_dir, *late))
+    text = (tmp_path / "b.txt").read_text()
+    (tmp_path / "b.txt").write_text(text.replace("b 7", "b 8"))
+    said = refused(run("train", place.model_dir, *flags, "--override"))
+    assert "was trained on other text of task toy" in said
+    (tmp_path / "b.txt").write_text(text)
+    answer = run("train", place.model_dir, *flags, "--override")
+    assert answer.code == 0, answer.error
+    assert documents(place, 3) == before
+    assert not any("c.txt" in name for name in before) and "c.txt" in str(documents(place, 5))
+    assert "b.txt" in str(before) and "b.txt" not in str(documents(place, 5))
+    assert run("train", place.model_dir, *flags[:1], "--gin_param=Run.steps = 9").code == 0
+
+    whole = Place(tmp_path / "whole", tmp_path / "a.txt")
+    vocab = f"SentencePiece.model_file = '{tmp_path / 'run/vocab.model'}'"
+    params = [*mixed, *added, vocab, "Run.steps = 9"]
+    answer = run("train", whole.model_dir, *whole.flags(*params))
+    assert answer.code == 0, answer.error
+    assert losses(whole) == losses(place) and len(losses(whole)) == 9
