@@ -202,9 +202,8 @@ def sampled_of_best(layout: Layout, logits_BWV: Array, candidates: int, draw: Dr
 
     The vocabulary may be split; only the candidates are gathered.
     """
-    best_BWU, id_BWU = (
-        layout.reshard(x, "BWU") for x in layout.top_k(logits_BWV, candidates, "BWV")
-    )
+    top = layout.top_k(logits_BWV, candidates, "BWV")
+    best_BWU, id_BWU = (layout.reshard(x, "BWU") for x in top)
     weight_BWU = best_BWU / draw.temperature
     if draw.top_k is not None:
         rank_BWU = layout.iota("BWU", weight_BWU.shape, "U")

@@ -128,6 +128,26 @@ class YarnScaling(RopeScaling):
 
 
 @spec
+class DynamicScaling(RopeScaling):
+    """Raises theta for rows longer than in training (dynamic NTK), the same for all rows."""
+
+    factor: Positive
+    """Raises theta the more: about how many times as long rows may become."""
+    original_length: Count
+    """Tokens in the rows of the original training."""
+    length: Count | None = None
+    """Tokens of the longest row, by which theta is raised. None: `original_length`, unraised."""
+
+    @property
+    def max_length(self) -> int:
+        return self.length or self.original_length
+
+    def scaled(self, rates_k: Rates, theta: float) -> Rates:
+        width, longer = 2 * len(rates_k), max(self.max_length / self.original_length - 1, 0)
+        return plain_rates(theta * (1 + self.factor * longer) ** (width / max(width - 2, 1)), width)
+
+
+@spec
 class LongRopeScaling(RopeScaling):
     """Divides each rate by a factor of its own, one in longer rows.  Ding et al. 2024 (LongRoPE).
 

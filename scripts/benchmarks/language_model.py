@@ -143,9 +143,7 @@ def torch_model(shape: Shape) -> "torch.nn.Module":
             for block in self.blocks:
                 x = block(x)
             logits = functional.linear(self.norm(x), self.embed.weight)
-            return functional.cross_entropy(
-                logits.view(-1, shape.vocab).float(), targets.reshape(-1)
-            )
+            return functional.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
 
     torch.manual_seed(0)
     return TorchModel()

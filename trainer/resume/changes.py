@@ -39,19 +39,11 @@ def check_changes(
     """Returns the settings that change after a step; raises those that may not, by their names."""
     changes = [Change(*row) for row in diff(saved, run)]
     adds_parts = _adds_parts(saved.task.source, run.task.source)
-    possible = [
-        change
-        for change in changes
-        if _needs_override(change, step) or (adds_parts and _is_of_mixture(change, "parts"))
-    ]
+    possible = [c for c in changes if _needs_override(c, step, adds_parts=adds_parts)]
     refused = [
         change
         for change in changes
-        if (
-            not is_free(change)
-            and not issubclass(_spec_of(change), TrackerSpec)
-            and change not in possible
-        )
+        if not (is_free(change) or change in possible)
         or (change.name == "Run.batch_sequences" and _begun(saved.batch_stages, step))
     ]
     if not refused and opt_state_shapes(saved) != opt_state_shapes(run):
@@ -73,6 +65,7 @@ def is_free(change: Change) -> bool:
     return (
         change.name in FREE
         or change.name.startswith(FREE_PREFIXES)
+        or issubclass(_spec_of(change), TrackerSpec)
         or change.name.rpartition(".")[2] in getattr(_spec_of(change), "free_on_resume", ())
     )
 
@@ -103,10 +96,12 @@ def _may_change_arrays(change: Change) -> bool:
     return change.name == "Run.ema" or (is_of_optimizer and not is_schedule)
 
 
-def _needs_override(change: Change, step: int) -> bool:
+def _needs_override(change: Change, step: int, *, adds_parts: bool) -> bool:
     kinds = OptimizerSpec | ScheduleSpec | SkipSpikes
     if change.name in OVERRIDABLE or issubclass(_spec_of(change), kinds):
         return True
+    if _is_of_mixture(change, "parts"):
+        return adds_parts
     return _is_of_stages(change) and _begun(change.old, step) == _begun(change.new, step)
 
 

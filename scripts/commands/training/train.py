@@ -87,15 +87,14 @@ def train_locked(flags: TrainFlags) -> None:
             trace_fn(run, layout, mesh)
         prepared = start.prepared_data(flags, run, is_continued=step is not None)
         start.save_start(flags, config, run, layout, prepared, step or 0, changes, begin)
-        run = run.with_steps(len(prepared.splits["train"]))
+        splits = prepared.splits
+        run = run.with_steps(len(splits["train"]))
         if run.total_steps < (step or 0):
             print_note(
                 f"Warning: the run ends at step {run.steps}, below step {step} of the newest "
                 "checkpoint, so nothing is trained.  Raise Run.steps or Run.epochs to train on."
             )
-        job = TrainJob(
-            run, layout, mesh, prepared.splits, flags.model_dir, flags.local_checkpoint_dir
-        )
+        job = TrainJob(run, layout, mesh, splits, flags.model_dir, flags.local_checkpoint_dir)
         train_run(flags, job, prepared.vocabs, profile)
 
 

@@ -5,6 +5,7 @@ import pytest
 
 from configs.errors import UserError
 from models.positions.rope_scaling import (
+    DynamicScaling,
     LinearScaling,
     Llama3Scaling,
     RopeScaling,
@@ -22,6 +23,16 @@ RECORDED: list[tuple[RopeScaling, list[float], float]] = [
     (
         Llama3Scaling(factor=8.0, original_length=64),
         [1, 0.4598633, 0.09761663, 0.01215616, 0.00559017, 0.002570714, 0.001182177, 0.0005436398],
+        1.0,
+    ),
+    (
+        DynamicScaling(factor=4.0, original_length=64),
+        [1, 0.4598633, 0.2114742, 0.09724925, 0.04472136, 0.02056571, 0.009457416, 0.004349119],
+        1.0,
+    ),
+    (
+        DynamicScaling(factor=4.0, original_length=64, length=150),
+        [1, 0.3529417, 0.1245679, 0.0439652, 0.01551715, 0.005476651, 0.001932939, 0.0006822147],
         1.0,
     ),
     (

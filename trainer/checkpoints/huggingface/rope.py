@@ -6,6 +6,7 @@ from typing import Any
 
 from configs.spec import names
 from models.positions.rope_scaling import (
+    DynamicScaling,
     LinearScaling,
     Llama3Scaling,
     LongRopeScaling,
@@ -16,10 +17,10 @@ from models.positions.rotary import Rotary
 from trainer.checkpoints.huggingface.families import Settings
 
 LENGTH = "original_max_position_embeddings"
-PLAIN, LONG = "default", "longrope"
+PLAIN, LONG, DYNAMIC = "default", "longrope", "dynamic"
 SCALINGS: Mapping[str, type[RopeScaling]] = {
     "linear": LinearScaling, "llama3": Llama3Scaling, "yarn": YarnScaling,
-    LONG: LongRopeScaling,
+    LONG: LongRopeScaling, DYNAMIC: DynamicScaling,
 }  # fmt: skip
 """By Hugging Face's name."""
 MSCALE, MSCALE_ALL = MSCALES = ("mscale", "mscale_all_dim")
@@ -38,7 +39,7 @@ PLACES = ("rope_parameters", "rope_scaling")
 def names_of(scaling: type[RopeScaling]) -> Mapping[str, str]:
     """Returns by the settings of a scaling here what they are called there."""
     called = {name: LENGTH if name == "original_length" else name for name in names(scaling)}
-    return {name: there for name, there in called.items() if name != "long"}
+    return {name: there for name, there in called.items() if name not in ("long", "length")}
 
 
 def of_layers(settings: Settings, kind: str) -> Settings:
@@ -125,6 +126,8 @@ def rotary_of(settings: Settings) -> Rotary:
     if kind == PLAIN:
         return Rotary(theta=theta, fraction=fraction)
     scaling = SCALINGS[kind]
+    if kind == DYNAMIC:  # there, rows are never longer than in training
+        rope[LENGTH] = settings["max_position_embeddings"]
     if rope.get(MSCALE) and rope.get(MSCALE_ALL):
         factor = magnitude(rope, MSCALE) / magnitude(rope, MSCALE_ALL)
         rope = {"attention_factor": factor, **rope}
@@ -173,5 +176,7 @@ def settings_of(rotary: Rotary) -> Settings:
     kind = next(kind for kind, cls in SCALINGS.items() if isinstance(scaling, cls))
     values = {there: getattr(scaling, name) for name, there in names_of(type(scaling)).items()}
     given = {name: value for name, value in values.items() if value is not None}
+    if kind == DYNAMIC:
+        del given[LENGTH]
     of_phi = {LENGTH: given[LENGTH]} if LENGTH in given else {}
     return {"rope_theta": theta, "rope_scaling": {"rope_type": kind, **given}, **of_phi}

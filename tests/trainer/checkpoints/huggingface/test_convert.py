@@ -87,6 +87,10 @@ CASES: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": True, "head_dim": 8, "rms_norm_eps": 0.01, "rope_parameters": LLAMA3,
         "mlp_bias": True,
     },
+    "llama, dynamic": {
+        "head_dim": 6,
+        "rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 100.0},
+    },
     "mistral": {"sliding_window": 5, "head_dim": 4, "rms_norm_eps": 0.01},
     "qwen2": {"rope_parameters": YARN},
     "qwen3": {
@@ -589,8 +593,8 @@ def miss_a_shard(folder: Path) -> None:
         ),
         (
             "llama",
-            change(rope_scaling={"rope_type": "dynamic"}),
-            ["rope_type = 'dynamic': legal: 'default', 'linear', 'llama3', 'yarn'"],
+            change(rope_scaling={"rope_type": "ntk"}),
+            ["rope_type = 'ntk': legal: 'default', 'linear', 'llama3', 'yarn'"],
         ),
         (
             "phi3, short rows",
@@ -652,8 +656,8 @@ def miss_a_shard(folder: Path) -> None:
         ("gemma3_text", change(rope_parameters=LINEAR), ["'full_attention' and of 'sliding_att"]),
         (
             "gemma3_text",
-            change(rope_parameters={"full_attention": {"rope_type": "dynamic"}}),
-            ["rope_type = 'dynamic': legal: 'default', 'linear', 'llama3', 'yarn'"],
+            change(rope_parameters={"full_attention": {"rope_type": "ntk"}}),
+            ["rope_type = 'ntk': legal: 'default', 'linear', 'llama3', 'yarn'"],
         ),
         ("gemma3_text", change(model_type="gemma3"), ["has no text_config"]),
         ("gemma3_text", change(model_type="gemma3n_text"), ["'gemma3_text'", "'gemma3'."]),

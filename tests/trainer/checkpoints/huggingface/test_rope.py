@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from models.positions.rope_scaling import LinearScaling
+from models.positions.rope_scaling import DynamicScaling, LinearScaling
 from models.positions.rotary import Rotary
 from tests.toys import TOY
 from trainer.checkpoints.huggingface import rope
@@ -41,6 +41,18 @@ def test_the_first_name_of_longrope_is_read() -> None:
     )
     assert not [*rope.problems(old)] and rope.rotary_of(old) == rope.rotary_of(new)
     assert rope.rotary_of(old).max_length(TOY) == 8
+
+
+def test_a_dynamic_scaling_has_the_length_of_the_model() -> None:
+    """Another one in the file has no effect in transformers."""
+    scaling = {"rope_type": "dynamic", "factor": 2.0, "original_max_position_embeddings": 8}
+    settings = given(rope_theta=500.0, rope_scaling=scaling)
+    assert not [*rope.problems(settings)]
+    rotary = rope.rotary_of(settings)
+    assert rotary == Rotary(theta=500.0, scaling=DynamicScaling(factor=2, original_length=32))
+    assert rotary.max_length(TOY) == 32
+    written = rope.settings_of(rotary)
+    assert written == {"rope_theta": 500.0, "rope_scaling": {"rope_type": "dynamic", "factor": 2}}
 
 
 def test_places_that_contradict_each_other_are_refused() -> None:
