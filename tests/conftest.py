@@ -44,6 +44,8 @@ jax.config.update(
     "jax_compilation_cache_dir", os.path.join(os.path.dirname(__file__), "..", ".cache")
 )
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
+# Child processes start again and again with the same programs, also short ones.
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 # Most of a test's time is compilation, and laws hold at any level of optimisation.
