@@ -168,7 +168,7 @@ def build(
 
 
 def content_hashes(digests: dict[str, str]) -> tuple[str, str]:
-    """Returns the hashes of splits whose parts are one chunk each, and of those that have more."""
+    """Returns the hash of splits whose parts are one chunk each, and that of larger ones."""
     chunk = {"chunk": f"{_CHUNK_CHARACTERS} {_CHUNK_EXAMPLES}"}
     return manifest.combined_hash(digests), manifest.combined_hash(digests | chunk)
 
@@ -202,7 +202,6 @@ class SplitBuilder:
         columns = self.task.columns(self.vocabs) | documents.COLUMNS
         digest = hashlib.sha256()
         parts: list[tuple[PartOfText, list[Counts]]] = []  # with the counts of its chunks
-        hashes = list[str]()  # of the text up to the end of each part
         sizes, files, numbers = list[tuple[int, int, int]](), list[tuple[str, int]](), list[int]()
         with contextlib.ExitStack() as stack:
             arrays = {
@@ -221,14 +220,13 @@ class SplitBuilder:
                         places.append(np.array(numbers, np.uint32)[:, None])
                         numbers.clear()
                         yield Chunk(number, part.tag, examples, size, text_hash, counter.total())
-                    hashes.append(digest.hexdigest())
 
             for chunk, counts, pieces in self._written(split, chunks(), arrays):
                 sizes.append((chunk.size, pieces, counts.rows))
                 parts[chunk.part][1].append(counts)
                 share = min(chunk.bytes_read / split_bytes, 1.0) if split_bytes else None
                 self._report(split, total, total := total + counts, share)
-            entry = self._entry(split, parts, hashes)
+            entry = self._entry(split, parts, digest.hexdigest())
             entry |= {"chunk_sizes": sizes, "files": files} if entry else {}
         if not entry:
             for path in self.folder.glob(f"{split}.*.npy"):
@@ -286,18 +284,18 @@ class SplitBuilder:
             logger.info("%s: %s lines so far%s", split, f"{now.lines:,}", done)
 
     def _entry(
-        self, split: str, parts: list[tuple[PartOfText, list[Counts]]], hashes: list[str]
+        self, split: str, parts: list[tuple[PartOfText, list[Counts]]], content_hash: str
     ) -> dict[str, Any]:
         """Returns what the manifest keeps of a split, given the counts of each part's chunks."""
         task, counts, dropped, entries = self.task, Counts(), Counter[str](), []
-        for (part, of_chunks), content_hash in zip(parts, hashes, strict=True):
+        for part, of_chunks in parts:
             part_counts = sum(of_chunks, Counts())
             if not part_counts.lines and split == "train":
                 name = f"{split!r} of {part.name}"
                 raise UserError(_no_lines(task, split, name, part_counts, part.dropped))
             counts += part_counts
             dropped.update(part.dropped)  # + would remove the reasons that drop no pair
-            about = {"name": part.name, "dropped": dict(part.dropped), "content_hash": content_hash}
+            about = {"name": part.name, "dropped": dict(part.dropped)}
             entries.append(about | dataclasses.asdict(part_counts))
         if not counts.lines:
             if split != "validation" or +dropped or counts.left_out:

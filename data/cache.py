@@ -10,7 +10,7 @@ import fnmatch
 import functools
 import hashlib
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,6 @@ from data.documents import Documents
 from data.manifest import CacheKey
 from data.packing.rows import Rows
 from data.sources.compression import counted_bytes
-from data.sources.mixing import MixedSource
 from data.sources.text import SPLITS
 from data.storage import folders, locks, lookup, remote
 from data.storage.arrays import REBUILD, CheckedArray
@@ -57,22 +56,18 @@ class Prepared:
         sums = b"".join(arrays[name].checksums(rows) for name in sorted(arrays))
         return hashlib.sha256(sums).hexdigest()[:16]
 
-    def hashes(self, task: Task) -> Iterator[tuple[str, str]]:
-        """Yields the hash of the text and that of the training rows, and then those that both have
-        without the last parts of a mixture."""
-        yield self.manifest["content_hash"], self.rows_hash
-        parts = task.source.all_parts if isinstance(task.source, MixedSource) else ()
-        for count in range(len(parts) - 1, 0, -1):
-            digests, rows = dict[str, str](), 0
-            for split, entry in self.manifest["splits"].items():
-                number = sum(split in part.splits() for part in parts[:count])
-                entries = entry.get("parts", [entry])[:number]
-                if any(part["lines"] for part in entries):
-                    digests[split] = entries[-1].get("content_hash", "")  # of an older version
-                if split == "train":
-                    rows = sum(part["rows"] for part in entries)
-            rows_hash = self._rows_hash(rows)
-            yield from ((text_hash, rows_hash) for text_hash in content_hashes(digests))
+    def hashes(self, first: Task | None) -> tuple[Sequence[str], str]:
+        """Returns the hash that the text has, and that of the training rows.
+
+        Given the task of the first parts of a mixture, it reads their text, and returns the two
+        hashes that this may have, and that of their rows.
+        """
+        if first is None:
+            return [self.manifest["content_hash"]], self.rows_hash
+        source: Any = first.source
+        parts = sum("train" in part.splits() for part in source.all_parts)
+        rows = self.splits["train"].parts[parts - 1].rows.stop
+        return content_hashes(manifest.split_hashes(first)), self._rows_hash(rows)
 
     def examples(self, task: Task, split: str, on_bytes: OnBytes) -> Iterator[Example]:
         """Yields the examples of a split, in the order in which `Documents` counts them.
@@ -267,7 +262,7 @@ class TaskCaches:
         logger.info(
             "%s: file dates or versions changed; comparing the text with the cache", self.task.name
         )
-        return manifest.text_hash(self.task)
+        return manifest.combined_hash(manifest.split_hashes(self.task))
 
 
 def cache_folders(data_dir: str | Path) -> list[Path]:

@@ -4,7 +4,6 @@ import dataclasses
 import hashlib
 import importlib.metadata
 import json
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -167,15 +166,14 @@ def _parameters(spec: Any, scope: str = "") -> Iterator[tuple[str, Any, Any]]:
                 yield from _parameters(item, f"{scope}{field.name}_{number}/")
 
 
-def text_hash(task: Task) -> str:
-    """Reads all the text of a task and returns its content hash."""
+def split_hashes(task: Task) -> dict[str, str]:
+    """Reads all the text of a task and returns the hash of each split that has any."""
     digests = {}
     for split in task.source.splits():
         digest = hashlib.sha256()
-        for part in task.parts_of_text(split, digest):
-            deque(part.examples, maxlen=0)  # reads it
-        digests[split] = digest.hexdigest()
-    return combined_hash(digests)
+        if sum(1 for part in task.parts_of_text(split, digest) for _ in part.examples):
+            digests[split] = digest.hexdigest()
+    return digests
 
 
 def combined_hash(digests: dict[str, str]) -> str:

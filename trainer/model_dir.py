@@ -104,22 +104,21 @@ class ModelDir:
             )
         return vocabs
 
-    def check_text(self, prepared: Prepared, task: Task) -> None:
-        """Refuses to continue a run on other text, on other rows, or on rows in another order."""
+    def check_text(self, prepared: Prepared, task: Task, first: Task | None = None) -> None:
+        """Refuses to continue a run on other text, on other rows, or on rows in another order.
+
+        `first` is the task before parts were added to its mixture.
+        """
         record = self.record
         before = (record.content_hash, record.rows_hash) if record else (None, None)
-        names = ("text", "rows")
-        different = [
-            [x for x in zip(names, before, now, strict=True) if None not in x and x[1] != x[2]]
-            for now in prepared.hashes(task)
-        ]
-        if all(different):  # also without parts that were added to a mixture
-            name, then, now = different[0][0]
-            raise UserError(
-                f"{self.model_dir} was trained on other {name} of task {task.name} (hash "
-                f"{then}, now {now}).  Give the --data_dir of that training, or choose another "
-                "--model_dir."
-            )
+        texts, rows = prepared.hashes(first)
+        for name, then, now in zip(("text", "rows"), before, (texts, [rows]), strict=True):
+            if None not in (then, *now) and then not in now:
+                raise UserError(
+                    f"{self.model_dir} was trained on other {name} of task {task.name} (hash "
+                    f"{then}, now {now[0]}).  Give the --data_dir of that training, or choose "
+                    "another --model_dir."
+                )
         if record is not None and record.order != order.VERSION:
             raise UserError(
                 f"{self.model_dir} was trained on the rows in another order (version "

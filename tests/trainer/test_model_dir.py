@@ -14,7 +14,7 @@ from trainer.resume.history import Start, record_start
 
 
 def prepared(content_hash: str, rows_hash: str | None = None) -> Any:
-    return types.SimpleNamespace(hashes=lambda _: [(content_hash, rows_hash)])
+    return types.SimpleNamespace(hashes=lambda _: ([content_hash], rows_hash))
 
 
 def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:

@@ -1,6 +1,8 @@
 """Compares the settings of a saved run with those of the one that continues it."""
 
 import dataclasses
+import itertools
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -38,8 +40,8 @@ def check_changes(
 ) -> list[Change]:
     """Returns the settings that change after a step; raises those that may not, by their names."""
     changes = [Change(*row) for row in diff(saved, run)]
-    adds_parts = _adds_parts(saved.task.source, run.task.source)
-    possible = [c for c in changes if _needs_override(c, step, adds_parts=adds_parts)]
+    added = adds_parts(saved.task.source, run.task.source)
+    possible = [c for c in changes if _needs_override(c, step, added)]
     refused = [
         change
         for change in changes
@@ -74,7 +76,11 @@ def _reason(change: Change, step: int) -> str:
     if _is_of_stages(change):
         return f"stages that begin before step {step} may not change."
     if _is_of_mixture(change, "parts"):
-        return "legal: more parts behind these, of a mixture that began with two or more and rates."
+        same = len([*itertools.takewhile(bool, map(operator.eq, change.old, change.new))])
+        return (
+            f"part {same + 1} is the first that differs.  Legal: more parts behind these, of a "
+            "mixture that began with two or more and rates."
+        )
     if change.name == "Run.batch_sequences":
         return "a stage of Run.batch_stages has begun.  Add another to them."
     return "no longer the same model, opt_state or data."
@@ -96,12 +102,12 @@ def _may_change_arrays(change: Change) -> bool:
     return change.name == "Run.ema" or (is_of_optimizer and not is_schedule)
 
 
-def _needs_override(change: Change, step: int, *, adds_parts: bool) -> bool:
+def _needs_override(change: Change, step: int, added: bool) -> bool:
     kinds = OptimizerSpec | ScheduleSpec | SkipSpikes
     if change.name in OVERRIDABLE or issubclass(_spec_of(change), kinds):
         return True
     if _is_of_mixture(change, "parts"):
-        return adds_parts
+        return added
     return _is_of_stages(change) and _begun(change.old, step) == _begun(change.new, step)
 
 
@@ -114,13 +120,13 @@ def _is_of_mixture(change: Change, name: str) -> bool:
     return issubclass(_spec_of(change), MixedSource) and change.name.endswith(f".{name}")
 
 
-def _adds_parts(saved: Source, source: Source) -> bool:
+def adds_parts(saved: Source, source: Source) -> bool:
     """Returns whether a mixture has all parts that it had, at their rates, and others behind."""
     if not isinstance(saved, MixedSource) or not isinstance(source, MixedSource):
         return False
-    parts = list(saved.all_parts)
+    parts, now = list(saved.all_parts), list(source.all_parts)
     has_rates = saved.rates is not None and sum("train" in part.splits() for part in parts) > 1
-    return has_rates and parts == list(source.all_parts[: len(parts)])
+    return has_rates and len(now) > len(parts) and now[: len(parts)] == parts
 
 
 def _begun(stages: Sequence[tuple[int, Any]], step: int) -> list[tuple[int, Any]]:

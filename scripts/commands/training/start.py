@@ -23,7 +23,7 @@ from trainer.checks import check_vocabs
 from trainer.model_dir import ModelDir, starting_vocabs
 from trainer.multihost import is_first_process
 from trainer.prepare import prepare
-from trainer.resume.changes import check_changes
+from trainer.resume.changes import adds_parts, check_changes
 from trainer.resume.history import Change, last_saved
 from trainer.run import Run
 
@@ -116,7 +116,9 @@ def prepared_data(flags: TrainFlags, run: Run, *, is_continued: bool) -> Prepare
     print_note(*mixture_lines(rows, (run.seed, steps, run.batch_sizes)))
     check_vocabs(run, prepared.vocabs)
     if is_continued:
-        directory.check_text(prepared, run.task)
+        saved = directory.recorded_run().task
+        first = saved if adds_parts(saved.source, run.task.source) else None
+        directory.check_text(prepared, run.task, first)
     return prepared
 
 

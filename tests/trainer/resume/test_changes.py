@@ -121,7 +121,7 @@ def test_parts_are_added_behind_those_of_a_mixture_with_rates() -> None:
         (of_parts("a", rates=(1,)), of_parts("ab", rates=(1,), stages=((9, (1, 1)),))),
         (runs[1], runs[0]),
     ):
-        with pytest.raises(UserError, match=r"\.parts: .*: legal: more parts behind these"):
+        with pytest.raises(UserError, match=r"\.parts: .* differs\.  Legal: more parts"):
             check_changes("There", before, after, override=True, step=9)
     with pytest.raises(UserError, match="stages that begin before step 10 may not change"):
         check_changes("There", *runs, override=True, step=10)

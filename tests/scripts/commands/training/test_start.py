@@ -410,6 +410,12 @@ def test_a_running_run_takes_another_text_into_its_mixture(run: Meshloom, tmp_pa
     said = refused(run("train", place.model_dir, *flags, "--override"))
     assert "was trained on other text of task toy" in said
     (tmp_path / "b.txt").write_text(text)
+    record = (tmp_path / "run/history.jsonl").read_bytes()
+    other = place.text.parent / "list.txt"
+    other.write_text(text)
+    listed = [*flags, f"--gin_param=Task.word_list = '{other}'", "--override"]
+    assert "Task.word_list: None there" in refused(run("train", place.model_dir, *listed))
+    assert (tmp_path / "run/history.jsonl").read_bytes() == record
     answer = run("train", place.model_dir, *flags, "--override")
     assert answer.code == 0, answer.error
     assert documents(place, 3) == before
