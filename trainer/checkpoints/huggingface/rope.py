@@ -126,7 +126,7 @@ def rotary_of(settings: Settings) -> Rotary:
     if kind == PLAIN:
         return Rotary(theta=theta, fraction=fraction)
     scaling = SCALINGS[kind]
-    if kind == DYNAMIC:  # there, rows are never longer than in training
+    if kind == DYNAMIC:  # transformers reads no other length
         rope[LENGTH] = settings["max_position_embeddings"]
     if rope.get(MSCALE) and rope.get(MSCALE_ALL):
         factor = magnitude(rope, MSCALE) / magnitude(rope, MSCALE_ALL)
