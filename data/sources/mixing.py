@@ -93,14 +93,16 @@ class MixedSource(Source):
         parts = sum("train" in part.splits() for part in self.all_parts)
         settings = {} if self.rates is None else {f"{kind}.rates": self.rates}
         settings |= {f"{kind}.stages[{i}]": rates for i, (_, rates) in enumerate(self.stages)}
+        fewest = 0 if self.rates else parts  # later rates may be of more parts, never of fewer
         for name, rates in settings.items():
-            if len(rates) > parts:
+            if not fewest <= len(rates) <= parts:
                 yield (
                     f"{name}: {len(rates)} rates for {parts} parts.  "
                     "Give one number for each part, in their order."
                 )
             elif not any(rates):
                 yield f"{name}: all rates are 0.  Give at least one part a rate above 0."
+            fewest = len(rates)
         if self.rates is not None:
             for number in range(parts):
                 if not any(any(rates[number : number + 1]) for rates in settings.values()):

@@ -81,6 +81,8 @@ def test_stages_have_rates_of_their_own_which_may_be_0(mixture):
     ("changes", "message"),
     [
         ({"stages": ((5, (1, 1, 1)),)}, r"stages\[0\]: 3 rates for 2 parts\."),
+        ({"stages": ((5, (1,)),)}, r"stages\[0\]: 1 rates for 2 parts\."),
+        ({"rates": (1, 1), "stages": ((5, (1,)),)}, r"stages\[0\]: 1 rates for 2 parts\."),
         ({"stages": ((5, (1, 1)), (6, (0, 0)))}, r"stages\[1\]: all rates are 0\."),
         ({"rates": (0, 0)}, r"\.rates: all rates are 0\."),
         ({"stages": ((5, (1, 1)), (5, (1, 2)))}, r"stages: begin after steps \[5, 5\]\."),
