@@ -1,5 +1,6 @@
 """Eight virtual CPU devices, strict types and shapes, compiled programs kept between runs."""
 
+import collections
 import contextlib
 import gc
 import importlib.util
@@ -122,6 +123,29 @@ def there(cloud: "Cloud", tmp_path: Path) -> Path:
 LONGEST = ("test_readme.py", "test_layout_sweep.py", "test_translation.py")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--all-cases", action="store_true", help="also the cases that are left out")
+
+
+def left_out(items: list[pytest.Item]) -> set[pytest.Item]:
+    """Returns the tests marked `long`, and all but n cases of each test marked `few(n)`."""
+    cases = collections.defaultdict[object, list[pytest.Item]](list)
+    for item in items:
+        if item.get_closest_marker("long") or item.get_closest_marker("few"):
+            cases[item.path, getattr(item, "originalname", item.name)].append(item)
+    result = set[pytest.Item]()
+    for group in cases.values():
+        few = group[0].get_closest_marker("few")
+        count = few.args[0] if few else 0
+        kept = {(i + 1) * len(group) // count - 1 for i in range(count)}  # spread over all
+        result.update(item for i, item in enumerate(group) if i not in kept)
+    return result
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.getoption("--all-cases"):
+        others = left_out(items)
+        config.hook.pytest_deselected(items=list(others))
+        items[:] = [item for item in items if item not in others]
     items.sort(key=lambda item: item.path.name not in LONGEST)
     gc.freeze()

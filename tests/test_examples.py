@@ -81,6 +81,7 @@ def mesh_tensorflow() -> ModuleType:
 MTF_LAYOUTS = [("all:4", "batch:all"), ("all:4", "hidden:all"), ("rows:2,cols:2", BOTH)]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("mesh", "rules"), MTF_LAYOUTS, ids=lambda text: text)
 def test_the_networks_of_mesh_tensorflow_have_its_layouts(
     mesh_tensorflow: ModuleType, mesh: str, rules: str

@@ -36,6 +36,7 @@ def test_what_the_lint_accepts_traces_and_what_it_refuses_has_a_reason(case: Cas
     assert judge(case, runs=False).failures == ()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", RUNS)
 def test_a_run_under_a_random_layout_is_that_of_one_device(number: int) -> None:
     assert judge(numbered_case(number)[0], runs=True) == Verdict((), True, ())

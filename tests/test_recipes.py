@@ -92,6 +92,7 @@ def test_the_command_of_a_recipe_makes_a_run(path: Path, tmp_path: Path) -> None
     )
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("command", "hours"),
     # Of several sizes the last, the largest: a plan takes a second.

@@ -68,6 +68,7 @@ def expected() -> tuple[float, dict[str, np.ndarray]]:
     return gradients(WHOLE, OTHER)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_no_layout_changes_what_a_student_learns(name: str) -> None:
     (objective, computed), (expected_objective, of_one_device) = (

@@ -112,6 +112,7 @@ def test_it_is_the_loss_of_the_paper() -> None:
     assert slope == pytest.approx((up - down) / (2 * step), rel=1e-6)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_no_layout_changes_it(name: str) -> None:
     (numbers, gradients, _), (expected, of_one, _) = computed(LAYOUTS[name]), of_one_device()

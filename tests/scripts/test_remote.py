@@ -48,6 +48,7 @@ def kill_after_checkpoint(command: Command, process: Process) -> None:
     process.popen.communicate()
 
 
+@pytest.mark.long
 def test_a_run_is_killed_and_continued(cloud: Cloud, remote: Command, run: Meshloom) -> None:
     cloud.rate = 0.005
     kill_after_checkpoint(remote, train(remote, 5000))

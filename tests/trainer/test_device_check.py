@@ -35,6 +35,7 @@ def only(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device_check, "tiny_models", chosen)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("layout", "model"), [(SHARDED, "experts"), (FULLY, "encoder-decoder"), (PIPELINE, "dense")]
 )

@@ -98,6 +98,7 @@ def imported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     return request.param, huggingface.trained_of(folder / "run", layout)
 
 
+@pytest.mark.few(1)
 def test_answers_are_those_of_the_hugging_face_backend(
     imported: tuple[str, TrainedModel], log_lines: list[str]
 ) -> None:

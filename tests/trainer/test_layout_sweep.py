@@ -246,6 +246,7 @@ def test_a_small_difference_is_far_beyond_round_off(change: Any) -> None:
     assert np.abs(ratios - 1).min() > 1e5 * ROUND_OFF
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("compute", "bound"), [("float32", 2e-6), ("bfloat16", 2**-7)])
 @pytest.mark.parametrize("name", ["sequence_parallel", "two_dimensional"])
 def test_a_step_in_fewer_bits_is_equal_to_its_round_off(
@@ -281,6 +282,7 @@ def test_faster_ways_to_compute_are_equal_too(name: str) -> None:
     assert_equal_to_round_off(computed, expected)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["sequence_parallel", "pipeline"])
 def test_layers_of_two_kinds_are_equal_too(name: str) -> None:
     """Every second layer has a sliding window, and rotation besides the learned positions.
@@ -296,6 +298,7 @@ def test_layers_of_two_kinds_are_equal_too(name: str) -> None:
     assert_equal_to_round_off(computed, expected)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("name", "dispatch"), [("two_dimensional", "dropless"), ("pipeline", "gather")]
 )
@@ -311,6 +314,7 @@ def test_sinks_and_biases_of_experts_are_equal_too(name: str, dispatch: Dispatch
     assert_equal_to_round_off(computed, expected)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["fsdp", "context_parallel", "pipeline"])
 def test_latent_attention_biased_routers_and_muon_are_equal_too(name: str) -> None:
     router = SigmoidTopK(bias_rate=0.01, expert_groups=4, groups_per_token=2)
@@ -324,6 +328,7 @@ def test_latent_attention_biased_routers_and_muon_are_equal_too(name: str) -> No
         assert np.abs(expected.params[f"decoder/{block}/mlp/bias_E"]).min() > 0
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["sequence_parallel", "context_parallel"])
 def test_translation_models_are_equal_too(name: str) -> None:
     """An encoder, attention over the source, two embeddings of different sizes."""
@@ -344,6 +349,7 @@ ADAPTED = {
 }
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", ADAPTED)
 def test_adapters_are_equal_too(name: str) -> None:
     """Of all weights, the embedding among them; the weights themselves keep every bit."""
@@ -404,6 +410,7 @@ def models_with_experts() -> dict[str, Transformer]:
 MODELS = models_with_experts()
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("name", FOR_EXPERTS)
 def test_experts_are_equal_too(name: str, model: str) -> None:
@@ -419,6 +426,7 @@ def test_experts_are_equal_too(name: str, model: str) -> None:
     assert_equal_to_round_off(computed, expected)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("dispatch", ["gather", "dropless"])
 def test_experts_of_split_rows_are_equal_too(dispatch: Dispatch) -> None:
     """Each group of tokens is of one device, which sends it to the experts of the others."""
@@ -453,6 +461,7 @@ def in_a_circular_pipeline(*, encodes: bool) -> Transformer:
     )  # fmt: skip
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("encodes", [False, True])
 def test_microbatches_in_a_circular_pipeline_are_equal_too(encodes: bool) -> None:
     """Each with its random bits, in each layer, its loads of experts, and its source.

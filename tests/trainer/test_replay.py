@@ -81,6 +81,7 @@ def moments_on_device(number: int, opt_state: Any, mesh: Mesh) -> Any:
     return jax.tree.map(lambda x: doubled(number, x) if x.ndim else x, opt_state)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("layout", LAYOUTS, ids=["data", "fsdp"])
 def test_replays_agree_and_change_nothing(layout: Layout, tmp_path: Path) -> None:
     plain, replayed = Recorder(), Recorder()

@@ -111,6 +111,7 @@ def sums_and_gradients(model: Transformer, microbatches: int) -> dict[str, np.nd
     return {jax.tree_util.keystr(path, simple=True): np.asarray(leaf) for path, leaf in leaves}
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("case", range(CASES))
 def test_settings_of_speed_change_no_number(case: int) -> None:
     model = random_model(np.random.default_rng(case % MODELS))

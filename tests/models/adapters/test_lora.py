@@ -76,6 +76,7 @@ def test_new_adapters_change_no_bit_of_the_loss(products: Any) -> None:
         np.testing.assert_array_equal(flat(params)[path], weight)
 
 
+@pytest.mark.few(2)
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("name", MODELS)
 def test_gradients_are_those_through_the_merged_weights(name: str) -> None:
@@ -117,6 +118,7 @@ def test_gradients_are_those_through_the_merged_weights(name: str) -> None:
             np.testing.assert_allclose(computed[to], correct, atol=1e-9 * size, err_msg=to)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["gated", "latent", "dropless"])
 def test_decoding_reads_merged_weights(name: str) -> None:
     model, base = model_of(MODELS[name], Lora(targets=("*",))), MODELS[name].model(WHOLE)

@@ -385,6 +385,7 @@ def searched(name: str) -> list[tuple[str, str]]:
     return SEARCHED_WITH_EXPERTS if name.startswith("expert") else SEARCHED
 
 
+@pytest.mark.few(13)
 @pytest.mark.parametrize(
     ("name", "kind", "search"), [(name, *case) for name in LAYOUTS for case in searched(name)]
 )

@@ -336,6 +336,7 @@ def test_the_damaged_file_is_named(three: Checkpoints, log_lines: list[str], dam
         three.restore_params(abstract(make_state(make_mesh(1))["params"]), 30)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("checksums", [True, False])
 def test_a_flipped_bit_of_a_large_file_is_noticed_by_the_chunk(
     tmp_path: Path,
@@ -585,6 +586,7 @@ def test_two_processes_restore_what_one_saved_and_back(tmp_path: Path) -> None:
     assert_same(computed, jax.tree.map(lambda a: np.asarray(a) + 1, state))
 
 
+@pytest.mark.few(1)
 @on_both
 def test_a_damaged_checkpoint_of_remote_storage_is_passed_over_and_set_aside(
     there: Path, log_lines: list[str]

@@ -56,6 +56,7 @@ def loss(spec: Transformer, layout: Layout, params: Params) -> float:
         )
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("layout", [WHOLE, EXPERT_PARALLEL], ids=["whole", "expert parallel"])
 def test_copied_experts_say_what_the_dense_layer_said(
     dense: tuple[Path, Params], layout: Layout, log_lines: list[str]

@@ -108,6 +108,7 @@ def test_a_plan_counts_the_average() -> None:
     assert more == shard_bytes(state["params"]) + 4  # and a count
 
 
+@pytest.mark.long
 def test_the_average_of_adapters(tmp_path: Path) -> None:
     train(job(tmp_path / "base", dataclasses.replace(RUN, steps=1)))
     model = dataclasses.replace(RUN.model, adapter=Lora(rank=3))

@@ -27,6 +27,7 @@ def test_the_result_does_not_depend_on_how_layers_are_stored(optimizer: Any) -> 
     assert_same(updated(optimizer, layers, gradients, True), expected)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", [AdamW, Muon, Adafactor])
 def test_first_moments_may_be_stored_in_16_bits(kind: Any) -> None:
     """Their bytes halve; updates differ by the rounding of a moment, not by more."""

@@ -75,6 +75,7 @@ def compiled_toy(case: str) -> DecodeCounts:
     return compile_decode(traced_toy(case))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("case", CASES)
 def test_trace_and_compiler_count_the_same(case: str) -> None:
     step, counts = traced_toy(case), compiled_toy(case)
@@ -116,6 +117,7 @@ def test_products_and_cache_are_those_of_the_model() -> None:
     assert plan.fits is None and plan.output_s is None  # nobody said what the devices are
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["whole", "data_parallel", "expert_and_model_parallel"])
 def test_model_flops_of_experts_are_those_of_the_dense_model_of_their_width(name: str) -> None:
     layout, router, width = layout_named(name), TopK(k=3), 20

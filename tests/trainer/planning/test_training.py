@@ -55,6 +55,7 @@ from trainer.planning.training import (
 )
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_trace_and_compiler_count_the_same_products(name: str) -> None:
     assert compiled_toy(name).work.flops == pytest.approx(traced_toy(name).cost.flops, rel=0.02)
@@ -145,6 +146,7 @@ def test_a_plan_counts_the_gradients_that_cross_devices_once_a_step() -> None:
         assert traced(kind, name).gradient_sums is None
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(("kind", "name"), CASES, ids=str)
 def test_compiled_steps_send_what_they_sent_when_the_golden_file_was_written(
     kind: str, name: str
@@ -356,6 +358,7 @@ def largest_sum_bytes(collectives: Iterable[Collective], mesh_axis: str) -> int:
     return max(c.bytes for c in collectives if c.kind == "all-reduce" and mesh_axis in c.mesh_axes)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("combined_qkv", [False, True])
 @pytest.mark.parametrize(
     ("name", "mesh_axis"),

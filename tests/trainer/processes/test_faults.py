@@ -91,6 +91,7 @@ def check_interrupt(process: Process, after_s: float) -> None:
     assert "Traceback" not in error and "KeyboardInterrupt" not in error
 
 
+@pytest.mark.long
 def test_preempted_continued_and_killed(
     prepared: Command, tmp_path: Path, started: list[Process]
 ) -> None:

@@ -184,6 +184,7 @@ def penalized_text(job: Job, given: TokenPenalties) -> tuple[list[int], list[flo
     return text, log_p
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("rules", ["", "vocab:x", "batch:x;vocab:y"])
 def test_penalties_change_the_texts_that_have_them_and_no_other(
     rules: str, monkeypatch: pytest.MonkeyPatch
@@ -297,6 +298,7 @@ def matrices_of(number: int) -> Params:
     return {ADAPTER: jax.tree.map(lambda x: draw(next(keys), x.shape, x.dtype) / 2, adapter)}
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("rules", ["", "vocab:x;adapter_rank:x?;d_ff:x", "batch:x;heads:y"])
 def test_adapters_are_served_together_as_each_alone(
     rules: str, monkeypatch: pytest.MonkeyPatch

@@ -122,6 +122,7 @@ def test_a_vocabulary_without_text_is_refused() -> None:
         Grammar(LabelVocab(b'["a", "b"]'), SCHEMA)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("rules", ["", "batch:x;vocab:y"])
 def test_some_texts_of_a_batch_are_json(rules: str) -> None:
     """The others are the texts that they are alone."""

@@ -114,6 +114,7 @@ def test_all_ways_to_dispatch_agree(case: Case, dispatch: Dispatch) -> None:
     assert_equal(results(case, dispatch), expected)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("layout", LAYOUTS[1:], ids=lambda layout: layout.rules)
 def test_dropless_with_dropout_is_equal_under_layouts(layout: Layout) -> None:
     moe = Moe(experts=8, d_ff=6, router=Top2(), group_tokens=2, expert=Mlp(gated=True))
@@ -124,6 +125,7 @@ def test_dropless_with_dropout_is_equal_under_layouts(layout: Layout) -> None:
 EXCHANGING = (*LAYOUTS[1:3], Layout(mesh="x:2,y:2", rules="batch:x;batch:y;experts:x;experts:y"))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("layout", EXCHANGING, ids=lambda layout: layout.rules)
 def test_tokens_are_sent_to_experts_where_these_are_larger(layout: Layout) -> None:
     moe = Moe(experts=8, d_ff=60, router=Top2(), expert=Mlp(gated=True))
@@ -206,6 +208,7 @@ def decoded(case: Case, expert: int | None, *, drop_tokens: bool = False) -> np.
         return np.asarray(run())
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("expert", [None, 4])
 @pytest.mark.parametrize("layout", DECODING, ids=lambda layout: layout.rules)
 def test_decoding_drops_nothing_under_layouts(layout: Layout, expert: int | None) -> None:

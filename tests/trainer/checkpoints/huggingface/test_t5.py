@@ -279,6 +279,7 @@ def tied(tmp_path: Path) -> Path:
 # Against Hugging Face
 
 
+@pytest.mark.few(2)
 def test_recorded_logits_losses_and_greedy_texts_come_out(imported: Imported) -> None:
     ended = imported.case["texts"][:, -1] == 0
     assert ended.any() and not ended.all()
