@@ -62,6 +62,7 @@ def outputs(notebook: NotebookNode) -> list[list[str]]:
     ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_runs_and_has_its_outputs(path: Path, tmp_path: Path) -> None:
     folder = jax.config.values["jax_compilation_cache_dir"]

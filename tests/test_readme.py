@@ -22,18 +22,19 @@ NAMES = ("README.md", "CONTRIBUTING.md")
 PAGES = [*(ROOT / name for name in NAMES), *sorted((ROOT / "docs").rglob("*.md"))]
 
 
-def commands() -> str:
-    """The shell blocks of all pages, in order, without make, which runs this test."""
-    blocks = [block for page in PAGES for block in RUN_HERE.findall(page.read_text())]
+def commands(pages: list[Path]) -> str:
+    """The shell blocks of these pages, in order, without make, which runs this test."""
+    blocks = [block for page in pages for block in RUN_HERE.findall(page.read_text())]
     lines = [line for block in blocks for line in block.splitlines()]
     return "\n".join(line for line in lines if not line.startswith(("make", ". .venv")))
 
 
-def test_every_command_works(tmp_path: Path) -> None:
+@pytest.mark.parametrize("pages", [PAGES[:1], pytest.param(PAGES, marks=pytest.mark.long)], ids=len)
+def test_every_command_works(tmp_path: Path, pages: list[Path]) -> None:
     shutil.copytree(ROOT / "docs", tmp_path / "docs")  # the text that some commands train on
     bin_folder = str(Path(sys.executable).parent)
     done = subprocess.run(
-        ["bash", "-euxo", "pipefail", "-c", commands()],
+        ["bash", "-euxo", "pipefail", "-c", commands(pages)],
         cwd=tmp_path,
         env={**os.environ, "HOME": str(tmp_path), "PATH": f"{bin_folder}:{os.environ['PATH']}"},
         capture_output=True,

@@ -323,6 +323,7 @@ def test_ways_to_compute_give_the_same_loss_and_gradients(change: dict) -> None:
     assert_close(computed, expected)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_leaving_out_what_causality_masks_changes_nothing(kind: str) -> None:
     changed = dataclasses.replace(KINDS[kind], attention=MultiHead(chunks=3))

@@ -270,6 +270,7 @@ def test_microbatches_and_an_axis_over_several_mesh_axes() -> None:
     assert_equal_to_round_off(computed, trained(ADAMW, WHOLE, NO_DROPOUT))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["fsdp", "sequence_parallel", "two_dimensional"])
 def test_faster_ways_to_compute_are_equal_too(name: str) -> None:
     """What the shipped small models use: one product for q, k and v, rotation, slices."""

@@ -97,6 +97,7 @@ def check(ledger: Ledger, batches: list[BatchSizes], seed: int, excluded: list[s
         ]
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("table_rows", [mixture.TABLE_ROWS, 1])
 @pytest.mark.parametrize("seed", range(6))
 def test_a_row_is_read_at_the_steps_of_the_ledger(

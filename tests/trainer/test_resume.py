@@ -90,6 +90,7 @@ def test_restart_under_another_layout_and_mesh_is_equal_to_round_off(
     assert computed != expected  # it was computed again, in another order
 
 
+@pytest.mark.long
 def test_the_printed_command_continues_a_run_bit_for_bit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -138,6 +139,7 @@ def test_a_loss_that_is_no_number_ends_the_run(straight: Command, tmp_path: Path
     assert list(command.losses()) == [1] and newest(command) == 1
 
 
+@pytest.mark.long
 def test_two_processes_train_like_one(straight: Command, tmp_path: Path) -> None:
     """Four devices, two in each process, under data and model parallelism."""
     command, port = straight.elsewhere(tmp_path / "run"), free_port()

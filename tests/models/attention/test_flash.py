@@ -126,7 +126,7 @@ def outputs(kind: str, layout: Layout, kernel: Kernel | None) -> dict[str, np.nd
     return {jax.tree_util.keystr(path): array for path, array in leaves}
 
 
-@pytest.mark.few(17)
+@pytest.mark.few(12)
 @pytest.mark.parametrize(("kernel", "kind", "name"), CASES)
 def test_a_kernel_attends_as_plain_attention_does(kernel: Kernel, kind: str, name: str) -> None:
     expected = outputs(kind, WHOLE, None)

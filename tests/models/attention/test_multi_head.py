@@ -99,6 +99,7 @@ def attention_and_gradients(layout: Layout, kind: str) -> dict[str, np.ndarray]:
     return {"x_BLD": dx_BLD, "y_BLD": y_BLD, **nnx.to_pure_dict(dparams)}
 
 
+@pytest.mark.few(9)
 @pytest.mark.parametrize(
     ("kind", "name"),
     [

@@ -165,6 +165,7 @@ def gains(spec: Transformer, row: int, texts: list[list[int]]) -> np.ndarray:
         return np.asarray(teacher_forced(model, params, batch))[:, len(prompt) :]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", MODELS)
 def test_greedy_takes_the_likeliest_token_after_each_prefix(kind: str) -> None:
     spec = MODELS[kind]
@@ -385,7 +386,7 @@ def searched(name: str) -> list[tuple[str, str]]:
     return SEARCHED_WITH_EXPERTS if name.startswith("expert") else SEARCHED
 
 
-@pytest.mark.few(13)
+@pytest.mark.few(9)
 @pytest.mark.parametrize(
     ("name", "kind", "search"), [(name, *case) for name in LAYOUTS for case in searched(name)]
 )

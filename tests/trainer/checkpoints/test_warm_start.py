@@ -76,6 +76,7 @@ def test_copied_experts_say_what_the_dense_layer_said(
     assert len(wi_NEDF.sharding.device_set) == (8 if layout is EXPERT_PARALLEL else 1)
 
 
+@pytest.mark.long
 def test_first_blocks_get_the_first_layers(dense: tuple[Path, Params]) -> None:
     folder, dense_params = dense
     blocks = (Block(feed_forward=ROOMY), Block())
@@ -85,6 +86,7 @@ def test_first_blocks_get_the_first_layers(dense: tuple[Path, Params]) -> None:
     np.testing.assert_allclose(loss(spec, EXPERT_PARALLEL, params), expected, rtol=1e-5)
 
 
+@pytest.mark.long
 def test_a_pattern_as_long_as_the_model_gets_one_layer_each(dense: tuple[Path, Params]) -> None:
     folder, dense_params = dense
     pattern = (Block(), Block(feed_forward=ROOMY))

@@ -84,6 +84,7 @@ def test_a_run_keeps_the_average_and_resumes_it_bit_for_bit(tmp_path: Path) -> N
         assert (average != weights[-1][path]).any()
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("float64")
 def test_no_layout_changes_the_average_and_it_is_split_as_the_weights(tmp_path: Path) -> None:
     run = dataclasses.replace(EMA, model=dataclasses.replace(RUN.model, precision=FLOAT64))

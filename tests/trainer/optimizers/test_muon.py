@@ -100,7 +100,7 @@ def updates(layout: Layout) -> dict[str, np.ndarray]:
         }
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize(
     "layout",

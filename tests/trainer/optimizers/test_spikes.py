@@ -139,6 +139,7 @@ def batches_with_a_spike() -> list[dict[str, np.ndarray]]:
     return batches
 
 
+@pytest.mark.few(1)
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize(("layout", "microbatches"), [(WHOLE, 1), (WHOLE, 2), (SPLIT, 2)], ids=str)
 def test_a_run_with_a_spike_is_the_run_without_its_batch(layout: Layout, microbatches: int) -> None:

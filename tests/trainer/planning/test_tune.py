@@ -94,6 +94,7 @@ def tuner(
     return Tuner(dataclasses.replace(SLICE, chip=chip), measure, log, deadline_s)
 
 
+@pytest.mark.long
 def test_the_fastest_that_fits_is_among_the_trials(tmp_path: Path) -> None:
     everything = [candidate for ladder in candidates() for candidate in ladder]
     needs = sorted(traced(candidate).needed_bytes * 5 // 6 for candidate in everything)  # type: ignore[operator]

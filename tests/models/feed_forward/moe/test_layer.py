@@ -70,6 +70,7 @@ def assert_equal(actual: tuple[LossSums, Any], expected: tuple[LossSums, Any]) -
         np.testing.assert_allclose(value, other, rtol=0, atol=3e-6 * scale)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("factor", [0.5, 9.0])
 @pytest.mark.parametrize("router", [Top2, TopK], ids=lambda router: router.__name__)
 def test_ways_to_dispatch_agree(router: type[Router], factor: float) -> None:

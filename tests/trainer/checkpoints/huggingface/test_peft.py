@@ -131,6 +131,7 @@ def test_adapters_in_bfloat16_come_back(folder: Path, tmp_path: Path) -> None:
     assert file_bytes(tmp_path / "out") == file_bytes(tmp_path / "lora")
 
 
+@pytest.mark.long
 def test_training_goes_on_with_them_and_makes_new_ones(folder: Path, tmp_path: Path) -> None:
     run, answers = tmp_path / "run", tmp_path / "answers.jsonl"
     answers.write_text('{"prompt": "ab", "answer": "c d"}\n' * 4)

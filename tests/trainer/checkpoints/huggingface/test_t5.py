@@ -473,6 +473,7 @@ def test_an_old_file_without_the_newer_settings_is_read_as_hugging_face_reads_it
 # A run like any other
 
 
+@pytest.mark.long
 def test_every_command_takes_an_imported_t5(tied: Path, tmp_path: Path) -> None:
     run, out, pairs = tmp_path / "run", tmp_path / "out", tmp_path / "pairs.tsv"
     pairs.write_text("eins zwei\tone two\ndrei vier\tthree four\n" * 4)
