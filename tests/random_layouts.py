@@ -27,7 +27,7 @@ from models.decoding.generate import Search
 from models.decoding.sampling import Sampling
 from models.feed_forward.mlp import Mlp
 from models.feed_forward.moe.layer import Moe
-from models.feed_forward.moe.routing import ExpertChoice, Router, Top2, TopK
+from models.feed_forward.moe.routing import Router, Top2, TopK
 from models.parts import Block, Part
 from models.positions.learned import Learned
 from models.positions.none import NoPositions
@@ -143,29 +143,26 @@ class Choose(Protocol):
     def __call__(self, options: Sequence[T], /) -> T: ...
 
 
-def a_router(choose: Choose, experts: int, *, causal: bool) -> Router:
+def a_router(choose: Choose, experts: int) -> Router:
     shared: dict[str, Any] = {
         "capacity_factor": choose((1.0, 0.75, 16.0)),
         "least_capacity": choose((4, 1)),
         "jitter": choose((0.0, 0.1)),
         "z_loss": choose((0.0, 1e-3)),
     }
-    kind = choose(("top 2", "top k") if causal else ("top 2", "top k", "expert choice"))
-    if kind == "top k" or experts == 1:
+    if choose(("top 2", "top k")) == "top k" or experts == 1:
         return TopK(
             k=choose((1, 3)) if experts > 1 else 1, normalises=choose((False, True)), **shared
         )
-    if kind == "expert choice":
-        return ExpertChoice(**shared)
     return Top2(random_second=choose((False, True)), **shared)
 
 
-def some_experts(choose: Choose, length: int, *, causal: bool, expert: Mlp) -> Moe:
+def some_experts(choose: Choose, length: int, expert: Mlp) -> Moe:
     experts = choose((8, 16, 4, 6, 8, 1))
     return Moe(
         experts=experts,
         d_ff=choose((None, 24)),
-        router=a_router(choose, experts, causal=causal),
+        router=a_router(choose, experts),
         dispatch=choose(("gather", "einsum", "dropless")),
         group_tokens=choose((None, length, length // 2, 2 * length, 8 * length)),
         expert=expert,
@@ -204,7 +201,7 @@ def a_model(choose: Choose, length: int, *, has_encoder: bool) -> Transformer:
     )  # fmt: skip
     blocks, feed_forward = {"dense": Block()}, mlp
     if has_experts:
-        moe = some_experts(choose, length, causal=causal, expert=mlp)
+        moe = some_experts(choose, length, mlp)
         blocks["moe"] = Block(feed_forward=moe)
         if pattern == ("moe",) and encoder_pattern is None:
             blocks["moe"], feed_forward = Block(), moe

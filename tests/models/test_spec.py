@@ -8,7 +8,7 @@ from configs.errors import UserError
 from models.attention.multi_head import MultiHead
 from models.feed_forward.mlp import Mlp
 from models.feed_forward.moe.layer import Moe
-from models.feed_forward.moe.routing import ExpertChoice, Top2, TopK
+from models.feed_forward.moe.routing import Top2, TopK
 from models.parts import Block
 from models.positions.learned import Learned
 from models.positions.relative import Relative
@@ -41,10 +41,6 @@ ILLEGAL: dict[str, tuple[dict[str, Any], str]] = {
     "no blocks": ({"encoder_layers": 2, "encoder_pattern": ()}, "legal: at least one block"),
     "one layer": ({**EXPERTS, "layers": 1}, "Legal: layers 2, or another pattern"),
     "encoder's": ({**EXPERTS, "encoder_layers": 3}, "Legal: encoder_layers 2 or 4"),
-    "not causal": (
-        {"feed_forward": Moe(experts=5, router=ExpertChoice())},
-        "it reads later tokens, which a decoder must not",
-    ),
 }
 
 
@@ -62,8 +58,8 @@ def test_a_router_needs_as_many_experts_as_it_chooses() -> None:
     assert Moe(experts=2, router=Top2()).experts == 2
 
 
-def test_an_encoder_may_have_experts_that_read_later_tokens() -> None:
-    moe = Moe(experts=5, router=ExpertChoice(), group_tokens=4)
+def test_an_encoder_alone_may_have_experts() -> None:
+    moe = Moe(experts=5, router=Top2(), group_tokens=4)
     spec = toy(encoder_layers=2, encoder_pattern=(Block(), Block(feed_forward=moe)))
     assert [block.feed_forward for block in spec.blocks] == [Mlp()]
     assert [block.feed_forward for block in spec.encoder_blocks] == [Mlp(), moe]

@@ -10,6 +10,7 @@ from orbax.checkpoint._src.serialization import tensorstore_utils
 from data.storage.remote import file_system
 
 SCHEME = "s3://"
+_KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
 
 
 @functools.cache
@@ -35,10 +36,16 @@ def _on_s3(spec: Any) -> Any:
 @functools.cache
 def _driver() -> dict[str, Any]:
     """Returns the driver with the endpoint that s3fs uses; TensorStore looks for none itself."""
+    from botocore import credentials, session
+
     driver: dict[str, Any] = {"driver": "s3"}
     s3 = file_system(SCHEME).connect().meta
     if not re.match(r"https://s3\..*amazonaws\.com", s3.endpoint_url):  # it finds Amazon's itself
         driver |= {"endpoint": s3.endpoint_url, "aws_region": s3.region_name}
-    if os.environ.get("AWS_ACCESS_KEY_ID"):  # else it reads ~/.aws, and prints if there is none
+    keys = session.Session().get_credentials()
+    # It reads ~/.aws only if both files are there; keys of a role, which change, it gets itself.
+    if keys and not isinstance(keys, credentials.RefreshableCredentials):
+        frozen = keys.get_frozen_credentials()
+        os.environ |= {name: key for name, key in zip(_KEYS, frozen[:3], strict=True) if key}
         driver |= {"aws_credentials": {"type": "environment"}}
     return driver

@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from configs.errors import UserError
 from configs.spec import Count, spec
 from layouts.layout import Layout
 from layouts.low_rank import merged
@@ -18,7 +17,7 @@ from models.feed_forward.mlp import Mlp, MlpLayer
 from models.feed_forward.moe.dispatch import WITH_CAPACITY, Experts, in_blocks
 from models.feed_forward.moe.routing import Load, Router, Routing, Top2
 from models.initializers import Weights
-from models.parts import BlockParts, FeedForward
+from models.parts import FeedForward
 from models.precision import FloatType
 from models.sizes import Sizes
 
@@ -57,15 +56,6 @@ class Moe(FeedForward):
     def __post_init__(self) -> None:
         self.router.check(self.experts)
 
-    def check(self, sizes: Sizes, block: BlockParts, *, causal: bool) -> None:
-        if causal and not self.router.causal:
-            raise UserError(
-                f"Moe.router = @{type(self.router).__name__}(): it reads later tokens, which a "
-                "decoder must not.  Legal: @Top2(), @TopK() or @SigmoidTopK(), or experts only in "
-                "the encoder: Transformer.pattern = (@Block(),) and Transformer.encoder_pattern = "
-                "(@Block(), @experts/Block()), with experts/Block.feed_forward = @Moe()."
-            )
-
     @property
     def drops_tokens(self) -> bool:
         return self.dispatch != "dropless"
@@ -78,8 +68,8 @@ class Moe(FeedForward):
         return self.d_ff or sizes.d_ff
 
     def active(self, sizes: Sizes) -> FeedForward:
-        width = self.router.mean_experts * self.width(sizes) + (self.shared_d_ff or 0)
-        return ActiveExperts(expert=self.expert, width=round(width))
+        width = self.router.choices * self.width(sizes) + (self.shared_d_ff or 0)
+        return ActiveExperts(expert=self.expert, width=width)
 
     def build(self, sizes: Sizes, layout: Layout, weights: Weights) -> "MoeLayer":
         return MoeLayer(self, sizes, layout, weights)
@@ -167,9 +157,7 @@ class MoeLayer(nnx.Module):
             shared_key = None if key is None else jax.random.fold_in(key, 3)
             y_BLD = y_BLD + self.shared(x_BLD, segments_BL, shared_key)[0]
         probs_Gse = router.probabilities(gates_Gse)
-        is_token_Gs = segments_Gs > 0
-        load = load_of(layout, logits_Gse, probs_Gse, routing, is_token_Gs, router.balanced)
-        return y_BLD, load
+        return y_BLD, load_of(layout, logits_Gse, probs_Gse, routing, segments_Gs > 0)
 
     def regrouped(self, x: Array, shape: tuple[int, ...], axes: str, regrouped: str) -> Array:
         """Reshapes rows to groups, or back; a group is a part of a row, or some rows."""
@@ -192,9 +180,8 @@ class MoeLayer(nnx.Module):
 
 
 def load_of(
-    layout: Layout, logits_Gse: Array, probs_Gse: Array, routing: Routing, is_token_Gs: Array,
-    balanced: bool,
-) -> Load:  # fmt: skip
+    layout: Layout, logits_Gse: Array, probs_Gse: Array, routing: Routing, is_token_Gs: Array
+) -> Load:
     """Sums what a router did with the tokens, padding left out."""
     shape = (*routing.expert_Gsi.shape, probs_Gse.shape[-1])
     here_Gsie = layout.iota("Gsie", shape, "e") == routing.expert_Gsi[..., None]
@@ -204,7 +191,6 @@ def load_of(
     tokens_G1 = jnp.sum(count_Gs1, axis=1)
     first_Gse = jnp.where(here_Gsie[:, :, 0], count_Gs1, 0)
     share_Ge = jnp.sum(first_Gse, axis=1) / jnp.maximum(tokens_G1, 1)
-    share_Ge = jnp.full_like(share_Ge, 1 / shape[-1]) if balanced else share_Ge
     mean_Ge = jnp.sum(probs_Gse * count_Gs1, axis=1) / jnp.maximum(tokens_G1, 1)
     # Algorithm 1 of GShard, line 13, which is 1 / experts^2 if all are used equally.
     aux_G1 = shape[-1] ** 2 * jnp.mean(share_Ge * mean_Ge, axis=-1, keepdims=True)

@@ -1,6 +1,5 @@
 """Routes tokens: chooses the experts of each, their gates, and the slots of their buffers."""
 
-import functools
 import math
 from typing import ClassVar, NamedTuple
 
@@ -53,10 +52,6 @@ class Router:
 
     has_bias: ClassVar[bool] = False
     """Whether each expert has a bias, which `updated_bias` changes after a step."""
-    causal: ClassVar[bool] = True
-    """Whether a token's experts depend on no later token."""
-    balanced: ClassVar[bool] = False
-    """Whether all experts take equally many tokens, so that the auxiliary loss is 1."""
 
     capacity_factor: Positive = 1.0
     """Slots of an expert, relative to an even share of the choices, in training."""
@@ -75,11 +70,6 @@ class Router:
     def choices(self) -> int:
         """Returns the number of experts of a token."""
         raise NotImplementedError
-
-    @property
-    def mean_experts(self) -> float:
-        """Returns how many experts compute a token, in the mean, if none drops any."""
-        return self.choices
 
     def check(self, experts: int) -> None:
         """Refuses a number of experts."""
@@ -122,7 +112,7 @@ class Router:
         """Routes all tokens except padding.  With a key, a router may be random.
 
         `bias_e` is the bias of each expert, if the router has one.  Without a capacity, nothing is
-        dropped, and the experts of a token depend on no other segment.
+        dropped.
         """
         gate_Gsi, expert_Gsi = self.choose(layout, gates_Gse, bias_e)
         chosen_Gsi = jnp.broadcast_to(segments_Gs[:, :, None] > 0, gate_Gsi.shape)
@@ -137,7 +127,9 @@ class Router:
         position_Gsie = jnp.where(chosen_Gsie > 0, so_far_Gsie - 1 + before_G1ie, 0)
         position_Gsi = jnp.sum(position_Gsie, axis=-1, dtype=jnp.int32)
         chosen_Gsi = self.sample(layout, gate_Gsi, chosen_Gsi, key)
-        return drop_overflow(expert_Gsi, gate_Gsi, position_Gsi, chosen_Gsi, capacity)
+        kept_Gsi = chosen_Gsi if capacity is None else chosen_Gsi & (position_Gsi < capacity)
+        gate_Gsi = jnp.where(kept_Gsi, gate_Gsi, 0)
+        return Routing(expert_Gsi, gate_Gsi, position_Gsi, kept_Gsi, chosen_Gsi)
 
     def choose(self, layout: Layout, gates_Gse: Array, bias_e: Array | None) -> tuple[Array, Array]:
         """Returns the gates and the experts of each token's choices, the best first."""
@@ -260,80 +252,6 @@ class SigmoidTopK(TopK):
         return jnp.where(is_best_Gsg[..., None], gates_Gsgm, -jnp.inf).reshape(gates_Gse.shape)
 
 
-@spec
-class ExpertChoice(Router):
-    """Lets each expert take its tokens with the largest gates.  Zhou et al. 2022, section 3.2.
-
-    All experts are full; a token goes to any number of them.  It depends on the whole group,
-    later tokens included: not for decoders.  Decoding and scoring choose within each source.
-    """
-
-    mean_choices: Count = 2
-    """Mean number of experts per token."""
-
-    @property
-    def choices(self) -> int:
-        return self.mean_choices
-
-    @property
-    def mean_experts(self) -> float:
-        return self.mean_choices * self.capacity_factor
-
-    causal, balanced = False, True
-
-    def route(
-        self,
-        layout: Layout,
-        gates_Gse: Array,
-        segments_Gs: Array,
-        capacity: int | None,
-        key: Key,
-        bias_e: Array | None = None,
-    ) -> Routing:
-        experts, is_token_Gs = gates_Gse.shape[-1], segments_Gs > 0
-        if capacity is None:
-            share = functools.partial(self.shares, experts=experts, training=key is not None)
-            limit_Gs = layout.shard_map(share, "Gs->Gs")(segments_Gs)
-        else:
-            segments_Gs = is_token_Gs.astype(jnp.int32)
-            limit_Gs = jnp.full_like(segments_Gs, capacity)
-        rank = layout.shard_map(rank_in_segment, "Gse,Gs->Gse")
-        rank_Gse = rank(jax.lax.stop_gradient(gates_Gse), segments_Gs)
-        taken_Gse = is_token_Gs[:, :, None] & (rank_Gse < limit_Gs[:, :, None])
-        # Each expert is one choice.
-        expert_Gse = layout.iota("Gse", gates_Gse.shape, "e")
-        return drop_overflow(expert_Gse, gates_Gse, rank_Gse, taken_Gse, capacity)
-
-    def shares(self, segments_Gs: Array, experts: int, *, training: bool) -> Array:
-        """Returns how many tokens of its segment an expert takes, as if it were a group."""
-        sizes = range(segments_Gs.shape[1] + 1)
-        by_size = [self.capacity(size, experts, training=training) for size in sizes]
-        same_Gsc = segments_Gs[:, :, None] == segments_Gs[:, None, :]
-        return jnp.array(by_size, jnp.int32)[jnp.sum(same_Gsc, axis=2)]
-
-
-def rank_in_segment(gates_Gse: Array, segments_Gs: Array) -> Array:
-    """Returns how many tokens of its segment each expert prefers to a token: the first of equals.
-
-    >>> gates_Gse = jnp.array([[[0.2], [0.5], [0.1], [0.5]]])
-    >>> rank_in_segment(gates_Gse, jnp.array([[1, 1, 2, 1]]))[0, :, 0].tolist()
-    [2, 0, 0, 1]
-    """
-    segments_Gse = jnp.broadcast_to(segments_Gs[:, :, None], gates_Gse.shape)
-    order_Gse = jnp.lexsort((-gates_Gse, segments_Gse), axis=1)
-    earlier_Gsc = segments_Gs[:, None, :] < segments_Gs[:, :, None]
-    start_Gs1 = jnp.sum(earlier_Gsc, axis=2)[:, :, None]
-    return (jnp.argsort(order_Gse, axis=1) - start_Gs1).astype(jnp.int32)
-
-
 def normalized(gate_Gsi: Array) -> Array:
     """Divides the gates of a token by their sum."""
     return gate_Gsi / jnp.sum(gate_Gsi, axis=-1, keepdims=True)
-
-
-def drop_overflow(
-    expert_Gsi: Array, gate_Gsi: Array, position_Gsi: Array, chosen_Gsi: Array, capacity: int | None
-) -> Routing:
-    """Drops the choices beyond the capacity."""
-    kept_Gsi = chosen_Gsi if capacity is None else chosen_Gsi & (position_Gsi < capacity)
-    return Routing(expert_Gsi, jnp.where(kept_Gsi, gate_Gsi, 0), position_Gsi, kept_Gsi, chosen_Gsi)

@@ -1,13 +1,16 @@
 """The settings by which TensorStore writes to S3; test_manager.py saves and restores there."""
 
 import inspect
+from pathlib import Path
 from typing import Any
 
 import pytest
+import tensorstore
 from orbax.checkpoint._src.serialization import tensorstore_utils
 from s3fs import S3FileSystem
 
 from configs.paths import path_of
+from tests.s3 import KEY
 from trainer.checkpoints import s3
 
 DRIVER = {"driver": "s3", "aws_credentials": {"type": "environment"}}
@@ -37,6 +40,28 @@ def test_the_endpoint_is_that_of_s3fs(
         monkeypatch.setenv(name, value)
     S3FileSystem.clear_instance_cache()
     assert s3._driver.__wrapped__() == DRIVER | driver
+    S3FileSystem.clear_instance_cache()
+
+
+@pytest.mark.parametrize("cloud", ["s3"], indirect=True)
+@pytest.mark.parametrize("name", ["AWS_SHARED_CREDENTIALS_FILE", "AWS_CONFIG_FILE"])
+def test_keys_may_be_in_one_of_the_files_alone(
+    there: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """TensorStore itself reads them if both files are there."""
+    file = tmp_path / "keys"
+    file.write_text(f"[default]\naws_access_key_id = {KEY}\naws_secret_access_key = none\n")
+    for variable in s3._KEYS:
+        monkeypatch.setenv(variable, "")  # so that it is as before afterwards
+        monkeypatch.delenv(variable)
+    for variable in ("AWS_SHARED_CREDENTIALS_FILE", "AWS_CONFIG_FILE"):
+        monkeypatch.setenv(variable, str(tmp_path / "none"))
+    monkeypatch.setenv(name, str(file))
+    S3FileSystem.clear_instance_cache()
+    bucket, _, folder = str(there).removeprefix("s3://").partition("/")
+    spec = s3._driver.__wrapped__() | {"bucket": bucket, "path": f"{folder}/"}
+    tensorstore.KvStore.open(spec).result().write("array", b"numbers").result()
+    assert (there / "array").read_bytes() == b"numbers"
     S3FileSystem.clear_instance_cache()
 
 

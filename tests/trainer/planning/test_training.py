@@ -16,7 +16,7 @@ from models.attention.flash import Implementation
 from models.attention.multi_head import MultiHead
 from models.feed_forward.mlp import Mlp
 from models.feed_forward.moe.layer import Dispatch, Moe
-from models.feed_forward.moe.routing import ExpertChoice, TopK
+from models.feed_forward.moe.routing import TopK
 from models.parts import Block
 from models.positions.learned import Learned
 from models.positions.rotary import Rotary
@@ -26,7 +26,6 @@ from models.transformer import Transformer
 from tests.toys import optax_promotion
 from tests.trainer.planning.runs import (
     DENSE,
-    ENCODER_DECODER,
     EXPERTS,
     LAYOUTS,
     PAIR_TASK,
@@ -416,15 +415,3 @@ def test_model_flops_are_those_of_the_experts_that_a_token_chooses(dispatch: Dis
     layers = model.layers / 2 * (attention + feed_forward)
     by_hand = 3 * tokens * (layers + 2 * d * model.vocab_rows)
     assert step_flops(toy_run(model)) == pytest.approx(by_hand, rel=1e-6)
-
-
-def test_experts_that_choose_compute_as_many_tokens_as_their_capacity() -> None:
-    def flops(factor: float) -> float:
-        router = ExpertChoice(mean_choices=2, capacity_factor=factor)
-        blocks = (Block(feed_forward=Moe(experts=16, router=router)),)
-        encoder = dataclasses.replace(ENCODER_DECODER, pattern=(Block(),), encoder_pattern=blocks)
-        return step_flops(dataclasses.replace(toy_run(encoder), task=PAIR_TASK))
-
-    source_tokens = 16 * PAIR_TASK.source_length
-    layer = 2 * 2 * DENSE.d_model * 2 * DENSE.d_ff  # of two experts for each token
-    assert flops(2.0) - flops(1.0) == 3 * source_tokens * ENCODER_DECODER.encoder_layers * layer

@@ -14,7 +14,7 @@ from layouts.mesh import make_mesh
 from models.feed_forward.mlp import Mlp
 from models.feed_forward.moe.grouped_matmul import in_turn
 from models.feed_forward.moe.layer import Moe, MoeLayer
-from models.feed_forward.moe.routing import ExpertChoice, Load, Router, Top2, TopK
+from models.feed_forward.moe.routing import Load, Router, Top2, TopK
 from models.initializers import Weights
 from models.loss import Criterion, LossSums, token_weights
 from models.parts import Block
@@ -149,30 +149,6 @@ def test_padding_takes_no_place(router: Router) -> None:
     np.testing.assert_allclose(beside[0].loss, alone[0].loss, rtol=1e-6)
 
 
-def test_experts_choose_in_each_segment_as_if_it_were_alone() -> None:
-    """Without drops, as in decoding: as an evaluation of this segment in a row of its length."""
-    router = ExpertChoice(evaluation_capacity_factor=1.0, least_capacity=1)
-    experts = Moe(experts=5, router=router, dispatch="gather")
-    spec = toy(encoder_layers=1, encoder_pattern=(Block(feed_forward=experts),))
-    x_BLD = np.random.default_rng(0).normal(size=(1, 11, 10)).astype(np.float32)
-    lengths = (4, 6)
-    segments_BL = np.repeat(np.int32([[1, 2, 0]]), [*lengths, 1], axis=1)
-
-    @jax.jit
-    def outputs() -> tuple[jax.Array, list[jax.Array]]:
-        weights = Weights(WHOLE, spec.sizes, nnx.Rngs(params=jax.random.key(0)), jnp.float32)
-        layer, end = MoeLayer(experts, spec, WHOLE, weights), lengths[0]
-        parts = x_BLD[:, :end], x_BLD[:, end : end + lengths[1]]
-        alone = [layer(part_BLD, np.ones(part_BLD.shape[:2], np.int32))[0] for part_BLD in parts]
-        return layer(x_BLD, segments_BL, drop_tokens=False)[0], alone
-
-    with jax.set_mesh(make_mesh(WHOLE)):
-        packed, alone = outputs()
-    expected = np.concatenate([*alone, np.zeros((1, 1, 10))], axis=1)
-    assert np.abs(expected).max() > 0.1
-    np.testing.assert_allclose(packed, expected, atol=1e-6)
-
-
 @pytest.mark.parametrize(("dispatch", "rates"), [("gather", (0.5, None)), ("dropless", (0.0, 0.5))])
 def test_experts_drop_hidden_units_of_training(
     dispatch: str, rates: tuple[float, float | None]
@@ -216,7 +192,7 @@ def test_scan_is_a_loop_and_a_pattern_counts_its_layers() -> None:
 
 
 def test_encoders_have_patterns_of_their_own() -> None:
-    experts = Moe(experts=5, router=ExpertChoice())
+    experts = Moe(experts=5, router=Top2())
     pattern = (Block(), Block(feed_forward=experts))
     spec = toy(positions=Sinusoidal(), encoder_layers=2, encoder_pattern=pattern)
     sums, _ = trained_on(spec, PAIR_ROWS)
@@ -246,21 +222,6 @@ def test_a_loss_of_few_targets_has_the_routers_losses_of_all_tokens_as_a_mean() 
     ]
     assert 0 < few.tokens < every.tokens / 2
     np.testing.assert_allclose(means[1], means[0], rtol=1e-4)
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        (
-            {"layers": 3, "pattern": (Block(), Block())},
-            "not a multiple of the 2 blocks of its pattern",
-        ),
-        ({"feed_forward": Moe(experts=4, router=ExpertChoice())}, "reads later tokens"),
-    ],
-)
-def test_settings_that_make_no_sense_are_refused(changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        dataclasses.replace(moe(Top2()), **changes)
 
 
 def test_a_token_cannot_have_more_experts_than_there_are() -> None:
