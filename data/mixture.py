@@ -49,9 +49,7 @@ def places_of_row(
             yield place
 
 
-def permuted(
-    places: np.ndarray, rows: int, keys: np.ndarray, *, inverse: bool = False
-) -> np.ndarray:
+def permuted(at: np.ndarray, rows: int, keys: np.ndarray, *, inverse: bool = False) -> np.ndarray:
     """Returns the rows at some places of a permutation, computed for these places alone.
 
     A Feistel network with a key a round permutes the numbers of twice `half` bits, of which at
@@ -59,7 +57,7 @@ def permuted(
     and Rogaway, "Ciphers with Arbitrary Finite Domains", 2002: cycle walking).
     """
     half = max(1, ((rows - 1).bit_length() + 1) // 2)
-    ids = _network(places.astype(np.uint64), half, keys, inverse)
+    ids = _network(at.astype(np.uint64), half, keys, inverse)
     while (outside := ids >= rows).any():
         ids[outside] = _network(ids[outside], half, keys, inverse)
     return ids.astype(np.int64)

@@ -76,6 +76,8 @@ class Task:
     """Whether decoded texts are answers, which are written without their prompts."""
     has_rejected: ClassVar[bool] = False
     """Whether training has answers that are not to be given."""
+    has_chats: ClassVar[bool] = False
+    """Whether examples are chats of several messages."""
     unit: ClassVar[str] = "tokens"
     """Unit of what a model predicts, in counts and rates."""
     left_out: ClassVar[tuple[str, ...]] = ()
@@ -91,8 +93,14 @@ class Task:
             )
         if isinstance(self.source, Pairs):
             has_rejected, takes_pairs = self.source.has_rejected, self.takes_pairs
-            if not takes_pairs or (has_rejected and not self.has_answers):
+            chats = {part.has_chats for part in getattr(self.source, "all_parts", [self.source])}
+            if (
+                not takes_pairs
+                or chats != {self.has_chats}
+                or (has_rejected and not self.has_answers)
+            ):
                 legal = "@PreferenceTask()" if has_rejected else "@Translation() or @PromptTask()"
+                legal = "@ChatTask(), which reads chats alone," if True in chats else legal
                 raise UserError(
                     f"{kind}.source = @{type(self.source).__name__}(): it yields pairs"
                     f"{' of answers' * has_rejected}.  Use {legal} instead of @{kind}()."

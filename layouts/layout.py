@@ -68,15 +68,13 @@ def parse_rules(text: str) -> tuple[Rule, ...]:
     return tuple(rules)
 
 
-def _by_letter(
-    rules: tuple[Rule, ...], declared: tuple[Axis, ...]
-) -> Mapping[str, tuple[Rule, ...]]:
+def _by_letter(rules: tuple[Rule, ...], axes: tuple[Axis, ...]) -> Mapping[str, tuple[Rule, ...]]:
     """Returns the rules by the letter of their axis.
 
     "heads" means kv_heads unless its parts have rules, "batch" also groups unless they have one.
     """
     names = {rule.axis for rule in rules}
-    letters = {axis.name: letter for letter, axis in alphabet(declared).by_letter.items()}
+    letters = {axis.name: letter for letter, axis in alphabet(axes).by_letter.items()}
     wants: dict[str, tuple[Rule, ...]] = {}
     for rule in rules:
         split = [rule.axis]

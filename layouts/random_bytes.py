@@ -26,10 +26,8 @@ def random_bytes(key: Array, *, shape: tuple[int, ...], out_sharding: jax.P) -> 
     return jax.sharding.reshard(spread[..., : shape[-1]], out_sharding)
 
 
-def random_bytes_of_rows(
-    layout: Layout, seed: Array, row_ids: Array, axes: str, width: int
-) -> Array:
-    """Draws bytes for the rows `row_ids`, the last of these axes.
+def random_bytes_of_rows(layout: Layout, seed: Array, rows: Array, axes: str, width: int) -> Array:
+    """Draws bytes for the rows `rows`, the last of these axes.
 
     The bytes of a row follow from the seed and its id alone, on whatever device it is.
     """
@@ -38,12 +36,10 @@ def random_bytes_of_rows(
     # Rematerialised, or a scan over layers hoists what follows from no operand into a `shard_map`
     # without operands, at which XLA aborts inside the stages of a pipeline (jax 0.10.2).
     draw = jax.checkpoint(shard)
-    return layout.shard_map(draw, f"s,{axes[:-1]}({axes[-1]})->{axes}")(seed, row_ids)
+    return layout.shard_map(draw, f"s,{axes[:-1]}({axes[-1]})->{axes}")(seed, rows)
 
 
-def random_bytes_of_shard(
-    seed: Array, row_ids: Array, *, width: int, over: tuple[str, ...]
-) -> Array:
+def random_bytes_of_shard(seed: Array, rows: Array, *, width: int, over: tuple[str, ...]) -> Array:
     """Draws `width` bytes of each row, those of a device's shard: mesh axes `over` split a row.
 
     Byte f of row i is of the generator's block (i, f // 8).
@@ -51,13 +47,13 @@ def random_bytes_of_shard(
     start = shard_index(over) * width
     aligned = width % BLOCK_BYTES == 0
     blocks = width // BLOCK_BYTES if aligned else width // BLOCK_BYTES + 2
-    shape = (*row_ids.shape, blocks)
+    shape = (*rows.shape, blocks)
     block = jax.lax.broadcasted_iota(jnp.uint32, shape, len(shape) - 1)
     block += (start // BLOCK_BYTES).astype(jnp.uint32)
-    row = jnp.broadcast_to(row_ids[..., None].astype(jnp.uint32), shape)
+    row = jnp.broadcast_to(rows[..., None].astype(jnp.uint32), shape)
     drawn = threefry_2x32(seed, jnp.stack([row, block]))  # encrypts pairs of these two
     spread = jax.lax.bitcast_convert_type(jnp.moveaxis(drawn, 0, -1), jnp.uint8)
-    spread = spread.reshape(*row_ids.shape, blocks * BLOCK_BYTES)
+    spread = spread.reshape(*rows.shape, blocks * BLOCK_BYTES)
     if aligned:
         return spread
     return jax.lax.dynamic_slice_in_dim(spread, start % BLOCK_BYTES, width, axis=-1)

@@ -20,7 +20,6 @@ WORK = {
     "decode": work("decoding", "DecodeFlags", "decode:decode_file"),
     "serve": work("serving", "ServeFlags", "serve:serve"),
     "score": work("decoding", "ScoreFlags", "score:score_file"),
-    "rescore": work("decoding", "RescoreFlags", "score:rescore_file"),
     "gains": work("evaluation", "GainsFlags", "gains:gains"),
     "report": work("training", "ReportFlags", "report:report"),
     "supervise": work("training", "SuperviseFlags", "supervise:supervise"),

@@ -69,5 +69,10 @@ def test_the_index_names_every_page() -> None:
     assert index >= {page.name for page in (ROOT / "docs").glob("*.md")} - {"README.md"}
 
 
+def test_pages_are_readable_without_a_network() -> None:
+    """The site would load a script for diagrams of Mermaid from another host."""
+    assert not [page.name for page in PAGES if "```mermaid" in page.read_text()]
+
+
 def test_the_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= 150

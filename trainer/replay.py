@@ -124,7 +124,7 @@ def describe(step: int, wrong: Mapping[int, float], here: Names, there: Names, o
     Step 7 gives another state where the devices compute each other's shards:
       shard 1: on b, then on a: 0.5 of the update apart
       shard 2: on c, then on b: 0.25 of the update apart
-      b computes wrong.  Replace it, and continue from the last checkpoint.
+      b computes wrong.  Replace it, and continue from a checkpoint before the last replay.
     """
     common = set.intersection(*({here[place], there[place]} for place in wrong))
     blamed = " or ".join(odd or sorted(common))
@@ -141,7 +141,8 @@ def describe(step: int, wrong: Mapping[int, float], here: Names, there: Names, o
         else "Sums over devices spread the error of one of them to all.  Find it with `meshloom "
         "doctor --devices`"
     )
-    lines = [*rows[:MAX_SHOWN], *more, f"{cause}, and continue from the last checkpoint."]
+    remedy = f"{cause}, and continue from a checkpoint before the last replay."
+    lines = [*rows[:MAX_SHOWN], *more, remedy]
     title = f"Step {step} gives another state where the devices compute each other's shards"
     return "\n  ".join([f"{title}:", *lines])
 

@@ -13,7 +13,8 @@ from configs.errors import UserError
 from configs.spec import Count, CountOrZero, Fraction, NotNegative, Positive, Seed, spec
 from data.batch_sizes import BatchSizes, value_at
 from data.task import Length, Task
-from data.tasks import prompts as prompts  # task files name what these define
+from data.tasks import chats as chats  # task files name what these define
+from data.tasks import prompts as prompts
 from data.tasks import span_corruption as span_corruption
 from data.tasks import translation as translation
 from data.vocab import Tokenizer

@@ -1,7 +1,8 @@
 """Reads text and pairs from lines of JSON."""
 
 import itertools
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from configs.errors import UserError, brief
@@ -42,10 +43,59 @@ class Jsonl(FilePairs):
         return itertools.starmap(Pair, records(paths, fields, setting, errors))
 
 
+@spec
+class JsonlChats(FilePairs):
+    """Reads chats from files of one JSON object per line, plain, .gz, .xz or .zst, for
+    `@ChatTask()`.
+
+    A field holds the messages, each {"role": "user", "content": "Hi"}, or {"from": "human",
+    "value": "Hi"} as in ShareGPT's files.
+    """
+
+    field: str = "messages"
+    """Name of the field, such as "conversations"; a dot leads into a field of it."""
+
+    has_chats = True
+
+    def read_files(self, paths: Sequence[str], setting: str, errors: str) -> Iterator[Pair]:
+        """Yields chats as JSON, each with the text of all its answers."""
+        for [chat] in records(paths, [self.field], setting, errors, messages_of):
+            said = (m["content"] for m in json.loads(chat) if m["role"] == "assistant")
+            yield Pair(chat, "\n".join(said))
+
+
+_SHARE_GPT = {"human": "user", "gpt": "assistant"}
+
+
+def messages_of(value: Any, name: str, place: str) -> str:
+    """Returns the messages in a field as JSON, with the names of OpenAI's."""
+    messages = list[dict[str, Any]]()
+    for number, given in enumerate(field_of(value, name, place, list), 1):
+        message = given if isinstance(given, dict) else {}
+        if "from" in message:
+            role = message["from"]
+            message = {"role": _SHARE_GPT.get(str(role), role), "content": message.get("value")}
+        if not all(isinstance(message.get(key), str) for key in ("role", "content")):
+            raise UserError(
+                f"{place}, message {number} of field {name!r}: found {brief(repr(given))}.  Legal: "
+                '{"role": "user", "content": "a text"}, or {"from": "human", "value": "a text"}.'
+            )
+        messages.append(message)
+    if not any(message["role"] == "assistant" for message in messages):
+        raise UserError(f"{place}: no message of field {name!r} is the assistant's.  Remove it.")
+    return json.dumps(messages, ensure_ascii=False)
+
+
 def records(
-    paths: Sequence[str], fields: Sequence[str], setting: str, errors: str
+    paths: Sequence[str],
+    fields: Sequence[str],
+    setting: str,
+    errors: str,
+    read: Callable[[Any, str, str], str] | None = None,
 ) -> Iterator[list[str]]:
-    """Yields the texts of some fields, line by line; blank lines have none."""
+    """Yields what `read` makes of some fields, by default their texts, line by line; blank lines
+    have none.
+    """
 
     def of_file(path: str) -> Iterator[list[str] | None]:
         for number, line in enumerate(text_files.read_lines(path, errors), 1):
@@ -58,7 +108,7 @@ def records(
             except UserError as error:
                 legal = f"one JSON object per line (found {brief(repr(line), 60)})"
                 raise UserError(f"{error}  Legal: {legal}.") from None
-            texts = [text_of(value, field, f"{place}: {setting}") for field in fields]
+            texts = [(read or text_of)(value, field, f"{place}: {setting}") for field in fields]
             for name, text in zip(fields, texts, strict=True):
                 if errors == "strict" and text_files.LONE_SURROGATE.search(text):
                     raise UserError(
@@ -71,8 +121,13 @@ def records(
 
 
 def text_of(value: Any, name: str, place: str) -> str:
-    """Returns the text of a field; a dot leads into a field that has fields of its own, unless it
-    is part of a field's name.
+    """Returns the text of a field."""
+    return field_of(value, name, place, str)
+
+
+def field_of(value: Any, name: str, place: str, kind: type) -> Any:
+    """Returns a field; a dot leads into a field that has fields of its own, unless it is part of a
+    field's name.
     """
     parent, is_missing = value, False
     is_whole_name = isinstance(value, dict) and name in value
@@ -80,10 +135,11 @@ def text_of(value: Any, name: str, place: str) -> str:
         parent = value
         is_missing = not isinstance(value, dict) or part not in value
         value = None if is_missing else value[part]
-    if not isinstance(value, str):
+    if not isinstance(value, kind):
         legal = brief(", ".join(parent)) if isinstance(parent, dict) else "none: not an object"
-        kind = "null" if value is None else type(value).__name__
-        problem = "no such field" if is_missing else f"found {kind}, legal: text"
+        given = "null" if value is None else type(value).__name__
+        wanted = "text" if kind is str else "a list of messages"
+        problem = "no such field" if is_missing else f"found {given}, legal: {wanted}"
         raise UserError(f"{place} needs field {name!r}: {problem}.  Its fields: {legal}.")
     return value
 

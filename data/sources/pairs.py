@@ -93,6 +93,8 @@ class Pairs(Source):
 
     has_rejected: ClassVar[bool] = False
     """Whether each has another answer, which is rejected."""
+    has_chats: ClassVar[bool] = False
+    """Whether each source is a chat as JSON, and its target all answers."""
 
     tag: Tag | None = None
     """Precedes each source line, for a model that serves many languages: "2de" as <2de>,

@@ -145,8 +145,7 @@ def packed_prompts(
     answers = vocab.encode([pair.target for pair in pairs])
     halves = zip(prompts, answers, strict=True)
     examples = [np.r_[-1 - read.astype(np.int32), said.astype(np.int32)] for read, said in halves]
-    kept, packed = packed_answers(examples, length, vocab.end_id, packs=packs)
-    arrays = packed.arrays | {"targets": packed.arrays["targets"].astype(vocab.dtype)}
+    kept, packed = packed_answers(examples, length, vocab.end_id, vocab.dtype, packs=packs)
     # Without a beginning, nothing predicts the first token behind an empty prompt.
     read_only = 0 if vocab.reads_begin else sum(not len(prompts[i]) for i in kept)
     counts = Counts.of_pairs(
@@ -156,11 +155,11 @@ def packed_prompts(
         source_tokens=sum(len(prompts[i]) for i in kept) + read_only,
         left_out=len(pairs) - len(kept),
     )
-    return packed._replace(arrays=arrays), counts
+    return packed, counts
 
 
 def packed_answers(
-    examples: Sequence[np.ndarray], length: int, end_id: int, *, packs: bool
+    examples: Sequence[np.ndarray], length: int, end_id: int, dtype: type, *, packs: bool
 ) -> tuple[list[int], Packed]:
     """Packs the examples that fit a row, for a loss of the answers alone; returns their numbers.
 
@@ -172,7 +171,7 @@ def packed_answers(
     packed = packer.finish()
     signed_BL, segments_BL = packed.arrays["targets"], packed.arrays["segments"]
     arrays = {
-        "targets": np.where(signed_BL < 0, -1 - signed_BL, signed_BL),
+        "targets": np.where(signed_BL < 0, -1 - signed_BL, signed_BL).astype(dtype),
         "segments": segments_BL,
         "loss_mask": ((signed_BL >= 0) & (segments_BL > 0)).astype(np.uint8),
     }
@@ -193,7 +192,7 @@ def packed_preferences(
         read = -1 - prompt.astype(np.int32)
         parts = (read, good, end, read - far, bad.astype(np.int32) + far)
         examples.append(np.concatenate(parts).astype(np.int32))
-    kept, packed = packed_answers(examples, length, vocab.end_id + far, packs=packs)
+    kept, packed = packed_answers(examples, length, vocab.end_id + far, np.int32, packs=packs)
     ids_BL, segments_BL = packed.arrays["targets"], packed.arrays["segments"]
     is_rejected_BL = (ids_BL >= far) & (segments_BL > 0)
     of_answers_BL = np.where(segments_BL > 0, 2 * segments_BL - 1 + is_rejected_BL, 0)

@@ -2,7 +2,9 @@
 
 import datetime
 import functools
+import itertools
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,18 +21,28 @@ RESERVED = ("messages", "tools", "documents", "add_generation_prompt")
 """Variables that no request sets."""
 
 
+_MARKS = ("\ufdd0\ufdd1", "\ufdd1\ufdd0")
+"""Stand around answers while a chat is rendered; no text has these code points."""
+
+Messages = Sequence[Mapping[str, Any]]
+Spans = list[tuple[int, int]]
+"""First character of each answer, and the one behind its last."""
+
+
 class BadMessages(ValueError):
     """Reports why a template refuses messages, such as two of a user in a row."""
 
 
 class _Answers(jinja2.ext.Extension):
-    """Reads what is between `generation` and `endgeneration`, where templates mark answers."""
+    """Marks what is between `generation` and `endgeneration`: an answer."""
 
     tags = {"generation"}  # noqa: RUF012
 
     def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
         next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        begin, end = (jinja2.nodes.Output([jinja2.nodes.TemplateData(mark)]) for mark in _MARKS)
+        return [begin, *body, end]
 
 
 def _refuse(message: str) -> None:
@@ -58,15 +70,39 @@ class ChatTemplate:
             reason = brief(" ".join(str(error).split()))
             raise UserError(f"chat template: cannot be read: {reason}.") from None
 
-    def render(
-        self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any] | None = None
-    ) -> str:
+    def render(self, messages: Messages, variables: Mapping[str, Any] | None = None) -> str:
         """Returns the text of a chat, with the beginning of the next answer.
 
         Variables are those of the template, such as enable_thinking.
         """
+        return re.sub("|".join(_MARKS), "", self._render(messages, variables, begins=True))
+
+    def answers(self, messages: Messages) -> tuple[str, Spans]:
+        """Returns the text of a whole chat, and where the answers of the assistant are in it.
+
+        Of a template that does not mark them, an answer is what a message adds to the chat before.
+        """
+        text = self._render(messages, None, begins=False)
+        if _MARKS[0] in text:
+            parts = re.split("|".join(_MARKS), text)  # every second is an answer
+            ends = [*itertools.accumulate(map(len, parts))]
+            return "".join(parts), [*zip(ends[::2], ends[1::2], strict=False)]
+        spans = Spans()
+        for i, message in enumerate(messages):
+            if message["role"] != "assistant":
+                continue
+            before, so_far = self.render(messages[:i]), self._render(messages[: i + 1], None, False)
+            if not text.startswith(so_far) or not so_far.startswith(before):
+                raise BadMessages(
+                    "the template writes the beginning of a chat in another way than alone, and "
+                    "does not mark answers by {% generation %}"
+                )
+            spans.append((len(before), len(so_far.rstrip())))
+        return text, spans
+
+    def _render(self, messages: Messages, variables: Mapping[str, Any] | None, begins: bool) -> str:
         try:
-            fixed = dict(zip(RESERVED, (messages, None, None, True), strict=True))
+            fixed = dict(zip(RESERVED, (messages, None, None, begins), strict=True))
             text = self._template.render({**self._special_tokens, **(variables or {}), **fixed})
             text.encode()  # raises where half of a surrogate pair is in it
         except Exception as error:  # of any kind: the template decides what fails

@@ -121,6 +121,16 @@ class TokenizerJsonVocab(Vocab):
         encodings = self._tokenizer.encode_batch_fast(list(lines), add_special_tokens=False)
         return [np.asarray(encoding.ids, self.dtype) for encoding in encodings]
 
+    def encode_marked(self, text: str, spans: Iterable[tuple[int, int]]) -> np.ndarray:
+        """Returns the ids of a text; those outside the spans of characters as -1 - id."""
+        encoding = self._tokenizer.encode(text, add_special_tokens=False)
+        starts, ends = np.array(encoding.offsets, np.int64).reshape(-1, 2).T
+        is_inside = np.zeros(len(starts), bool)
+        for start, end in spans:
+            is_inside |= (starts < end) & (ends > start)
+        ids = np.array(encoding.ids, np.int32)
+        return np.where(is_inside, ids, -1 - ids)
+
     def _text(self, ids: list[int]) -> str:
         # The library would hide the sentinels of a T5 as well, between which the text is.
         shown = [i for i in ids if i not in self._hidden]

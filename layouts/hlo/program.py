@@ -115,9 +115,7 @@ class CompiledText:
         first, increment = self._counter(loop, computation)
         return -(-(max(limits) - first) // increment)
 
-    def _counter(
-        self, loop: parser.Instruction, computation: parser.Computation
-    ) -> tuple[int, int]:
+    def _counter(self, loop: parser.Instruction, caller: parser.Computation) -> tuple[int, int]:
         """Returns where the counter of a loop starts, and by how much it grows."""
         condition = self.computations[loop.attribute("condition") or ""]
         body = self.computations[loop.attribute("body") or ""]
@@ -125,8 +123,8 @@ class CompiledText:
         index = reads[0].number("index") if len(reads) == 1 else None
         if index is None:
             return 0, 1
-        start = copied(loop.operands[0], computation)
-        first = constant(start.operands[index], computation) if start.opcode == "tuple" else None
+        start = copied(loop.operands[0], caller)
+        first = constant(start.operands[index], caller) if start.opcode == "tuple" else None
         result = next(instruction for instruction in body.values() if instruction.is_root)
         update = copied(result.operands[index], body) if result.opcode == "tuple" else result
         added = [constant(name, body) for name in update.operands] if update.opcode == "add" else []

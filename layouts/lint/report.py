@@ -80,7 +80,7 @@ def check_mesh_axes(context: LintContext) -> list[Problem]:
         if size == 1 or share <= 1 - MIN_SPLIT_SHARE:
             continue
         largest = sorted(repeated, key=lambda product: -product.flops)
-        added, left = _rules_that_split(context, mesh_axis, share)
+        added, left = _splitting_rules(context, mesh_axis, share)
         fix = f'Adding "{";".join(added)}" to Layout.rules splits {_percent(1 - left)}.'
         fix = fix if added else "Give its devices to another mesh axis."
         reason = (
@@ -109,9 +109,7 @@ def _mesh_axes(context: LintContext, product: Product) -> set[str]:
     return {assigned.rule.mesh_axis for _, assigned in assignments if assigned.lost_to is None}
 
 
-def _rules_that_split(
-    context: LintContext, mesh_axis: str, share: float
-) -> tuple[list[str], float]:
+def _splitting_rules(context: LintContext, mesh_axis: str, share: float) -> tuple[list[str], float]:
     """Returns legal rules that split more over a mesh axis, and the share that none splits then."""
     ruled = {sourced.rule.axis for sourced in context.rules}
     axes = ["heads", "d_ff", "vocab", "experts", "d_model"]

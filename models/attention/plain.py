@@ -27,16 +27,14 @@ class Operands(NamedTuple):
     """A logit of each head that takes part in the softmax and has no value."""
 
 
-def attend_in_chunks(
-    layout: Layout, chunks: int, operands: Operands, logit_cap: float | None
-) -> Array:
+def attend_in_chunks(layout: Layout, chunks: int, operands: Operands, cap: float | None) -> Array:
     """Attends with slices of queries, each over the keys up to its end.
 
     The causally masked keys beyond are not computed: with n slices, (n - 1) / 2n of the work.
     """
     attend: Callable[[Layout, Operands], Array] = dot_product_attention
-    if logit_cap is not None or operands.sink_JQ is not None:
-        attend = functools.partial(softmax_attention, logit_cap=logit_cap)
+    if cap is not None or operands.sink_JQ is not None:
+        attend = functools.partial(softmax_attention, logit_cap=cap)
     if chunks == 1:
         return attend(layout, operands)
     q_BJQLK, k_BJMK, v_BJMK, bias, mask_B11LM, sink_JQ = operands

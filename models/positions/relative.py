@@ -82,21 +82,19 @@ class RelativeBias(nnx.Module):
         return Bias(table_RJQ, buckets, self.layout.broadcast_like(values, placed, "BJQLM"))
 
 
-def relative_buckets(
-    relative_positions: Array, buckets: int, max_distance: int, causal: bool
-) -> Array:
+def relative_buckets(positions: Array, buckets: int, max_distance: int, causal: bool) -> Array:
     """Returns the bucket of query position - key position: exact while near, then logarithmic.
 
     Raffel et al. 2020 (T5), section 2.1.  In causal attention keys ahead get bucket 0; otherwise
     the upper half of the buckets is theirs.
     """
-    first = jnp.zeros_like(relative_positions)
+    first = jnp.zeros_like(positions)
     if causal:
-        distance = jnp.maximum(relative_positions, 0)
+        distance = jnp.maximum(positions, 0)
     else:
         buckets //= 2
-        first = jnp.where(relative_positions < 0, buckets, first)
-        distance = jnp.abs(relative_positions)
+        first = jnp.where(positions < 0, buckets, first)
+        distance = jnp.abs(positions)
     exact = buckets // 2
     share = jnp.log(jnp.maximum(distance, 1) / exact) / math.log(max_distance / exact)
     far = exact + (share * (buckets - exact)).astype(jnp.int32)

@@ -148,11 +148,9 @@ class Worker:
             self._process.kill()
 
 
-def starters(
-    benchmark: str, flags: BaselineFlags, *arguments: str
-) -> dict[str, Callable[[], Worker]]:
+def starters(bench: str, flags: BaselineFlags, *arguments: str) -> dict[str, Callable[[], Worker]]:
     """Returns what starts each system; with a baseline also Meshloom's from that checkout."""
-    command = (*MESHLOOM, "bench", benchmark, *arguments)
+    command = (*MESHLOOM, "bench", bench, *arguments)
     checkouts = {"": CHECKOUT}
     if flags.baseline is not None:
         if not (flags.baseline / "scripts" / "benchmarks").is_dir():

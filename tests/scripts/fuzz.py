@@ -301,7 +301,7 @@ def flag(random: Random, inputs: Inputs, folder: Path) -> Case:
 
 def commands() -> list[tuple[str, ...]]:
     """Lists commands that end at once where flags are missing or wrong."""
-    return [("train",), ("evaluate",), ("decode",), ("score",), ("rescore",),
+    return [("train",), ("evaluate",), ("decode",), ("score",),
             ("gains",), ("report",), ("prepare",), ("inspect", "config"), ("inspect", "data"),
             ("inspect", "checkpoint"), ("import", "hf"), ("export", "hf")]  # fmt: skip
 

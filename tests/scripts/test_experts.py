@@ -69,22 +69,6 @@ def test_a_score_does_not_depend_on_other_lines(run: Meshloom, trained: Place) -
     np.testing.assert_allclose(together, alone, rtol=1e-5)
 
 
-def test_a_language_model_rescores_whole_texts(
-    run: Meshloom, trained: Place, tmp_path: Path
-) -> None:
-    (tmp_path / "in.txt").write_text("kara\nlost mi\n")
-    flags = [trained.model_dir, "--nbest=2", "--beam=2", "--max_tokens=4", "--format=jsonl"]
-    listed = run("decode", f"--input={tmp_path / 'in.txt'}", *flags).out
-    (tmp_path / "nbest.jsonl").write_text(listed)
-    answer = run("rescore", trained.model_dir, f"--input={tmp_path / 'nbest.jsonl'}", "--alpha=0")
-    assert answer.code == 0, answer.error
-    for entry in map(json.loads, answer.out.splitlines()):
-        hypotheses = entry["hypotheses"]
-        whole = scores(run, trained, *(one["text"] for one in hypotheses))
-        both = [one["log_probability"] + s for one, s in zip(hypotheses, whole, strict=True)]
-        np.testing.assert_allclose([one["rescored"] for one in hypotheses], both, rtol=1e-5)
-
-
 def test_evaluate_drops_tokens_or_not_and_says_which(
     run: Meshloom, trained: Place, tmp_path: Path
 ) -> None:

@@ -128,12 +128,14 @@ class LocalCheckpoints(contextlib.AbstractContextManager["LocalCheckpoints"]):
         """Returns the steps that this process has saved, in this run and under this layout."""
         steps = list[int]()
         for step in self._listed():
-            with contextlib.suppress(DamagedCheckpoint):
+            try:
                 integrity.verify(self._path(step))
                 run = integrity.read_manifest(self._path(step)).run or {}
                 is_of_run = run.get("start") in self._starts
                 if step > newer_than and is_of_run and run.get("placement") == self._placement:
                     steps.append(step)
+            except DamagedCheckpoint as reason:
+                logger.warning("Local checkpoint %d is damaged: %s", step, reason)
         return steps
 
     def _read(self, step: int) -> list[jax.Array] | None:

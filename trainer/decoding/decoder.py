@@ -206,9 +206,7 @@ def abstract_inputs(
     )
 
 
-def batches_of(
-    requests: Sequence[Request], batch_sequences: int, shards: int
-) -> list[RequestBatch]:
+def batches_of(requests: Sequence[Request], batch_size: int, shards: int) -> list[RequestBatch]:
     """Batches requests of similar lengths, the longest first.
 
     Every second batch begins with its shortest texts: no device gets the longer ones of all.
@@ -220,7 +218,7 @@ def batches_of(
     for lengths, same in sorted(by_lengths.items(), reverse=True):
         # The shortest texts are last, in the batch that empty rows fill up.
         same.sort(key=lambda i: requests[i].max_new_tokens, reverse=True)
-        rows = rows_of_batch(len(same), batch_sequences, shards)
+        rows = rows_of_batch(len(same), batch_size, shards)
         shape = BatchShape(rows, *lengths, padded(requests[same[0]].max_new_tokens))
         starts = range(0, len(same), rows)
         batches += [RequestBatch(same[start : start + rows], shape) for start in starts]

@@ -56,7 +56,7 @@ def spent_seconds(model_dir: Path) -> dict[str, float]:
     if not pieces:
         return {}
     seconds: dict[str, float] = dict.fromkeys(USES, 0.0)
-    ended = pieces[0][1]
+    ended = begins[0]
     for (first, begin, end, of_start), following in zip(pieces, [*pieces[1:], None], strict=True):
         seconds["stopped"] += begin - ended
         for use, spent_s in _of_start(first, begin, of_start, following and following[0]).items():
@@ -82,14 +82,14 @@ def describe(seconds: Mapping[str, float]) -> str:
 
 
 def _of_start(
-    first: int, begin: float, lines: Sequence[Line], resumed: int | None
+    first: int, begin: float, lines: Sequence[Line], kept: int | None
 ) -> dict[str, float]:
-    """Returns the seconds of a start at a step, whose steps after `resumed` were made again."""
+    """Returns the seconds of a start at a step, whose steps after `kept` were made again."""
     totals, steps = [*map(_totals, lines)], [first, *(line["step"] for line in lines)]
     last = made = totals[-1]
-    if resumed is not None:  # the steps between two lines are taken to be equally long
+    if kept is not None:  # the steps between two lines are taken to be equally long
         spent = {name: [0.0, *(each[name] for each in totals)] for name in IN_STEPS}
-        made = {name: float(np.interp(resumed, steps, spent[name])) for name in IN_STEPS}
+        made = {name: float(np.interp(kept, steps, spent[name])) for name in IN_STEPS}
     seconds = last | {name: made[name] for name in IN_STEPS}
     return {
         "steps": seconds.pop("device"),

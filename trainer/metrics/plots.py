@@ -2,6 +2,7 @@
 
 import io
 import math
+import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -157,13 +158,15 @@ def compared(runs: Mapping[str, RunPlots], split: str, name: str) -> bytes:
     count = 3 + all(curve(run.train, "model_flops")[0] for run in runs.values())
 
     def draw(pyplot: Any) -> Any:
-        size = (4 * count, 4)
+        size = (4 * count, 4 + len(runs) / 12)
         figure, panels = pyplot.subplots(1, count, figsize=size, layout="constrained", sharey=True)
         for number, (label, run) in enumerate(runs.items()):
             is_training, colour = split == "training", f"C{number % 10}"
             steps, values = curve(run.train if is_training else run.checks, name)
             values = smoothed(values) if is_training else values
-            style = "-" if is_training and len(values) > 1 else "o-"
+            lines = ("-", "--", ":", "-.")[number // 10 % 4]  # after ten colours
+            style = lines if is_training and len(values) > 1 else f"o{lines}"
+            label = label if len(label) < 40 else f"…{label[-38:]}"
             places = {
                 "step": steps,
                 "tokens": run.total("tokens", steps),
@@ -177,7 +180,7 @@ def compared(runs: Mapping[str, RunPlots], split: str, name: str) -> bytes:
             axes.grid(alpha=0.3)
             axes.locator_params(axis="x", nbins=4)  # long numbers do not touch
         panels[0].set(ylabel=f"{split} {name.replace('_', ' ')}")
-        panels[0].legend(fontsize="small")
+        figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
         return figure
 
     return png_of(draw)
@@ -248,6 +251,8 @@ def png_of(draw: Callable[[Any], Any]) -> bytes:
     """Returns the figure that a function makes with pyplot, as a PNG file."""
     pyplot = import_pyplot()
     figure, file = draw(pyplot), io.BytesIO()
-    figure.savefig(file, dpi=120, format="png")
+    with warnings.catch_warnings():  # a name may have signs that the font lacks
+        warnings.filterwarnings("ignore", "Glyph .* missing from font")
+        figure.savefig(file, dpi=120, format="png")
     pyplot.close(figure)
     return file.getvalue()

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from configs.errors import UserError
 from configs.spec import Fraction, NotNegative, Positive, spec
 from layouts.layout import Layout
 from trainer.optimizers import chain, factored
@@ -34,6 +35,10 @@ class Adafactor(OptimizerSpec):
     """Share of each matrix that a step subtracts, times the learning rate."""
     clip_global_norm: Positive | None = None
     """Scales all gradients down to this norm if they exceed it."""
+
+    def __post_init__(self) -> None:
+        if self.first_moment is not None and self.momentum is None:
+            raise UserError("Adafactor.first_moment: there is none.  Set Adafactor.momentum.")
 
     def transform(self, steps: int, weights: Infos, layout: Layout) -> optax.GradientTransformation:
         """Returns the update of these weights, by path; their shapes here have no padding."""

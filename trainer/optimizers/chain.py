@@ -19,14 +19,12 @@ def clip(norm: float | None) -> Transform:
     return optax.identity() if norm is None else optax.clip_by_global_norm(norm)
 
 
-def finish(
-    parts: list[Transform], weight_decay: float, rate: Schedule, weights: Infos
-) -> Transform:
+def finish(parts: list[Transform], decay: float, rate: Schedule, weights: Infos) -> Transform:
     """Chains the parts, then weight decay of matrices, then the learning rate."""
-    if weight_decay:
+    if decay:
         matrices = {path: bool(info.reads) for path, info in weights.items()}
         mask = traverse_util.unflatten_dict(matrices, sep="/")
-        parts = [*parts, optax.add_decayed_weights(weight_decay, mask=mask)]
+        parts = [*parts, optax.add_decayed_weights(decay, mask=mask)]
     return optax.chain(*parts, optax.scale_by_learning_rate(rate))
 
 

@@ -170,15 +170,13 @@ def known_step_s(plan: StepPlan) -> float:
     return plan.step_s
 
 
-def shortlist(
-    ranking: Sequence[StepPlan], configured: Sequence[Layout], count: int
-) -> list[StepPlan]:
+def shortlist(ranking: Sequence[StepPlan], of_run: Sequence[Layout], count: int) -> list[StepPlan]:
     """Returns the first of a ranking, then standard layouts and those of the run's files."""
     chosen = list(ranking[:count])
     for rules, shapes in STANDARD.items():
         kind = [p for p in ranking if (p.layout.rules, p.layout.param_rules) == rules]
         chosen += [plan for plan in kind if may_fit(plan)][:shapes]
-    of_files = {unordered(layout) for layout in configured}
+    of_files = {unordered(layout) for layout in of_run}
     chosen += [plan for plan in ranking if unordered(plan.layout) in of_files]
     return list({unordered(plan.layout): plan for plan in chosen}.values())
 

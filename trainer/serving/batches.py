@@ -79,10 +79,8 @@ class BatchService(Service):
         self.notify([*jobs])
 
 
-def batch_shapes(
-    rows: int, source_length: int, options: DecodeOptions, room: int
-) -> list[BatchShape]:
-    """Returns the shapes of full batches for sources of at most `source_length` tokens.
+def batch_shapes(rows: int, longest: int, options: DecodeOptions, room: int) -> list[BatchShape]:
+    """Returns the shapes of full batches for sources of at most `longest` tokens.
 
     A translation has at most `length_factor` tokens for each of its source and `length_extra`
     ones, or `max_tokens`, where that is more; always at most `room`.
@@ -91,6 +89,6 @@ def batch_shapes(
     [(16, 64), (32, 64), (64, 128)]
     """
     factor, extra, least = options.length_factor, options.length_extra, options.max_tokens or 0
-    sources = powers(2, padded(1), padded(source_length))
+    sources = powers(2, padded(1), padded(longest))
     news = [min(max(int(source * factor) + extra, least), room) for source in sources]
     return [BatchShape(rows, n, 0, padded(new)) for n, new in zip(sources, news, strict=True)]

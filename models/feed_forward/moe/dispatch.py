@@ -429,10 +429,8 @@ def combine(y_GcD: Array, slot_Gsi: Array, here_Gc: Array, gate_Gsi: Array) -> A
     return sum(parts[1:], parts[0])
 
 
-def _combine_backward(
-    residuals: tuple[Array, ...], dy_GsD: Array
-) -> tuple[Array, None, None, Array]:
-    y_GcD, slot_Gsi, here_Gc, gate_Gsi = residuals
+def _combine_backward(saved: tuple[Array, ...], dy_GsD: Array) -> tuple[Array, None, None, Array]:
+    y_GcD, slot_Gsi, here_Gc, gate_Gsi = saved
     choices = gate_Gsi.shape[-1]
     token_Gc = here_Gc // choices
     choice_11i = jnp.arange(choices, dtype=jnp.int32)[None, None]

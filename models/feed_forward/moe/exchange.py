@@ -43,17 +43,15 @@ class Exchange(NamedTuple):
     received: Ranges
 
     @classmethod
-    def of(
-        cls, axes: tuple[str, ...], devices: int, destination_c: Array, places: int
-    ) -> "Exchange":
+    def of(cls, axes: tuple[str, ...], devices: int, to_c: Array, places: int) -> "Exchange":
         """Prepares to send rows to these devices."""
-        size_n = jnp.bincount(destination_c, length=devices).astype(jnp.int32)
+        size_n = jnp.bincount(to_c, length=devices).astype(jnp.int32)
         start_n = jnp.cumsum(size_n) - size_n
         received_start_n, received_n = swap(axes, jnp.stack([start_n, size_n], axis=1)).T
         received_place_n = jnp.cumsum(received_n) - received_n
         sent = Ranges(start_n, size_n, swap(axes, received_place_n))
         received = Ranges(received_start_n, received_n, received_place_n)
-        return cls(axes, places, destination_c, sent, received)
+        return cls(axes, places, to_c, sent, received)
 
     def most_rows(self, axes: tuple[str, ...]) -> Array:
         """Returns the most rows that a device receives.

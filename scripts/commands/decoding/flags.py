@@ -1,4 +1,4 @@
-"""Defines the flags of `meshloom decode`, `score` and `rescore`."""
+"""Defines the flags of `meshloom decode` and `score`."""
 
 from typing import Annotated, Literal
 
@@ -62,13 +62,3 @@ class ScoreFlags(FlagGroup):
     tag: shared.Tag = None
     model: shared.CheckpointFlags
     devices: ProcessFlags = ProcessFlags()
-
-
-class RescoreFlags(ScoreFlags):
-    """Reranks an n-best list (decode --format=jsonl) with the scores of another model."""
-
-    EXAMPLES = ("meshloom rescore --model_dir=runs/other --input=nbest.jsonl --weight=0.5",)
-    weight: float = 1.0
-    """Weight of this model's log-likelihood."""
-    alpha: float = 0.6
-    """Exponent of the length penalty."""

@@ -71,7 +71,7 @@ def check_flags(flags: TuneFlags, topology: Topology | None, *, compiles: bool) 
         raise UserError("--json lists the plans of --budget=0.  Trials are in the log of --output.")
     if local_path(flags.output, "--output").suffix == LOG:
         raise UserError(
-            f"--output={flags.output}: the log has this name.  Give one that ends in .gin."
+            f"--output={flags.output}: the log has this name.  Give one ending in .gin."
         )
 
 

@@ -31,6 +31,16 @@ class SimulatedRun:
         self.time += seconds
         totals[use] += seconds
 
+    def fail_to_start(self) -> None:
+        """Is killed before the first line of metrics."""
+        if self.time > START:
+            self.time += 5
+            self.truth["stopped"] += 5
+        now = datetime.fromtimestamp(self.time, UTC).strftime("%Y-%m-%dT%H:%M:%S%z")
+        record_start(self.folder, Start(self.saved, now))
+        self.time += 10
+        self.truth["stopped"] += 10
+
     def start(self, steps: int) -> None:
         """Trains until the step, which is the last one, or one at which the run is killed."""
         if self.time > START:
@@ -79,6 +89,8 @@ class SimulatedRun:
 def test_all_seconds_of_a_run_are_counted_once(tmp_path: Path, seed: int) -> None:
     run = SimulatedRun(tmp_path, seed)
     for _ in range(run.random.randint(0, 4)):
+        if run.random.random() < 0.5:
+            run.fail_to_start()
         run.start(run.saved + run.random.randint(1, 8))
     run.start(run.saved + 6)
     seconds = spent_seconds(tmp_path)
