@@ -1,7 +1,6 @@
 """Folders like those of released models, with random weights of any size."""
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -79,10 +78,3 @@ def write_opus_mt(folder: Path) -> None:
     """Writes a Marian with a few words of each language."""
     test_translators.write_model(folder, test_translators.golden()["marian"])
     assert {"vocab.json", "source.spm", "target.spm"} <= {file.name for file in folder.iterdir()}
-
-
-def write_all(folder: Path, docs: Path) -> None:
-    """Writes what the commands of docs/journeys read."""
-    write_smollm2(folder / "SmolLM2-135M-Instruct")
-    write_opus_mt(folder / "opus-mt-en-de")
-    shutil.copy(docs / "README.md", folder / "text.txt")

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import released
 from tests.toys import ROOT
 
 # A block that begins with ```sh runs here; the commands of other blocks take hours or need data.
@@ -20,6 +21,7 @@ NAME = re.compile(
 MODULE = re.compile(r"python -m ((?:scripts|tests)\.[\w.]*\w)")
 NAMES = ("README.md", "CONTRIBUTING.md")
 PAGES = [*(ROOT / name for name in NAMES), *sorted((ROOT / "docs").rglob("*.md"))]
+JOURNEYS = [page for page in PAGES if page.parent.name == "journeys"]
 
 
 def commands(pages: list[Path]) -> str:
@@ -29,21 +31,42 @@ def commands(pages: list[Path]) -> str:
     return "\n".join(line for line in lines if not line.startswith(("make", ". .venv")))
 
 
-@pytest.mark.parametrize("pages", [PAGES[:1], pytest.param(PAGES, marks=pytest.mark.long)], ids=len)
-def test_every_command_works(tmp_path: Path, pages: list[Path]) -> None:
-    shutil.copytree(ROOT / "docs", tmp_path / "docs")  # the text that some commands train on
+def output_of(pages: list[Path], folder: Path) -> str:
+    """Runs the commands of pages in a folder; returns what they print."""
     bin_folder = str(Path(sys.executable).parent)
     done = subprocess.run(
         ["bash", "-euxo", "pipefail", "-c", commands(pages)],
-        cwd=tmp_path,
-        env={**os.environ, "HOME": str(tmp_path), "PATH": f"{bin_folder}:{os.environ['PATH']}"},
+        cwd=folder,
+        env={**os.environ, "HOME": str(folder), "PATH": f"{bin_folder}:{os.environ['PATH']}"},
         capture_output=True,
         text=True,
         timeout=900,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    assert "4,899,222,528 parameters" in done.stdout
-    assert done.stdout.count("Return the") >= 1
+    return done.stdout
+
+
+OTHERS = [page for page in PAGES if page not in JOURNEYS]
+
+
+@pytest.mark.parametrize(
+    "pages", [PAGES[:1], pytest.param(OTHERS, marks=pytest.mark.long)], ids=len
+)
+def test_every_command_works(tmp_path: Path, pages: list[Path]) -> None:
+    shutil.copytree(ROOT / "docs", tmp_path / "docs")  # the text that some commands train on
+    printed = output_of(pages, tmp_path)
+    assert "4,899,222,528 parameters" in printed
+    assert printed.count("Return the") >= 1
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize("page", JOURNEYS, ids=lambda page: page.stem)
+def test_a_journey_with_a_released_model_works(tmp_path: Path, page: Path) -> None:
+    """Small models with random weights are in the folders of those that the page downloads."""
+    released.write_smollm2(tmp_path / "SmolLM2-135M-Instruct")
+    released.write_opus_mt(tmp_path / "opus-mt-en-de")
+    (tmp_path / "text.txt").write_text("The capital of France is Paris.\nTwo lines.\n")
+    output_of([page], tmp_path)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

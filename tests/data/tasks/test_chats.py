@@ -151,7 +151,10 @@ def test_files_of_sharegpt_are_read(folder: Path, tmp_path: Path) -> None:
         ),
         ('{"chat": []}', "no such field.  Its fields: chat"),
         ('{"messages": [{"role": "user"}]}', "message 1 of field 'messages': found {'role'"),
-        ('{"messages": [{"from": ["gpt"], "value": "a"}]}', "found {'from': ['gpt'], 'value': 'a'}"),
+        (
+            '{"messages": [{"from": ["gpt"], "value": "a"}]}',
+            "found {'from': ['gpt'], 'value': 'a'}",
+        ),
         ('{"messages": ["Hi"]}', "message 1 of field 'messages': found 'Hi'.  Legal"),
         ('{"messages": [{"role": "user", "content": "Hi"}]}', "no message of field 'messages' is"),
     ],
