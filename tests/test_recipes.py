@@ -133,6 +133,7 @@ SMALL = [
 ]  # fmt: skip
 
 
+@pytest.mark.long
 def test_a_recipe_trains_and_evaluates_as_its_header_says(
     run: Meshloom,  # noqa: F811
     tmp_path: Path,

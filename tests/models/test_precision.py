@@ -74,7 +74,7 @@ def cases() -> list[tuple[str, str]]:
     return [*(("whole", case) for case in CASES), *of_layouts]
 
 
-@pytest.mark.few(6)
+@pytest.mark.few(3)
 @pytest.mark.parametrize(("name", "case"), cases())
 def test_weights_of_8_bits_decode_as_what_they_stand_for(name: str, case: str) -> None:
     layout = load([f"layouts/{name}.gin"]).make(Layout) if name != "whole" else WHOLE
@@ -134,7 +134,7 @@ def loss_and_gradients(
         return jax.device_get(jax.jit(jax.value_and_grad(objective))(params, batch))
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_no_layout_changes_rounded_products(name: str) -> None:
     layout = load([f"layouts/{name}.gin"]).make(Layout)

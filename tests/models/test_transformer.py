@@ -296,7 +296,7 @@ def test_a_target_sees_the_whole_source_of_its_segment_and_no_other(kind: str) -
             assert list(visible) == ([0, 1, 2, 3] if place < 3 else [4, 5])
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "change",
     [
@@ -397,7 +397,7 @@ def test_sums_count_each_target_once() -> None:
     np.testing.assert_allclose(float(sums.loss), losses(toy(), ROWS).sum(), rtol=1e-5)
 
 
-@pytest.mark.few(12)
+@pytest.mark.few(6)
 @pytest.mark.parametrize("scan", [False, True], ids=["layers in a row", "scan"])
 @pytest.mark.parametrize("kind", [*KINDS, *PAIR_KINDS, *EXPERT_KINDS, *IMPORTED_KINDS])
 def test_cached_decoding_gives_the_logits_of_teacher_forcing(kind: str, scan: bool) -> None:

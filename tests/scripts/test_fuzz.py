@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.scripts import fuzz
 from tests.scripts.conftest import Place
 
-CASES = 500
+CASES = 250
 
 
 @settings(

@@ -109,6 +109,7 @@ def test_what_does_not_fit_is_refused(
     assert answer.code == 2 and part in answer.error
 
 
+@pytest.mark.long
 def test_a_unet_trains_on_files_of_volumes(run: Meshloom, tmp_path: Path) -> None:
     rng, examples = np.random.default_rng(0), ROOT / "docs" / "examples"
     for number in range(6):

@@ -299,7 +299,7 @@ def test_layers_of_two_kinds_are_equal_too(name: str) -> None:
     assert_equal_to_round_off(computed, expected)
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "dispatch"), [("two_dimensional", "dropless"), ("pipeline", "gather")]
 )
@@ -411,7 +411,7 @@ def models_with_experts() -> dict[str, Transformer]:
 MODELS = models_with_experts()
 
 
-@pytest.mark.few(5)
+@pytest.mark.few(4)
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("name", FOR_EXPERTS)
 def test_experts_are_equal_too(name: str, model: str) -> None:

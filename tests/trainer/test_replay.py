@@ -162,6 +162,7 @@ def test_a_device_whose_optimizer_state_is_wrong_is_named(
         train(job_under(layout, tmp_path))
 
 
+@pytest.mark.long
 def test_a_neighbour_whose_error_sums_have_spread_is_not_cleared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -175,7 +175,7 @@ def trained(name: str, *, padded: bool) -> Trained:
     return Trained(disk, np.array(metrics), state, saved)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", CASES)
 def test_training_is_that_of_one_device(name: str) -> None:
     computed, expected = trained(name, padded=True), trained(name, padded=False)

@@ -96,6 +96,7 @@ def test_a_pattern_as_long_as_the_model_gets_one_layer_each(dense: tuple[Path, P
     np.testing.assert_allclose(loss(spec, WHOLE, params), expected, rtol=1e-5)
 
 
+@pytest.mark.long
 def test_stages_get_the_layers_behind_first_blocks(tmp_path: Path) -> None:
     """The number of saved layers does not divide over the stages."""
     odd = dataclasses.replace(DENSE, layers=5)

@@ -179,6 +179,7 @@ def test_the_learning_rate_is_that_of_the_step_also_after_spikes() -> None:
     assert counts == [STEPS] and lines[-1]["skipped_total"] == 1
 
 
+@pytest.mark.long
 def test_a_loss_that_is_no_number_moves_no_bias_of_a_router() -> None:
     experts = Moe(experts=4, d_ff=6, router=SigmoidTopK(k=2))
     spec = dataclasses.replace(TOY, layers=1, feed_forward=experts, tied=False)
@@ -216,6 +217,7 @@ def test_a_resumed_run_skips_the_same_updates_bit_for_bit(tmp_path: Path) -> Non
     assert rest.losses.items() <= whole.losses.items()
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("float64")
 def test_no_layout_changes_what_is_skipped(tmp_path: Path) -> None:
     run = dataclasses.replace(TIGHT, model=dataclasses.replace(RUN.model, precision=FLOAT64))

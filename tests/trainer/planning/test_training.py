@@ -54,7 +54,7 @@ from trainer.planning.training import (
 )
 
 
-@pytest.mark.few(5)
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_trace_and_compiler_count_the_same_products(name: str) -> None:
     assert compiled_toy(name).work.flops == pytest.approx(traced_toy(name).cost.flops, rel=0.02)

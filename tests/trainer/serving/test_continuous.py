@@ -240,6 +240,7 @@ def test_weights_are_held_once(engine: SlotEngine) -> None:
     assert sum(weight.nbytes for weight in jax.tree.leaves(engine._weights)) == stored_bytes
 
 
+@pytest.mark.long
 def test_a_prompt_that_begins_as_an_earlier_one_has_the_same_text(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -298,7 +299,7 @@ def matrices_of(number: int) -> Params:
     return {ADAPTER: jax.tree.map(lambda x: draw(next(keys), x.shape, x.dtype) / 2, adapter)}
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("rules", ["", "vocab:x;adapter_rank:x?;d_ff:x", "batch:x;heads:y"])
 def test_adapters_are_served_together_as_each_alone(
     rules: str, monkeypatch: pytest.MonkeyPatch

@@ -127,7 +127,7 @@ def test_a_step_moves_each_bias_towards_an_even_load(store: FloatType) -> None:
     assert np.abs(weights[BIAS]).max() > 0
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("dispatch", "layout", "microbatches"),
     [

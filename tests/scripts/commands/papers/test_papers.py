@@ -39,7 +39,7 @@ def skip_other_jax(item: Item) -> None:
         pytest.skip(f"docs/papers.md is of jax {version}")
 
 
-@pytest.mark.few(8)
+@pytest.mark.few(4)
 @pytest.mark.parametrize(("paper", "key"), ITEMS, ids=lambda name: name)
 def test_the_page_has_what_is_computed(paper: str, key: str) -> None:
     item = ITEMS_BY_KEY[key]

@@ -67,6 +67,7 @@ def test_training_says_at_its_start_that_a_model_has_no_export(
     assert not capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_a_run_continues_with_layers_in_stages_and_without(
     run: Meshloom, place: Place, tmp_path: Path
 ) -> None:

@@ -183,7 +183,7 @@ def folders(float64: None, tmp_path_factory: pytest.TempPathFactory) -> dict[str
     return places
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("kind", "layout"),
     [

@@ -387,7 +387,7 @@ def test_weights_in_bfloat16_have_the_same_logits(
     np.testing.assert_allclose(logits[..., ::EVERY], expected, rtol=0, atol=CLOSE)
 
 
-@pytest.mark.few(8)
+@pytest.mark.few(4)
 @pytest.mark.parametrize("name", [*DECODED, *LONG])
 def test_recorded_greedy_texts_come_out(imported: Path, name: str) -> None:
     case = golden()[name]

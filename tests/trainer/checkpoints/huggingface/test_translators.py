@@ -305,6 +305,7 @@ def smoothed(
     return jax.value_and_grad(objective)(params)
 
 
+@pytest.mark.long
 def test_losses_are_those_of_the_logits(imported: Path) -> None:
     """In training and in scoring, also where logits are made slice by slice and split."""
     given, smoothing = pairs(golden()["marian"]["seed"]), 0.1
@@ -381,6 +382,7 @@ def test_settings_that_are_made_from_a_model_make_the_same_model() -> None:
             )
 
 
+@pytest.mark.long
 def test_every_command_takes_an_imported_marian(imported: Path, tmp_path: Path) -> None:
     model, tuned, lines = imported / "marian run", tmp_path / "tuned", tmp_path / "lines"
     train = tmp_path / "pairs.tsv"
