@@ -60,7 +60,8 @@ class JsonlChats(FilePairs):
     def read_files(self, paths: Sequence[str], setting: str, errors: str) -> Iterator[Pair]:
         """Yields chats as JSON, each with the text of all its answers."""
         for [chat] in records(paths, [self.field], setting, errors, messages_of):
-            said = (m["content"] for m in json.loads(chat) if m["role"] == "assistant")
+            answers = [m for m in json.loads(chat) if m["role"] == "assistant"]
+            said = (m.get("content") or json.dumps(m.get("tool_calls")) for m in answers)
             yield Pair(chat, "\n".join(said))
 
 
@@ -75,14 +76,19 @@ def messages_of(value: Any, name: str, place: str) -> str:
         if "from" in message:
             role = message["from"]
             message = {"role": _SHARE_GPT.get(str(role), role), "content": message.get("value")}
-        if not all(isinstance(message.get(key), str) for key in ("role", "content")):
+        message = {key: x for key, x in message.items() if x is not None}
+        texts = message.get("role"), message.get("content", "" if "tool_calls" in message else None)
+        if not all(isinstance(text, str) for text in texts) or message.get("weight", 1) != 1:
             raise UserError(
                 f"{place}, message {number} of field {name!r}: found {brief(repr(given))}.  Legal: "
                 '{"role": "user", "content": "a text"}, or {"from": "human", "value": "a text"}.'
             )
         messages.append(message)
-    if not any(message["role"] == "assistant" for message in messages):
-        raise UserError(f"{place}: no message of field {name!r} is the assistant's.  Remove it.")
+    if "assistant" not in (roles := {message["role"]: None for message in messages}):
+        found_roles = ", ".join(map(repr, roles)) or "none"
+        raise UserError(f"{place}: roles in field {name!r}: {found_roles}.  None is 'assistant'.")
+    if value.get("tools"):
+        raise UserError(f"{place}: tools are not read.  Write them into a system message.")
     return json.dumps(messages, ensure_ascii=False)
 
 

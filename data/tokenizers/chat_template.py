@@ -4,6 +4,7 @@ import datetime
 import functools
 import itertools
 import json
+import os
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -24,6 +25,8 @@ RESERVED = ("messages", "tools", "documents", "add_generation_prompt")
 _MARKS = ("\ufdd0\ufdd1", "\ufdd1\ufdd0")
 """Stand around answers while a chat is rendered; no text has these code points."""
 
+_UNMARKED = "and the template does not mark answers by {% generation %}"
+
 Messages = Sequence[Mapping[str, Any]]
 Spans = list[tuple[int, int]]
 """First character of each answer, and the one behind its last."""
@@ -42,11 +45,23 @@ class _Answers(jinja2.ext.Extension):
         next(parser.stream)
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
         begin, end = (jinja2.nodes.Output([jinja2.nodes.TemplateData(mark)]) for mark in _MARKS)
-        return [begin, *body, end]
+        self.environment.extend(marks_answers=True)
+        return [jinja2.nodes.Scope([begin, *body, end])]
 
 
 def _refuse(message: str) -> None:
     raise jinja2.TemplateError(message)
+
+
+def shared(text: str, other: str) -> str:
+    """Returns what both texts begin with, without a part of a special token.
+
+    >>> shared("Hi<|end|>", "Hi<|end|><|user|>"), shared("Hi<|end|>", "Hi<|user|>")
+    ('Hi<|end|>', 'Hi')
+    """
+    if other.startswith(text):
+        return text
+    return re.sub("<[^<>]*$", "", os.path.commonprefix([text, other]))  # noqa: RUF071
 
 
 class ChatTemplate:
@@ -83,21 +98,24 @@ class ChatTemplate:
         Of a template that does not mark them, an answer is what a message adds to the chat before.
         """
         text = self._render(messages, None, begins=False)
-        if _MARKS[0] in text:
+        if getattr(self._template.environment, "marks_answers", False):
             parts = re.split("|".join(_MARKS), text)  # every second is an answer
             ends = [*itertools.accumulate(map(len, parts))]
             return "".join(parts), [*zip(ends[::2], ends[1::2], strict=False)]
-        spans = Spans()
+        spans, probe = Spans(), [*messages, {"role": "user", "content": "Hi"}]
         for i, message in enumerate(messages):
             if message["role"] != "assistant":
                 continue
-            before, so_far = self.render(messages[:i]), self._render(messages[: i + 1], None, False)
-            if not text.startswith(so_far) or not so_far.startswith(before):
-                raise BadMessages(
-                    "the template writes the beginning of a chat in another way than alone, and "
-                    "does not mark answers by {% generation %}"
-                )
-            spans.append((len(before), len(so_far.rstrip())))
+            if not i:
+                raise BadMessages(f"it begins with an answer, {_UNMARKED}")
+            later = self._render(probe, None, False) if message is messages[-1] else text
+            so_far = self._render(messages[: i + 1], None, False)
+            span = len(shared(self.render(messages[:i]), text)), len(shared(so_far, later).rstrip())
+            # A template may begin an answer behind every message, asked to or not.
+            is_open = not later.startswith(so_far) and so_far == self.render(messages[: i + 1])
+            if is_open or message.get("content", "").strip() not in text[slice(*span)]:
+                raise BadMessages(f"other messages change how an answer is written, {_UNMARKED}")
+            spans.append(span)
         return text, spans
 
     def _render(self, messages: Messages, variables: Mapping[str, Any] | None, begins: bool) -> str:

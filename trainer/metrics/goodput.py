@@ -81,11 +81,9 @@ def describe(seconds: Mapping[str, float]) -> str:
     return f"Goodput {shares.get('steps', 0.0):.1%} of {length}: {others}."
 
 
-def _of_start(
-    first: int, begin: float, lines: Sequence[Line], kept: int | None
-) -> dict[str, float]:
+def _of_start(step: int, begin: float, lines: Sequence[Line], kept: int | None) -> dict[str, float]:
     """Returns the seconds of a start at a step, whose steps after `kept` were made again."""
-    totals, steps = [*map(_totals, lines)], [first, *(line["step"] for line in lines)]
+    totals, steps = [*map(_totals, lines)], [step, *(line["step"] for line in lines)]
     last = made = totals[-1]
     if kept is not None:  # the steps between two lines are taken to be equally long
         spent = {name: [0.0, *(each[name] for each in totals)] for name in IN_STEPS}

@@ -70,9 +70,7 @@ def check_flags(flags: TuneFlags, topology: Topology | None, *, compiles: bool) 
     if compiles and flags.json_file is not None:
         raise UserError("--json lists the plans of --budget=0.  Trials are in the log of --output.")
     if local_path(flags.output, "--output").suffix == LOG:
-        raise UserError(
-            f"--output={flags.output}: the log has this name.  Give one ending in .gin."
-        )
+        raise UserError(f"--output={flags.output}: the log has this name.  Give a .gin file.")
 
 
 def rank(flags: TuneFlags, run: Run, topology: Topology | None, configured: Layouts) -> None:

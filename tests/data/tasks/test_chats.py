@@ -13,6 +13,7 @@ from data.packing.pack import Packed
 from data.packing.rows import Counts
 from data.sources.json_lines import Jsonl, JsonlChats
 from data.sources.pair_kinds import Mixture
+from data.sources.pairs import Pair
 from data.tasks.chats import ChatTask
 from data.tasks.prompts import PromptTask
 from data.tokenizers.tokenizer_json import TokenizerJson
@@ -156,7 +157,15 @@ def test_files_of_sharegpt_are_read(folder: Path, tmp_path: Path) -> None:
             "found {'from': ['gpt'], 'value': 'a'}",
         ),
         ('{"messages": ["Hi"]}', "message 1 of field 'messages': found 'Hi'.  Legal"),
-        ('{"messages": [{"role": "user", "content": "Hi"}]}', "no message of field 'messages' is"),
+        (
+            '{"messages": [{"role": "user", "content": "Hi"}, {"role": "model", "content": "Ho"}]}',
+            "line 1: JsonlChats.train: roles in field 'messages': 'user', 'model'.  None is",
+        ),
+        (
+            '{"messages": [{"role": "assistant", "content": "Hi"}], "tools": [{}]}',
+            "tools are not read.  Write them into a system message.",
+        ),
+        ('{"messages": [{"role": "assistant", "content": "a", "weight": 0}]}', "'weight': 0}"),
     ],
 )
 def test_what_is_no_chat_is_named(tmp_path: Path, line: str, message: str) -> None:
@@ -166,12 +175,86 @@ def test_what_is_no_chat_is_named(tmp_path: Path, line: str, message: str) -> No
     assert message in str(error.value)
 
 
-def test_a_template_that_changes_earlier_turns_must_mark_answers(
-    folder: Path, tmp_path: Path
+LLAMA_3_AT_FIRST = (  # begins an answer behind every message
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>{% endfor %}"
+    "<|im_start|>assistant\n"
+)
+THINKS = (  # only the last answer, and before it
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n"
+    "{% if loop.last and m['role'] == 'assistant' %}<think></think>{% endif %}"
+    "{{ m['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+FORGETS = PLAIN.replace("messages %}", "messages[-2:] %}", 1)
+
+
+@pytest.mark.parametrize("template", [LLAMA_3_AT_FIRST, THINKS, FORGETS])
+@pytest.mark.parametrize("chat", range(len(CHATS)))
+def test_a_template_that_changes_answers_must_mark_them(
+    folder: Path, tmp_path: Path, template: str, chat: int
 ) -> None:
-    forgets = PLAIN.replace("messages %}", "messages[-2:] %}", 1)
-    with pytest.raises(UserError, match="in another way than alone, and does not mark answers"):
-        packed(task(tmp_path / "c.jsonl"), with_template(folder, forgets))
+    made, vocabs = task(tmp_path / "c.jsonl"), with_template(folder, template)
+    pair = [*made.source.read("train")][chat]
+    with pytest.raises(UserError, match="other messages change how an answer is written, and the"):
+        made.chunk_packer(vocabs)([pair], None, True)
+
+
+PHI_3 = (  # ends a text that is to have no other answer
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% else %}<|endoftext|>{% endif %}"
+)
+DEEPSEEK_R1 = PLAIN.replace(
+    "<|im_start|>assistant\n{% endif", "<|im_start|>assistant\n<think>{% endif"
+)
+
+
+@pytest.mark.parametrize("template", [PHI_3, DEEPSEEK_R1], ids=["Phi 3", "R1"])
+def test_what_is_behind_an_answer_or_before_it_may_differ(
+    folder: Path, tmp_path: Path, template: str
+) -> None:
+    made = task(tmp_path / "c.jsonl", packs=False)
+    expected, _ = packed(made, with_template(folder, PLAIN))
+    computed, _ = packed(made, with_template(folder, template))
+    for key, array in expected.arrays.items():
+        np.testing.assert_array_equal(computed.arrays[key], array)
+
+
+def test_an_answer_may_be_a_call_of_a_tool_alone(folder: Path, tmp_path: Path) -> None:
+    """Whose content is null, in OpenAI's form; a null is as nothing."""
+    calls = [{"function": {"name": "add", "arguments": "{}"}}]
+    chat = [
+        {"role": "user", "content": "1 + 1", "name": None},
+        {"role": "assistant", "content": None, "tool_calls": calls},
+    ]
+    (tmp_path / "c.jsonl").write_text(json.dumps({"messages": chat}))
+    [pair] = JsonlChats(train=str(tmp_path / "c.jsonl")).read("train")
+    assert "null" not in pair.source
+    assert pair.target == json.dumps(calls)
+    call = "m.tool_calls[0].function.name }}<|im_end|>{% end"
+    template = MARKED.replace("m['content'] }}<|im_end|>{% end", call, 1)
+    vocabs = with_template(folder, template)
+    rows, _ = task(tmp_path / "d.jsonl").chunk_packer(vocabs)([pair], None, True)
+    learned = vocabs.target.pieces(rows.arrays["targets"][rows.arrays["loss_mask"] > 0])
+    assert learned == ["a", "d", "d", "<|im_end|>"]
+
+
+def test_an_answer_at_the_beginning_must_be_marked(folder: Path, tmp_path: Path) -> None:
+    made, chat = task(tmp_path / "c.jsonl"), [{"role": "assistant", "content": "Hi"}]
+    pair = Pair(json.dumps(chat), "Hi")
+    with pytest.raises(UserError, match="it begins with an answer, and the template does not mark"):
+        made.chunk_packer(with_template(folder, PLAIN))([pair], None, True)
+    rows, _ = made.chunk_packer(with_template(folder, MARKED))([pair], None, True)
+    assert rows.arrays["loss_mask"].sum() == 3
+
+
+def test_settings_in_a_marked_answer_end_with_it(folder: Path, tmp_path: Path) -> None:
+    """As with transformers, which reads it as a block of its own."""
+    template = (
+        "{% set x = 'o' %}{% for m in messages %}{% if m['role'] == 'assistant' %}"
+        "{% generation %}{% set x = 'i' %}{{ x }}{% endgeneration %}{{ x }}{% endif %}{% endfor %}"
+    )
+    rows, _ = packed(task(tmp_path / "c.jsonl"), with_template(folder, template))
+    assert rows.arrays["loss_mask"].sum() == 3  # of the first chat, and of the second
 
 
 def test_a_template_may_refuse_a_chat(folder: Path, tmp_path: Path) -> None:
