@@ -87,8 +87,8 @@ def messages_of(value: Any, name: str, place: str) -> str:
     if "assistant" not in (roles := {message["role"]: None for message in messages}):
         found_roles = ", ".join(map(repr, roles)) or "none"
         raise UserError(f"{place}: roles in field {name!r}: {found_roles}.  None is 'assistant'.")
-    if value.get("tools"):
-        raise UserError(f"{place}: tools are not read.  Write them into a system message.")
+    if unread := [key for key in ("tools", "system") if value.get(key)]:
+        raise UserError(f"{place}: {unread[0]!r} is not read.  Write it into a system message.")
     return json.dumps(messages, ensure_ascii=False)
 
 

@@ -163,7 +163,7 @@ def test_files_of_sharegpt_are_read(folder: Path, tmp_path: Path) -> None:
         ),
         (
             '{"messages": [{"role": "assistant", "content": "Hi"}], "tools": [{}]}',
-            "tools are not read.  Write them into a system message.",
+            "JsonlChats.train: 'tools' is not read.  Write it into a system message.",
         ),
         ('{"messages": [{"role": "assistant", "content": "a", "weight": 0}]}', "'weight': 0}"),
     ],
