@@ -22,8 +22,8 @@ RESERVED = ("messages", "tools", "documents", "add_generation_prompt")
 """Variables that no request sets."""
 
 
-_MARKS = ("\ufdd0\ufdd1", "\ufdd1\ufdd0")
-"""Stand around answers while a chat is rendered; no text has these code points."""
+_MARKS = (f"\ufdd0{os.urandom(8).hex()}", f"\ufdd1{os.urandom(8).hex()}")
+"""Stand around answers while a chat is rendered; no text has them."""
 
 _UNMARKED = "and the template does not mark answers by {% generation %}"
 
