@@ -134,19 +134,17 @@ class RoundedInProducts(Operand):
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
-def rounded_product(
-    layout: Any, equation: str, rounding: Rounding, x: Array, weight: Array
-) -> Array:
+def rounded_product(layout: Any, equation: str, kind: Rounding, x: Array, weight: Array) -> Array:
     """Multiplies operands that are rounded to 8 bits; gradients are those of the product itself."""
     *terms, out = equation.replace("->", ",").split(",")
     pairs = [
-        (quantize(each, [i for i, letter in enumerate(axes) if letter not in out], rounding), axes)
+        (quantize(each, [i for i, letter in enumerate(axes) if letter not in out], kind), axes)
         for each, axes in zip((x, reduced_over(weight, ())), terms, strict=True)
     ]
     # CPUs have no fast products of 8 bits; float32 holds those of two numbers exactly.
     is_cpu = platform() == "cpu"
     operands = [each.values.astype(float) if is_cpu else each.values for each, _ in pairs]
-    sum_type = jnp.int32 if rounding == "int8" and not is_cpu else float
+    sum_type = jnp.int32 if kind == "int8" and not is_cpu else float
     # Devices add up parts of a sum once these are scaled, and as narrow as those of other products.
     place = layout.place(out)
     split = set.intersection(*(splits(each.values, axes) for each, axes in pairs))

@@ -65,17 +65,14 @@ class JsonlChats(FilePairs):
             yield Pair(chat, "\n".join(said))
 
 
-_SHARE_GPT = {"human": "user", "gpt": "assistant"}
-
-
 def messages_of(value: Any, name: str, place: str) -> str:
     """Returns the messages in a field as JSON, with the names of OpenAI's."""
     messages = list[dict[str, Any]]()
     for number, given in enumerate(field_of(value, name, place, list), 1):
         message = given if isinstance(given, dict) else {}
         if "from" in message:
-            role = message["from"]
-            message = {"role": _SHARE_GPT.get(str(role), role), "content": message.get("value")}
+            role = {"human": "user", "gpt": "assistant"}.get(str(message["from"]), message["from"])
+            message = {"role": role, "content": message.get("value")}
         message = {key: x for key, x in message.items() if x is not None}
         texts = message.get("role"), message.get("content", "" if "tool_calls" in message else None)
         if not all(isinstance(text, str) for text in texts) or message.get("weight", 1) != 1:

@@ -8,7 +8,7 @@ import numpy as np
 from configs.errors import UserError, brief
 from configs.spec import spec
 from data.packing.pack import Packed
-from data.packing.rows import Counts
+from data.packing.rows import Counts, Rows
 from data.sources.pairs import Pair, Pairs
 from data.task import PackChunk
 from data.tasks.prompts import PromptTask, packed_answers
@@ -34,6 +34,16 @@ class ChatTask(PromptTask):
     `/v1/chat/completions` uses the template of the vocab."""
 
     has_chats = True
+
+    def pack_lines(
+        self, lines: Sequence[str], vocabs: Vocabs, tag: str | None
+    ) -> tuple[Rows, Sequence[str]]:
+        """Packs lines in memory, each a message, a tab and the answer."""
+        chats = []
+        for said, tab, answer in (line.partition("\t") for line in lines):
+            chat = {"role": "user", "content": said}, {"role": "assistant", "content": answer}
+            chats.append(f"{json.dumps(chat)}{tab}{answer}")
+        return super().pack_lines(chats, vocabs, tag)
 
     def chunk_packer(self, vocabs: Vocabs) -> PackChunk:
         from data.tokenizers.chat_template import BadMessages, chat_template

@@ -16,7 +16,7 @@ import jinja2.parser
 import jinja2.sandbox
 
 from configs.errors import UserError, brief
-from data.tokenizers.tokenizer_json import CONFIG, template_text
+from data.tokenizers.tokenizer_json import CONFIG, SPECIAL_TOKENS, template_text
 
 RESERVED = ("messages", "tools", "documents", "add_generation_prompt")
 """Variables that no request sets."""
@@ -135,7 +135,8 @@ def chat_template(files: Mapping[str, str]) -> ChatTemplate | None:
     if text is None:
         return None
     tokens = {}
-    for name, token in json.loads(files.get(CONFIG, "{}")).items():
+    settings = [json.loads(files.get(file, "{}")) for file in (SPECIAL_TOKENS, CONFIG)]
+    for name, token in (settings[0] | settings[1]).items():
         content = token.get("content") if isinstance(token, dict) else token
         if name.endswith("_token") and isinstance(content, str):
             tokens[name] = content

@@ -22,8 +22,9 @@ from data.vocab import Tokenizer, Vocab, read_model
 TOKENIZER = "tokenizer.json"
 CONFIG = "tokenizer_config.json"
 TEMPLATE = "chat_template.jinja"
+SPECIAL_TOKENS = "special_tokens_map.json"
 GENERATION = "generation_config.json"
-_BESIDE = (CONFIG, GENERATION, "special_tokens_map.json", TEMPLATE)
+_BESIDE = (CONFIG, GENERATION, SPECIAL_TOKENS, TEMPLATE)
 _FORMAT = "meshloom tokenizer.json 1"
 _BYTE = re.compile("<0x[0-9A-Fa-f]{2}>")
 _SENTINEL = re.compile(r"<extra_id_\d+>")
@@ -251,7 +252,7 @@ def _parts(content: dict[str, Any], name: str) -> tuple[Files, dict[str, str]]:
 def _special_tokens(files: Files, folder: str = "") -> dict[str, str]:
     """Returns by parameter the special tokens that the files of a tokenizer name."""
     special = {}
-    for file in ("special_tokens_map.json", CONFIG):  # the last that names one counts
+    for file in (SPECIAL_TOKENS, CONFIG):  # the last that names one counts
         settings = _object(files.get(file, "{}"), os.path.join(folder, file))
         for key, name in _PARAMETERS.items():
             token = settings.get(name)

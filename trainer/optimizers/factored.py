@@ -71,18 +71,16 @@ class FactoredScaling:
             return None
         return int(order[-2]), int(order[-1])
 
-    def _scaled(
-        self, path: str, gradient: Array, old: Moments, rate: Array
-    ) -> tuple[Array, Moments]:
-        """Returns a gradient over the root of its second moment, and the new moments."""
+    def _scaled(self, path: str, grad: Array, old: Moments, rate: Array) -> tuple[Array, Moments]:
+        """Returns a grad over the root of its second moment, and the new moments."""
 
         def mixed(old: Array, new: Array) -> Array:
             return (rate * old + (1.0 - rate) * new).astype(old.dtype)
 
-        square, axes = jnp.square(gradient), self._factored_axes(path)
+        square, axes = jnp.square(grad), self._factored_axes(path)
         if axes is None:
             full = mixed(old.full, square + EPSILON)
-            return gradient * full**-0.5, old._replace(full=full)
+            return grad * full**-0.5, old._replace(full=full)
         (second, first), true = axes, self.infos[path].shape
         row = mixed(old.row, mean(square, true[first], first) + EPSILON)
         column = mixed(old.column, mean(square, true[second], second) + EPSILON)
@@ -90,7 +88,7 @@ class FactoredScaling:
         of_rows = mean(row, true[second], along, keepdims=True)
         row_factor = jnp.expand_dims((row / of_rows) ** -0.5, first)
         column_factor = jnp.expand_dims(column**-0.5, second)
-        return gradient * row_factor * column_factor, Moments(row, column, old.full)
+        return grad * row_factor * column_factor, Moments(row, column, old.full)
 
 
 def factored_state(count: Array, moments: dict[str, Moments]) -> optax.FactoredState:

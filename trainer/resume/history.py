@@ -100,16 +100,14 @@ def record_of(model_dir: Path) -> Start | None:
     return last
 
 
-def values_by_step(
-    model_dir: Path | None, values: dict[str, Any]
-) -> list[tuple[int, dict[str, Any]]]:
+def values_by_step(folder: Path | None, values: dict[str, Any]) -> list[tuple[int, dict[str, Any]]]:
     """Returns numbers of steps, and the values that some settings of a run have after them.
 
     Takes the present values; each start has recorded what it changed.  Steps that were trained
     again, from an older checkpoint, have the values of the last time.
     """
     periods = list[tuple[int, dict[str, Any]]]()
-    for start in reversed(starts(model_dir) if model_dir else []):
+    for start in reversed(starts(folder) if folder else []):
         if not periods or start.step < periods[0][0]:
             periods.insert(0, (start.step, values))
         old = {change["name"]: change["old"] for change in start.changes}

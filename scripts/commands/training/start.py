@@ -91,9 +91,7 @@ def print_changes(changes: Sequence[Change], run: Run, step: int) -> None:
     if changes and step < (steps := run.total_steps):
         rate = run.optimizer.schedule.rate(steps)
         now, last = (float(rate(jnp.asarray(s))) for s in (step, steps - 1))
-        print_note(
-            f"Learning rate now {now:.3g}; the schedule ends at step {steps:,} with {last:.3g}."
-        )
+        print_note(f"Learning rate {now:.3g}; the schedule ends at step {steps:,} with {last:.3g}.")
 
 
 def prepared_data(flags: TrainFlags, run: Run, *, is_continued: bool) -> Prepared:

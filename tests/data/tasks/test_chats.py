@@ -284,3 +284,14 @@ def test_a_vocab_without_a_template_is_refused(folder: Path, tmp_path: Path) -> 
     vocabs = Vocabs(TokenizerJson(path=str(tmp_path)).given(), None)
     with pytest.raises(UserError, match="its vocab has no chat template"):
         packed(task(tmp_path / "c.jsonl"), vocabs)
+
+
+def test_lines_to_score_are_a_message_and_its_answer(folder: Path, tmp_path: Path) -> None:
+    vocabs = with_template(folder, PLAIN)
+    rows, predicted = task(tmp_path / "c.jsonl").pack_lines(["Hi [{\tHo"], vocabs, None)
+    assert list(predicted) == ["Ho"]
+    learned = rows.arrays["targets"][rows.arrays["loss_mask"] > 0]
+    assert vocabs.target.pieces(learned) == ["H", "o", "<|im_end|>"]
+    for line in ("Hi", "Hi\tHo\tHa"):
+        with pytest.raises(UserError, match="a pair is its source, one tab and its target"):
+            task(tmp_path / "c.jsonl").pack_lines([line], vocabs, None)

@@ -77,3 +77,13 @@ def test_a_template_is_a_text(text):
     config = json.dumps({"chat_template": text})
     with pytest.raises(UserError, match=r"tokenizer_config.json: chat_template = .*Legal: a text"):
         chat_template({"tokenizer_config.json": config})
+
+
+def test_special_tokens_may_be_in_a_file_of_their_own() -> None:
+    files = {
+        "chat_template.jinja": "{{ bos_token }}{{ eos_token }}",
+        "special_tokens_map.json": '{"bos_token": "<a>", "eos_token": {"content": "<b>"}}',
+        "tokenizer_config.json": '{"bos_token": "<c>"}',
+    }
+    template = chat_template(files)
+    assert template is not None and template.render(CHAT) == "<c><b>"

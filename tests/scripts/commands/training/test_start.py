@@ -105,7 +105,7 @@ def test_what_changes_how_weights_develop_needs_an_override(run: Meshloom, copy:
     answer = run("train", copy.model_dir, rate, batch, "--override", "--gin_param=Run.steps=6")
     assert answer.code == 0, answer.error
     assert "Rows 32 to 63 of the data order are skipped." in answer.error
-    assert "Learning rate now 0.0005; the schedule ends at step 6 with 0.0006." in answer.error
+    assert "Learning rate 0.0005; the schedule ends at step 6 with 0.0006." in answer.error
     rates = [line["learning_rate"] for line in read_lines(copy.folder / "run/metrics.jsonl")]
     assert rates[4:] == pytest.approx([0.0005, 0.0006])  # of a warmup of ten steps
     first, last = history(run, copy)
