@@ -12,11 +12,22 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding
 
 from configs.errors import UserError
 from layouts.layout import Layout
+from layouts.mesh import batch_shards
 from layouts.shards import mesh_axes
 from trainer.run import Run
 
 HostBatch = dict[str, np.ndarray]
 T = TypeVar("T")
+
+
+def whole_batch(run: Run, layout: Layout, sizes: Mapping[str, int], rows: int) -> int:
+    """Rounds rows up to a batch whose shards are equal, and hold whole groups of tokens.
+
+    A group may span several rows, or be a single row where no tokens are dropped; `sizes` are those
+    of the mesh axes.
+    """
+    multiple = batch_shards(layout, sizes, rows_are_groups=True) * run.rows_together
+    return -(-rows // multiple) * multiple
 
 
 @dataclasses.dataclass(frozen=True)

@@ -70,10 +70,10 @@ def messages_of(value: Any, name: str, place: str) -> str:
     messages = list[dict[str, Any]]()
     for number, given in enumerate(field_of(value, name, place, list), 1):
         message = given if isinstance(given, dict) else {}
-        if "from" in message:
+        if "from" in message and "role" not in message:
             role = {"human": "user", "gpt": "assistant"}.get(str(message["from"]), message["from"])
             message = {"role": role, "content": message.get("value")}
-        message = {key: x for key, x in message.items() if x is not None}
+        message = {key: x for key, x in sorted(message.items()) if x is not None}
         texts = message.get("role"), message.get("content", "" if "tool_calls" in message else None)
         if not all(isinstance(text, str) for text in texts) or message.get("weight", 1) != 1:
             raise UserError(

@@ -49,7 +49,7 @@ class ChatTask(PromptTask):
         from data.tokenizers.chat_template import BadMessages, chat_template
 
         vocab = vocabs.target
-        template = chat_template(vocab.files)
+        template = chat_template(vocab.files, *vocab.pieces([vocab.end_id]))
         if template is None or not isinstance(vocab, TokenizerJsonVocab):
             raise UserError(
                 f"{self.name}: its vocab has no chat template ({TEMPLATE}, or chat_template in "

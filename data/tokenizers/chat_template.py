@@ -129,12 +129,12 @@ class ChatTemplate:
         return text
 
 
-def chat_template(files: Mapping[str, str]) -> ChatTemplate | None:
-    """Returns the template among the files of a tokenizer, if there is one."""
+def chat_template(files: Mapping[str, str], end: str = "") -> ChatTemplate | None:
+    """Returns the template among the files of a tokenizer; `end` ends a text if no file says."""
     text = template_text(files)
     if text is None:
         return None
-    tokens = {}
+    tokens = {"eos_token": end}
     settings = [json.loads(files.get(file, "{}")) for file in (SPECIAL_TOKENS, CONFIG)]
     for name, token in (settings[0] | settings[1]).items():
         content = token.get("content") if isinstance(token, dict) else token

@@ -4,7 +4,7 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TextIO
 
@@ -18,8 +18,6 @@ from data.packing.rows import Counts
 from data.sources.text_files import decoded_lines, read_lines, without_carriage_return
 from data.storage.files import atomic_open, write_errors
 from data.task import Task
-from layouts.layout import Layout
-from layouts.mesh import batch_shards
 from scripts.commands.shared_flags import SavedSettingsFlags, Strings
 from scripts.terminal import print_note
 from trainer.metrics import jsonl
@@ -123,16 +121,6 @@ def epochs_text(run: Run, rows: int) -> str:
     """Says how many steps a run of epochs has."""
     steps = run.with_steps(rows).total_steps
     return f"Run.epochs = {run.epochs:g}: {steps:,} steps, as training has {rows:,} rows."
-
-
-def whole_batch(run: Run, layout: Layout, sizes: Mapping[str, int], rows: int) -> int:
-    """Rounds rows up to a batch whose shards are equal, and hold whole groups of tokens.
-
-    A group may span several rows, or be a single row where no tokens are dropped; `sizes` are those
-    of the mesh axes.
-    """
-    multiple = batch_shards(layout, sizes, rows_are_groups=True) * run.rows_together
-    return -(-rows // multiple) * multiple
 
 
 def input_lines(path: str) -> list[str]:

@@ -13,7 +13,6 @@ from layouts.layout import Layout
 from layouts.mesh import make_mesh
 from models.decoding.generate import Search
 from scripts.commands import common
-from scripts.commands.common import whole_batch
 from scripts.commands.shared_flags import CheckpointFlags
 from scripts.terminal import print_note
 from trainer import checks
@@ -21,6 +20,7 @@ from trainer.checkpoints.manager import Checkpoints
 from trainer.checkpoints.restore import ModelRestorer, TrainedModel, chosen_steps
 from trainer.checks import TraceFn, describe_layout
 from trainer.decoding.decoder import SHORTEST
+from trainer.feed import whole_batch
 from trainer.memory import check_batch_memory
 from trainer.run import Run
 from trainer.traces import DecodeShape, trace_generate

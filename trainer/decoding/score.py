@@ -14,7 +14,7 @@ from models.api import Batch, Model, Params
 from models.loss import TokenLosses
 from trainer.decoding.requests import check_tag
 from trainer.evaluate import Progress, device_batches, no_progress
-from trainer.feed import BatchSharding, dispatch_ahead
+from trainer.feed import BatchSharding, dispatch_ahead, whole_batch
 from trainer.multihost import fetched
 
 if TYPE_CHECKING:  # a plan traces the scores without checkpoints
@@ -42,6 +42,8 @@ def row_losses(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns the loss of each target of each row, and whether greedy decoding chooses it."""
     model, params = trained.model, trained.params
+    needed = whole_batch(trained.run, model.layout, trained.mesh.shape, max(len(rows), 1))
+    batch_sequences = min(batch_sequences, needed)  # a short text has few rows
     sharding = BatchSharding(model.layout, trained.mesh, batch_sequences)
     outputs = list[list[np.ndarray]]()
     with jax.set_mesh(trained.mesh):

@@ -59,7 +59,7 @@ def spent_seconds(model_dir: Path) -> dict[str, float]:
     ended = begins[0]
     for (first, begin, end, of_start), following in zip(pieces, [*pieces[1:], None], strict=True):
         seconds["stopped"] += begin - ended
-        for use, spent_s in _of_start(first, begin, of_start, following and following[0]).items():
+        for use, spent_s in _spent(first, begin, of_start, following and following[0]).items():
             seconds[use] += spent_s
         last = of_start[-1]
         ended = max(x[WALL_TIME] for x in [last, *between(checks, last[WALL_TIME], end)])
@@ -81,7 +81,7 @@ def describe(seconds: Mapping[str, float]) -> str:
     return f"Goodput {shares.get('steps', 0.0):.1%} of {length}: {others}."
 
 
-def _of_start(step: int, begin: float, lines: Sequence[Line], kept: int | None) -> dict[str, float]:
+def _spent(step: int, begin: float, lines: Sequence[Line], kept: int | None) -> dict[str, float]:
     """Returns the seconds of a start at a step, whose steps after `kept` were made again."""
     totals, steps = [*map(_totals, lines)], [step, *(line["step"] for line in lines)]
     last = made = totals[-1]

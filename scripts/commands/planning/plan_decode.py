@@ -6,13 +6,14 @@ import functools
 from configs.errors import UserError
 from layouts.mesh import make_mesh
 from models.decoding.sampling import Sampling
-from scripts.commands.common import refuse_dispatch, whole_batch
+from scripts.commands.common import refuse_dispatch
 from scripts.commands.decoding.decode import BATCH, search_of
 from scripts.commands.planning.flags import DecodePlanFlags, PlanFlags
 from scripts.commands.planning.inputs import PlanInputs, can_compile
 from scripts.commands.shared_flags import SearchFlags
 from trainer.decoding.decoder import padded
 from trainer.decoding.requests import DecodeOptions
+from trainer.feed import whole_batch
 from trainer.planning import decoding as plans
 from trainer.planning.child import in_child
 from trainer.planning.counts import slice_mesh

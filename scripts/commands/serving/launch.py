@@ -201,7 +201,8 @@ def served_model(members: Sequence[TrainedModel], flags: ServeFlags) -> ServedMo
         max_new_tokens = length
     chat = None
     try:
-        chat = None if task.has_source else chat_template(vocabs.target.files)
+        end = vocabs.target.pieces([vocabs.target.end_id])
+        chat = None if task.has_source else chat_template(vocabs.target.files, *end)
     except UserError as error:
         print_note(f"Warning: {error}  Chats are not served.")
     if chat is not None and flags.max_length is None:

@@ -48,16 +48,14 @@ class Protocol(H11Protocol):
 class Server(uvicorn.Server):
     """Serves an application until SIGTERM or Ctrl-C; the second of them ends it at once."""
 
-    def __init__(
-        self, guard: Guard, service: Service, drain_s: float, on_start: Callable[[], None]
-    ):
+    def __init__(self, guard: Guard, service: Service, drain_s: float, ready: Callable[[], None]):
         config = uvicorn.Config(
             guard, log_config=None, access_log=False, lifespan="off", http=Protocol, ws="none",
             timeout_keep_alive=KEEP_ALIVE_S, timeout_graceful_shutdown=1, server_header=False,
         )  # fmt: skip
         super().__init__(config)
         self.guard, self.service, self.drain_s = guard, service, drain_s
-        self.on_start = on_start
+        self.on_start = ready
         self._loop: asyncio.AbstractEventLoop | None = None
         self._waiting_since = dict[tuple[object, ...], float]()  # by state of a connection
 

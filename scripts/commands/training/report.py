@@ -53,7 +53,7 @@ def report(flags: ReportFlags) -> None:
         read = (str(folder / flags.samples) for folder in runs.values() if flags.samples)
         if identity(output) in map(identity, read):
             raise UserError(f"--output={output} is also read.  Name another file.")
-        page = comparison_page(runs, flags.losses or (), flags.samples)
+        page = compare_page(runs, flags.losses or (), flags.samples)
         with open_output(output) as file:
             file.write(page)
         if output not in STREAMS:
@@ -66,9 +66,7 @@ def report(flags: ReportFlags) -> None:
     click.echo("Wrote " + ", ".join(map(str, written)) + ".")
 
 
-def comparison_page(
-    folders: Mapping[str, Path], losses: Sequence[float], samples: str | None
-) -> str:
+def compare_page(folders: Mapping[str, Path], losses: Sequence[float], samples: str | None) -> str:
     """Writes the page of several runs, by name."""
     runs = {name: RunPlots(folder) for name, folder in folders.items()}
     if missing := [name for name, folder in folders.items() if not folder.exists()]:

@@ -11,7 +11,7 @@ from layouts.cost.hardware import peak_flops
 from layouts.layout import Layout
 from layouts.mesh import make_mesh
 from models.decoding.sampling import Sampling
-from scripts.commands.common import check_same_settings, warn_unused, whole_batch
+from scripts.commands.common import check_same_settings, warn_unused
 from scripts.commands.trained import decode_trace_fn, note_layout
 from scripts.commands.training import start
 from scripts.commands.training.flags import TrainFlags
@@ -19,6 +19,7 @@ from scripts.commands.training.progress import ProgressBar
 from scripts.terminal import print_note
 from trainer import checks
 from trainer.checkpoints.manager import Checkpoints
+from trainer.feed import whole_batch
 from trainer.interrupts import Diverged
 from trainer.loop import TrainJob
 from trainer.loop import train as train_loop

@@ -295,3 +295,33 @@ def test_lines_to_score_are_a_message_and_its_answer(folder: Path, tmp_path: Pat
     for line in ("Hi", "Hi\tHo\tHa"):
         with pytest.raises(UserError, match="a pair is its source, one tab and its target"):
             task(tmp_path / "c.jsonl").pack_lines([line], vocabs, None)
+
+
+def test_the_chosen_end_is_the_templates(folder: Path, tmp_path: Path) -> None:
+    """Where no file of the tokenizer names one."""
+    (tmp_path / "tokenizer.json").write_text((folder / "tokenizer.json").read_text())
+    template = PLAIN.replace("'<|im_end|>\n'", "eos_token")
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
+    vocabs = Vocabs(TokenizerJson(path=str(tmp_path), end="<|endoftext|>").given(), None)
+    rows, _ = packed(task(tmp_path / "c.jsonl", packs=False), vocabs)
+    learned = vocabs.target.pieces(rows.arrays["targets"][0][rows.arrays["loss_mask"][0] > 0])
+    assert learned[-1] == "<|endoftext|>" and "<|im_end|>" not in learned
+
+
+def test_keys_in_another_order_are_the_same_chat(tmp_path: Path) -> None:
+    """So that equal chats are held out together."""
+    given = [
+        {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]},
+        {"messages": [{"content": "a", "role": "user"}, {"content": "b", "role": "assistant"}]},
+        {"messages": [{"from": "human", "value": "a"}, {"value": "b", "from": "gpt", "x": None}]},
+        {
+            "messages": [
+                {"from": "x", "role": "user", "content": "a"},
+                {"from": "gpt", "value": "b"},
+            ]
+        },
+    ]
+    (tmp_path / "c").write_text("".join(json.dumps(line) + "\n" for line in given))
+    first, *others = [pair.source for pair in JsonlChats(train=str(tmp_path / "c")).read("train")]
+    assert others[:2] == [first] * 2
+    assert json.loads(others[2])[0] == {"content": "a", "from": "x", "role": "user"}

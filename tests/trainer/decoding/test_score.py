@@ -1,6 +1,7 @@
 """Scores of lines: sums of their own tokens, whatever shares their rows."""
 
 import numpy as np
+import pytest
 
 from data.sources.json_lines import Jsonl
 from data.sources.text import TextFiles
@@ -11,10 +12,13 @@ from data.vocab import EOS, make
 from data.vocabs import Vocabs
 from layouts.layout import Layout
 from layouts.mesh import make_mesh
+from models.api import Batch, Model, Params
+from models.loss import TokenLosses
 from tests.toys import TOY
 from tests.trainer.bigram import Bigram, log_probabilities
 from trainer.checkpoints.restore import TrainedModel
-from trainer.decoding.score import score_lines
+from trainer.decoding import score
+from trainer.decoding.score import score_lines, token_losses
 from trainer.run import Run
 
 WORDS = ("kara", "lost", "mitu", "nevo")
@@ -48,6 +52,20 @@ def test_a_line_is_scored_alone_and_a_long_one_in_pieces() -> None:
         np.testing.assert_allclose(score.log_likelihood, total, rtol=1e-6)
     done, total = calls[-1]
     assert done == total and len(calls) > 1
+
+
+def test_few_lines_have_a_small_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    params = {name: np.zeros((263, 5), np.float32) for name in ("embed_VD", "softmax_VD")}
+    trained, rows = bigram(Layout(mesh="data:2", rules="batch:data"), params, TASK), list[int]()
+
+    def noted(model: Model, params: Params, batch: Batch) -> TokenLosses:
+        rows.append(batch["targets_BL"].shape[0])
+        return token_losses(model, params, batch)
+
+    monkeypatch.setattr(score, "token_losses", noted)
+    assert len(score_lines(trained, LINES[:3], 64)) == 3
+    assert score_lines(trained, [" ".join(LINES[3].split() * 20)], 4)[0].pieces > 8
+    assert rows == [2, *[4] * (len(rows) - 1)] and len(rows) > 3
 
 
 def test_the_tokens_of_a_prompt_are_not_scored() -> None:
