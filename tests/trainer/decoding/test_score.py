@@ -17,7 +17,7 @@ from models.loss import TokenLosses
 from tests.toys import TOY
 from tests.trainer.bigram import Bigram, log_probabilities
 from trainer.checkpoints.restore import TrainedModel
-from trainer.decoding import score
+from trainer.decoding import score as scoring
 from trainer.decoding.score import score_lines, token_losses
 from trainer.run import Run
 
@@ -62,7 +62,7 @@ def test_few_lines_have_a_small_batch(monkeypatch: pytest.MonkeyPatch) -> None:
         rows.append(batch["targets_BL"].shape[0])
         return token_losses(model, params, batch)
 
-    monkeypatch.setattr(score, "token_losses", noted)
+    monkeypatch.setattr(scoring, "token_losses", noted)
     assert len(score_lines(trained, LINES[:3], 64)) == 3
     assert score_lines(trained, [" ".join(LINES[3].split() * 20)], 4)[0].pieces > 8
     assert rows == [2, *[4] * (len(rows) - 1)] and len(rows) > 3
