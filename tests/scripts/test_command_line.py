@@ -202,7 +202,7 @@ def test_help_shows_only_the_bounds_of_a_number(capsys: pytest.CaptureFixture[st
 
 @pytest.mark.parametrize("value", ["nan", "inf", "-inf"])
 def test_a_number_that_is_not_finite_is_refused(value: str) -> None:
-    one = ["evaluate", "--model_dir=m", f"--logit_scale={value}"]
+    one = ["decode", "--model_dir=m", "--input=-", f"--alpha={value}"]
     for arguments in (one, ["report", "a", "b", f"--losses=4,{value}"]):
         with pytest.raises(click.BadParameter, match="not a finite number"):
             cli.cli.main(arguments, standalone_mode=False)

@@ -75,7 +75,23 @@ def test_a_comparison_names_the_runs_that_it_draws(
     runs["evaluated"].checks.append({"step": 1, "loss": 2.0})
     monkeypatch.setattr(plots, "png_of", lambda draw: draw(pyplot))
     figure: Any = plots.compared(runs, "validation", "loss")
-    assert [text.get_text() for text in figure.axes[0].get_legend().texts] == ["evaluated"]
+    assert [text.get_text() for text in figure.legends[0].texts] == ["evaluated"]
+    pyplot.close(figure)
+
+
+def test_many_runs_and_long_names_are_told_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "metrics.jsonl").write_text(
+        "".join(f'{{"step": {i}, "loss": 3, "tokens": 9}}\n' for i in (1, 2))
+    )
+    names = [f"{'a' * 100}{i}" for i in range(12)]
+    monkeypatch.setattr(plots, "png_of", lambda draw: draw(pyplot))
+    figure: Any = plots.compared({name: RunPlots(tmp_path) for name in names}, "training", "loss")
+    lines = figure.axes[0].lines
+    assert len({(line.get_color(), line.get_linestyle()) for line in lines}) == 12
+    shown = [text.get_text() for text in figure.legends[0].texts]
+    assert len(set(shown)) == 12 and max(map(len, shown)) < 40
     pyplot.close(figure)
 
 
