@@ -29,7 +29,7 @@ def under(mesh: str, rules: str, param_rules: str = "") -> Case:
     return dataclasses.replace(SIMPLEST, layout=layout)
 
 
-@settings(max_examples=5, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=3, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(cases())
 def test_what_the_lint_accepts_traces_and_what_it_refuses_has_a_reason(case: Case) -> None:
     note(case.gin())

@@ -61,6 +61,7 @@ def test_a_run_is_killed_and_continued(cloud: Cloud, remote: Command, run: Meshl
     assert "gs:" not in [path.name for path in Path.cwd().iterdir()]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("cloud", ["s3"], indirect=True)
 def test_a_run_on_s3_is_continued_and_used(
     cloud: Cloud, there: Path, run: Meshloom, tmp_path: Path
