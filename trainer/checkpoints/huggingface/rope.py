@@ -43,13 +43,13 @@ def names_of(scaling: type[RopeScaling]) -> Mapping[str, str]:
 
 
 def of_layers(settings: Settings, kind: str) -> Settings:
-    """Returns the settings with the rotary positions of a kind of layers.  Gemma 3 has two."""
+    """Returns the settings with the rotary positions of a kind of layers.  Gemma 3, OLMo 3: two."""
     if LOCAL not in settings:
         return settings
     by_kind = settings["rope_parameters"]
     new = by_kind.get(kind) if isinstance(by_kind, dict) else by_kind
-    old = {"rope_theta": settings[LOCAL], "rope_scaling": None} if kind == SLIDING else {}
-    return {**settings, **old, "rope_parameters": new}
+    local = {"rope_theta": settings[LOCAL] or settings["rope_theta"], "rope_scaling": None}
+    return {**settings, **(local if kind == SLIDING else {}), "rope_parameters": new}
 
 
 def parameters(settings: Settings) -> Settings:

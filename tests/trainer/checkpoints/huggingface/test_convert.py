@@ -125,6 +125,13 @@ CASES: dict[str, dict[str, Any]] = {
         "head_dim": 4, "use_sliding_window": True, "sliding_window": 3, "max_window_layers": 1,
     },
     "olmo2": {"num_hidden_layers": 3, "head_dim": 4},
+    "olmo3": {
+        "num_hidden_layers": 4, "head_dim": 4, "sliding_window": 4,
+        "rope_parameters": {
+            "full_attention": {**YARN, "rope_theta": 50.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
+        },
+    },
     "granite": {
         "embedding_multiplier": 3.0, "attention_multiplier": 0.3, "residual_multiplier": 0.22,
         "logits_scaling": 0.7, "num_hidden_layers": 3, "num_key_value_heads": 3,
@@ -187,7 +194,7 @@ SEEDS = {"gemma2": 6, "gemma3_text": 2, "olmo2": 18, "smollm3": 18, "granite": 4
 LONG = (
     "gemma2", "gemma3_text", "olmo2", "smollm3", "granite", "phi3", "gpt2", "deepseek_v3",
     "deepseek_v2", "qwen3_moe, mixed", "olmoe", "glm4_moe", "dots1",
-    "gpt_oss",
+    "gpt_oss", "olmo3",
 )  # fmt: skip
 """Cases with longer texts, and with a bound of the logits' difference by their spread."""
 CHOSEN = {"phi3, long rows": ("LongRopeScaling.long = True",)}

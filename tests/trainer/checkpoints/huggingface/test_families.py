@@ -118,6 +118,21 @@ PUBLISHED: list[tuple[dict[str, Any], int, tuple[int, int]]] = [
     ),
     (
         {
+            "model_type": "olmo3", "attention_bias": False, "hidden_act": "silu",
+            "hidden_size": 4096, "intermediate_size": 11008, "max_position_embeddings": 65536,
+            "layer_types": [*["sliding_attention"] * 3, "full_attention"] * 8,
+            "num_attention_heads": 32, "num_hidden_layers": 32, "num_key_value_heads": 32,
+            "rms_norm_eps": 1e-06, "rope_theta": 500000, "sliding_window": 4096,
+            "rope_scaling": {
+                "rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 8192,
+                "attention_factor": 1.2079441541679836, "beta_fast": 32.0, "beta_slow": 1.0,
+            },
+            "tie_word_embeddings": False, "vocab_size": 100278,
+        },
+        7_298_011_136, (0, 4),
+    ),
+    (
+        {
             "model_type": "granite", "attention_dropout": 0.1, "attention_multiplier": 0.015625,
             "embedding_multiplier": 12, "hidden_act": "silu", "hidden_size": 2048,
             "intermediate_size": 8192, "logits_scaling": 8, "max_position_embeddings": 4096,
@@ -223,6 +238,11 @@ def test_published_settings_have_as_many_weights(
     weights = convert.weights_of(spec, FAMILIES[text["model_type"]])
     assert sum(math.prod(weight.shape) for weight in weights) == count
     assert (len(spec.first_blocks), len(spec.pattern)) == blocks
+    if text["model_type"] == "olmo3":
+        local, whole = spec.blocks[2:4]
+        assert local.attention.window == 4096 and whole.attention.window is None
+        assert local.positions == Rotary(theta=500_000.0)
+        assert isinstance(whole.positions, Rotary) and whole.positions.scaling is not None
     if text["model_type"] == "gemma3_text":
         local, whole = spec.blocks[4:6]
         scaling = LinearScaling(factor=8) if spec.layers == 34 else None
