@@ -94,11 +94,8 @@ class Task:
         if isinstance(self.source, Pairs):
             has_rejected, takes_pairs = self.source.has_rejected, self.takes_pairs
             chats = {part.has_chats for part in getattr(self.source, "all_parts", [self.source])}
-            if (
-                not takes_pairs
-                or chats != {self.has_chats}
-                or (has_rejected and not self.has_answers)
-            ):
+            is_unread = chats != {self.has_chats} or (has_rejected and not self.has_answers)
+            if not takes_pairs or is_unread:
                 legal = "@PreferenceTask()" if has_rejected else "@Translation() or @PromptTask()"
                 legal = "@ChatTask(), which reads chats alone," if True in chats else legal
                 raise UserError(

@@ -2,7 +2,7 @@
 
 import itertools
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from configs.errors import UserError, brief
@@ -59,7 +59,7 @@ class JsonlChats(FilePairs):
 
     def read_files(self, paths: Sequence[str], setting: str, errors: str) -> Iterator[Pair]:
         """Yields chats as JSON, each with the text of all its answers."""
-        for [chat] in records(paths, [self.field], setting, errors, messages_of):
+        for [chat] in records(paths, [self.field], setting, errors, chats=True):
             answers = [m for m in json.loads(chat) if m["role"] == "assistant"]
             said = (m.get("content") or json.dumps(m.get("tool_calls")) for m in answers)
             yield Pair(chat, "\n".join(said))
@@ -90,15 +90,10 @@ def messages_of(value: Any, name: str, place: str) -> str:
 
 
 def records(
-    paths: Sequence[str],
-    fields: Sequence[str],
-    setting: str,
-    errors: str,
-    read: Callable[[Any, str, str], str] | None = None,
+    paths: Sequence[str], fields: Sequence[str], setting: str, errors: str, *, chats: bool = False
 ) -> Iterator[list[str]]:
-    """Yields what `read` makes of some fields, by default their texts, line by line; blank lines
-    have none.
-    """
+    """Yields the texts of some fields, or chats as JSON, line by line; blank lines have none."""
+    read = messages_of if chats else text_of
 
     def of_file(path: str) -> Iterator[list[str] | None]:
         for number, line in enumerate(text_files.read_lines(path, errors), 1):
@@ -111,7 +106,7 @@ def records(
             except UserError as error:
                 legal = f"one JSON object per line (found {brief(repr(line), 60)})"
                 raise UserError(f"{error}  Legal: {legal}.") from None
-            texts = [(read or text_of)(value, field, f"{place}: {setting}") for field in fields]
+            texts = [read(value, field, f"{place}: {setting}") for field in fields]
             for name, text in zip(fields, texts, strict=True):
                 if errors == "strict" and text_files.LONE_SURROGATE.search(text):
                     raise UserError(

@@ -54,11 +54,7 @@ def _refuse(message: str) -> None:
 
 
 def shared(text: str, other: str) -> str:
-    """Returns what both texts begin with, without a part of a special token.
-
-    >>> shared("Hi<|end|>", "Hi<|end|><|user|>"), shared("Hi<|end|>", "Hi<|user|>")
-    ('Hi<|end|>', 'Hi')
-    """
+    """Returns what both texts begin with, without a part of a special token."""
     if other.startswith(text):
         return text
     return re.sub("<[^<>]*$", "", os.path.commonprefix([text, other]))  # noqa: RUF071

@@ -68,9 +68,8 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
     def __post_init__(self) -> None:
         self.folder = epath.Path(absolute(path_of(self.model_dir))) / CHECKPOINTS
         # In remote storage a file says that a checkpoint is complete: nothing can be renamed.
-        self._commit = (
-            ocp.path.atomicity.CommitFileTemporaryPath if is_remote(self.folder) else None
-        )
+        by_file = ocp.path.atomicity.CommitFileTemporaryPath
+        self._commit = by_file if is_remote(self.folder) else None
         if str(self.folder).startswith(s3.SCHEME):
             s3.add_s3()
         self._manager: ocp.CheckpointManager | None = None

@@ -1,7 +1,7 @@
 """Makes text of tokens as they come, and finds where it stops."""
 
 import bisect
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from data.vocab import Vocab
 
@@ -18,6 +18,7 @@ class TextStream:
         self, vocab: Vocab, prompt: Iterable[int], stops: Sequence[str], *, apart: bool = False
     ):
         self.vocab, self.prompt, self.stops = vocab, [*map(int, prompt)], stops
+        self.stop_ids: Collection[int] = ()  # tokens that stop it, too
         self.prompt_text = vocab.text(self.prompt)
         # A text apart from its prompt begins as one alone, without the space before it.
         self._before, self._text_before = ([], "") if apart else (self.prompt, self.prompt_text)
@@ -49,6 +50,9 @@ class TextStream:
         new = tokens[len(self._ids) - len(self.prompt) :]
         if self.is_stopped or not (new or is_done):
             return ""
+        hit = next((n for n, token in enumerate(new) if token in self.stop_ids), None)
+        if hit is not None:
+            new, is_done = new[:hit], True
         self._ids += new
         if is_done:
             added = self._text_of(self._ids[len(self.prompt) :])[len(self.text) :]
@@ -61,6 +65,8 @@ class TextStream:
             end, at = min(stops)
             self.stopped_after = self._tokens_until(len(self.text) + at, added[at:end])
             added = added[:at]
+        elif hit is not None:
+            self.stopped_after = len(self._ids) - len(self.prompt) + 1
         elif not is_done:
             added = self._settled(added)
         self._given.append(added)

@@ -90,6 +90,9 @@ class SamplingBody(Body):
         [],
         description=f"a text of 1 to {LONGEST_STOP:,} characters, or a list of at most {MAX_STOPS}",
     )
+    stop_token_ids: list[Annotated[int, Field(ge=0)]] = Field(
+        [], max_length=MAX_BIASES, description=f"a list of at most {MAX_BIASES} tokens"
+    )
     stream: bool = Field(False, description="true or false")
     stream_options: StreamOptions = Field(
         StreamOptions(), description='{"include_usage": true or false}'

@@ -304,10 +304,11 @@ def choices_of(
     )
     top_k, top_p = body.top_k or None, None if body.top_p == 1 else body.top_p
     sampling = Sampling(body.temperature, top_k, top_p, min_p=body.min_p)
-    vocab, needs_text = served.vocabs.target, body.stream or bool(body.stops)
-    for token in body.logit_bias:
-        if int(token) >= vocab.size:
-            raise bad_field("logit_bias", body.logit_bias, f"tokens from 0 to {vocab.size - 1:,}")
+    vocab = served.vocabs.target
+    needs_text = body.stream or bool(body.stops or body.stop_token_ids)
+    for name in ("logit_bias", "stop_token_ids"):
+        if max(map(int, getattr(body, name)), default=0) >= vocab.size:
+            raise bad_field(name, getattr(body, name), f"tokens from 0 to {vocab.size - 1:,}")
     grammar = grammar_of(body, vocab)
     choices = list[AnswerChoice]()
     for prompt in prompts:
@@ -327,6 +328,7 @@ def choices_of(
             seed = line_seed(options, len(choices))
             request = DecodeRequest(prompt.ids, min(max_tokens, room), seed, body.min_tokens + 1)
             text = TextStream(vocab, prompt.ids, body.stops, apart=served.run.task.has_answers)
+            text.stop_ids = body.stop_token_ids
             matcher = grammar and grammar.copy()
             job = Job(request, sampling, body.penalties, matcher, served.adapter, needs_text)
             choices.append(AnswerChoice(len(choices), job, text))

@@ -55,6 +55,26 @@ def test_a_stop_ends_the_same_text_however_many_tokens_come_at_once(at_once):
     assert (text, choice.finish, choice.new_tokens) == ("01", "stop", 3)
 
 
+@pytest.mark.parametrize("at_once", [1, 2, 3, 6])
+@pytest.mark.parametrize(
+    ("stop_ids", "stops", "expected"),
+    [
+        ([3, 4], (), ("012", "stop", 4)),
+        ([3], ("12",), ("0", "stop", 3)),
+        ([1], ("12",), ("0", "stop", 2)),
+        ([9], (), ("012345", "length", 6)),
+    ],
+)
+def test_a_token_may_end_a_text_too(at_once, stop_ids, stops, expected):
+    choice, text = choice_of(*stops), ""
+    choice.text.stop_ids = stop_ids
+    for token in range(0, 6, at_once):
+        choice.job.tokens += [0, 1, 2, 3, 4, 5][token : token + at_once]
+        choice.job.finish = "length" if token + at_once >= 6 else None
+        text += choice.update()
+    assert (text, choice.finish, choice.new_tokens) == expected
+
+
 def test_a_stream_that_nobody_reads_ends_without_an_error():
     class Left:
         async def changes(self):
@@ -255,6 +275,20 @@ def test_a_begin_token_that_a_client_sends_is_not_read_twice(trained: Place) -> 
     for scores in (alone["token_logprobs"][1:], begun["token_logprobs"][2:]):
         np.testing.assert_allclose(scores, lists["token_logprobs"][1:], rtol=1e-5)
     assert [*map(set, begun["top_logprobs"][2:])] == [*map(set, lists["top_logprobs"][1:])]
+
+
+def test_tokens_that_stop_a_text(client: Client) -> None:
+    """Here "a"; the tokens before it are beyond those of the tokenizer, and have no text."""
+    settings = {"prompt": [1, 4, 6], "temperature": 0, "max_tokens": 8, "min_tokens": 8}
+    whole = client.post(**settings, logprobs=0).json["choices"][0]
+    at = whole["logprobs"]["tokens"].index("a")
+    [number] = client.post("/tokenize", prompt="a").json["tokens"]
+    stopped = client.post(**settings, stop_token_ids=[number, 9]).json
+    [choice] = stopped["choices"]
+    assert (choice["text"], choice["finish_reason"]) == ("", "stop")
+    assert stopped["usage"]["completion_tokens"] == at + 1 < 8
+    refused = client.post(**settings, stop_token_ids=[10_000])
+    assert refused.status == 422 and "stop_token_ids" in refused.text
 
 
 def test_samples_are_ranked_by_the_suffix_behind_them(client: Client, model_dir: Path) -> None:
