@@ -43,7 +43,7 @@ def _driver() -> dict[str, Any]:
     if not re.match(r"https://s3\..*amazonaws\.com", s3.endpoint_url):  # it finds Amazon's itself
         driver |= {"endpoint": s3.endpoint_url, "aws_region": s3.region_name}
     keys = session.Session().get_credentials()
-    # It reads ~/.aws only if both files are there; keys of a role, which change, it gets itself.
+    # TensorStore fails to read some files of ~/.aws; keys of a role, which change, it gets itself.
     if keys and not isinstance(keys, credentials.RefreshableCredentials):
         frozen = keys.get_frozen_credentials()
         os.environ |= {name: key for name, key in zip(_KEYS, frozen[:3], strict=True) if key}

@@ -49,7 +49,7 @@ def utilities(samples: Sequence[str]) -> list[float]:
             n * CHRF2.sentence_score(text, [x]).score for x, n in others
         )
 
-    return [total / len(samples) for total in map(functools.cache(total), samples)]
+    return [of_text / len(samples) for of_text in map(functools.cache(total), samples)]
 
 
 @dataclasses.dataclass(frozen=True)
