@@ -59,7 +59,7 @@ def test_every_command_works(tmp_path: Path, pages: list[Path]) -> None:
     assert printed.count("Return the") >= 1
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("page", JOURNEYS, ids=lambda page: page.stem)
 def test_a_journey_with_a_released_model_works(tmp_path: Path, page: Path) -> None:
     """Small models with random weights are in the folders of those that the page downloads."""
