@@ -201,7 +201,9 @@ class HarnessModel(TemplateLM):
         """Renders a chat by the template of the model's tokenizer."""
         if not add_generation_prompt:
             raise UserError("--apply_chat_template: not with a task that has a gen_prefix.")
-        self._template = self._template or chat_template(self.vocabs.target.files)
+        vocab = self.vocabs.target
+        end = vocab.pieces([vocab.end_id])
+        self._template = self._template or chat_template(vocab.files, *end)
         if self._template is None:
             raise UserError("--apply_chat_template: the model has no chat template.  Remove it.")
         try:

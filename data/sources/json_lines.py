@@ -82,8 +82,8 @@ def messages_of(value: Any, name: str, place: str) -> str:
             )
         messages.append(message)
     if "assistant" not in (roles := {message["role"]: None for message in messages}):
-        found_roles = ", ".join(map(repr, roles)) or "none"
-        raise UserError(f"{place}: roles in field {name!r}: {found_roles}.  None is 'assistant'.")
+        listed = ", ".join(map(repr, roles)) or "none"
+        raise UserError(f"{place}: roles in field {name!r}: {listed}.  None is 'assistant'.")
     if unread := [key for key in ("tools", "system") if value.get(key)]:
         raise UserError(f"{place}: {unread[0]!r} is not read.  Write it into a system message.")
     return json.dumps(messages, ensure_ascii=False)

@@ -107,7 +107,7 @@ class ChatTemplate:
             later = self._render(probe, None, False) if message is messages[-1] else text
             so_far = self._render(messages[: i + 1], None, False)
             span = len(shared(self.render(messages[:i]), text)), len(shared(so_far, later).rstrip())
-            # A template may begin an answer behind every message, asked to or not.
+            # Some templates write the generation prompt after every message.
             is_open = not later.startswith(so_far) and so_far == self.render(messages[: i + 1])
             if is_open or message.get("content", "").strip() not in text[slice(*span)]:
                 raise BadMessages(f"other messages change how an answer is written, {_UNMARKED}")
@@ -130,7 +130,7 @@ def chat_template(files: Mapping[str, str], end: str = "") -> ChatTemplate | Non
     text = template_text(files)
     if text is None:
         return None
-    tokens = {"eos_token": end}
+    tokens = {"eos_token": end} if end else {}
     settings = [json.loads(files.get(file, "{}")) for file in (SPECIAL_TOKENS, CONFIG)]
     for name, token in (settings[0] | settings[1]).items():
         content = token.get("content") if isinstance(token, dict) else token

@@ -127,7 +127,7 @@ def draw(output: str, names: list[str], pairs: list[int], gained: dict[str, list
     axes.legend()
     kind, legal = Path(output).suffix[1:].lower() or "png", figure.canvas.get_supported_filetypes()
     if kind not in legal:
-        raise UserError(f"--output={output}: no picture format.  Legal: {', '.join(legal)}.")
+        raise UserError(f"--output={output}: not a picture format.  Legal: {', '.join(legal)}.")
     target = path_of(output)
     with write_errors(target, "give another file"), atomic_path(target) as file:
         figure.savefig(file, dpi=120, format=kind)

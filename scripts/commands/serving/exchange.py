@@ -186,7 +186,7 @@ class PendingAnswer:
             if self._is_left:
                 raise ClientDisconnect
             if self._is_late and not self.is_done:
-                raise ApiError(504, f"No answer was there after {self.time_s:g} s.  Ask for less.")
+                raise ApiError(504, f"No answer after {self.time_s:g} s.  Ask for less.")
 
     def _note_deadline(self) -> None:
         self._is_late = True

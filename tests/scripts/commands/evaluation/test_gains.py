@@ -84,5 +84,5 @@ def test_deep_json_is_refused(tmp_path: Path) -> None:
 
 
 def test_an_unknown_kind_of_picture_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"gains\.xyz: no picture format.  Legal: .*png"):
+    with pytest.raises(UserError, match=r"gains\.xyz: not a picture format.  Legal: .*png"):
         gains(flags(tmp_path, PART, "gains.xyz"))
