@@ -253,8 +253,11 @@ def test_settings_in_a_marked_answer_end_with_it(folder: Path, tmp_path: Path) -
         "{% set x = 'o' %}{% for m in messages %}{% if m['role'] == 'assistant' %}"
         "{% generation %}{% set x = 'i' %}{{ x }}{% endgeneration %}{{ x }}{% endif %}{% endfor %}"
     )
-    rows, _ = packed(task(tmp_path / "c.jsonl"), with_template(folder, template))
-    assert rows.arrays["loss_mask"].sum() == 3  # of the first chat, and of the second
+    vocabs = with_template(folder, template)
+    rows, _ = packed(task(tmp_path / "c.jsonl", packs=False), vocabs)
+    text = rows.arrays["targets"][1][rows.arrays["segments"][1] > 0]
+    assert vocabs.target.pieces(text) == ["i", "o", "i", "<|im_end|>"]
+    assert rows.arrays["loss_mask"][1].tolist()[:4] == [1, 0, 1, 0]
 
 
 def test_a_template_may_refuse_a_chat(folder: Path, tmp_path: Path) -> None:
