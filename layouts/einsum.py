@@ -124,9 +124,12 @@ def merged_einsum(
     ]
     merged_equation = f"{','.join(merged_terms[:-1])}->{merged_terms[-1]}".lower()
     merged_out = merged_out.update(unreduced=place.unreduced)
+    # XLA uses a processor's products of bfloat16 where their sums stay in float32.
+    final = dtype or jnp.result_type(*operands)
+    wide = jnp.float32 if final == jnp.bfloat16 else dtype
     result = jnp.einsum(
-        merged_equation, *merged_operands, out_sharding=merged_out, preferred_element_type=dtype
-    )
+        merged_equation, *merged_operands, out_sharding=merged_out, preferred_element_type=wide
+    ).astype(final)
     return jax.lax.reshape(result, [sizes[letter] for letter in out], out_sharding=place)
 
 

@@ -159,10 +159,8 @@ def before_stages(layout: Layout, layers: Layers) -> Layers:
         _: int, is_mapped: list[Tree], weights: Tree, x_ABLD: Array, others: Tree
     ) -> tuple[tuple[Array, Tree], Tree]:
         def microbatch(numbered: tuple[Array, Array]) -> tuple[Array, Tree]:
-            number, x_BLD = numbered
-            other = jax.tree.map(
-                lambda x, each: index(x, number) if each else x, others, is_mapped[2]
-            )
+            at, x_BLD = numbered
+            other = jax.tree.map(lambda x, each: index(x, at) if each else x, others, is_mapped[2])
             return whole(weights, x_BLD, other)
 
         numbers = jnp.arange(len(x_ABLD), dtype=jnp.int32)

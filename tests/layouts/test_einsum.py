@@ -50,6 +50,21 @@ def test_products_equal_numpys_and_are_placed(equation: str, way: Callable[..., 
     np.testing.assert_allclose(product, expected, rtol=1e-5, atol=1e-5)
 
 
+def test_sums_of_bfloat16_products_stay_in_float32_on_cpus() -> None:
+    """XLA computes them by the processor's instructions where their result is float32."""
+    equation = "BLD,DJQK->BLJQK"
+    arrays = [jnp.asarray(array, jnp.bfloat16) for array in operands(equation)]
+    mesh, place = make_mesh(LAYOUT), jax.P(*[None] * 5)
+    product = functools.partial(einsum.merged_einsum, equation, place=place, dtype=None)
+    with jax.set_mesh(mesh):
+        text = str(jax.make_jaxpr(lambda *arrays: product(arrays))(*arrays))
+        rounded = jax.jit(lambda *arrays: product(arrays))(*arrays)
+    assert "preferred_element_type=float32" in text
+    exact = np.einsum(equation, *(np.asarray(array, np.float64) for array in arrays))
+    assert rounded.dtype == jnp.bfloat16
+    np.testing.assert_allclose(rounded.astype(np.float32), exact, rtol=2**-8)
+
+
 @pytest.mark.parametrize(("platform", "axes"), [("cpu", 2), ("tpu", 3), (None, 3)])
 def test_axes_are_merged_for_cpus_alone(platform: str | None, axes: int) -> None:
     """Whatever devices this machine has: plans are compiled for those of the mesh."""

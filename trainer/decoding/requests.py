@@ -45,9 +45,8 @@ def utilities(samples: Sequence[str]) -> list[float]:
 
     def total(text: str) -> float:
         others = ((x, n) for x, n in counts.items() if x != text)
-        return SAME * counts[text] + sum(
-            n * CHRF2.sentence_score(text, [x]).score for x, n in others
-        )
+        scores = (n * CHRF2.sentence_score(text, [x]).score for x, n in others)
+        return SAME * counts[text] + sum(scores)
 
     return [of_text / len(samples) for of_text in map(functools.cache(total), samples)]
 

@@ -9,8 +9,8 @@ import numpy as np
 
 from models.api import Cache
 
-SHORTEST_CACHED = 128
-"""Padded length from which prompts are cached.  Each has a prefill pass of its own."""
+SHORTEST_CACHED = 65
+"""Padded length from which a prompt is cached that has a prefill pass of its own."""
 
 
 class CachedPrompt(NamedTuple):

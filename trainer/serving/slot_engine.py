@@ -297,7 +297,7 @@ class SlotEngine:
         by_field["prompts_BL"] = of_prompts
         shardings = Joining(**by_field)
         size, about = self.size, f"{rows} x {length} tokens of prompts"
-        if candidates is None and length >= SHORTEST_CACHED:
+        if candidates is None and len(jobs) == 1 and length >= SHORTEST_CACHED:
             tokens = np.array([begins[0], *prompts[0]], np.int32)[:-1]  # the last one is not read
             scores = None
             adapter = filled[0].adapter

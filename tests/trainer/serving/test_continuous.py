@@ -280,6 +280,14 @@ def test_a_prompt_that_begins_as_an_earlier_one_has_the_same_text(
         service.submit(again[1:])
         service.advance(service.next_jobs())
     assert [job.cached_tokens for job in again] == [15, 0]
+    together = [Job(Request(prompt, 1)) for prompt in (numbers[:21], numbers[1:21])]
+    longer = [Job(Request(numbers[:45], 6, seed=3, min_new_tokens=6), Sampling())]
+    with jax.set_mesh(engine.mesh):
+        for arriving in (together, longer):  # prompts that share a pass are not cached
+            service.submit(arriving)
+            while not all(job.is_done for job in arriving):
+                service.advance(service.next_jobs())
+    assert longer[0].cached_tokens == 19 and longer[0].tokens == expected[1].tokens
 
 
 ADAPTERS = (
