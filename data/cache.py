@@ -117,7 +117,7 @@ def prepare(
             if match.reasons:
                 assert match.nearest is not None
                 logger.info(
-                    "%s: builds %s beside %s, because %s.",
+                    "%s: builds %s next to %s, because %s.",
                     task.name, match.folder, match.nearest.name, "; ".join(match.reasons),
                 )  # fmt: skip
             with folders.resumable_folder(copy) as building:

@@ -63,7 +63,7 @@ def overlaps(
 
 
 def _words(text: str) -> list[str]:
-    """Returns the words of a text, and an empty one, as no n-gram goes on in the next text."""
+    """Returns the words of a text, and an empty one, as no n-gram continues in the next text."""
     return [*_WORD.findall(unicodedata.normalize("NFC", text.lower())), ""]
 
 

@@ -107,7 +107,7 @@ class MixtureOrder:
     """Orders the rows of several parts, with a fixed share of each in a block.
 
     Each part goes through permutations of its own, in which no row is lost or comes twice.  Parts
-    behind the last quota have no rows in a block, which is the same without them.
+    after the last quota have no rows in a block, which is the same without them.
     """
 
     rows: tuple[int, ...]
@@ -137,7 +137,7 @@ class MixtureOrder:
     def rows_of_step(self, seed: int, step: int, sizes: BatchSizes) -> np.ndarray:
         """Returns the rows of a step's global batch.
 
-        The first batch of a stage begins a block, in which each part goes on where it was.
+        The first batch of a stage begins a block, in which each part continues where it was.
         """
         first, quotas = self._stage(step)
         places = np.arange(sizes.before(step), sizes.before(step + 1)) - sizes.before(first)

@@ -105,18 +105,18 @@ class Vocab(abc.ABC):
         SentencePiece puts a space before each text: `encode` of " is" has the ids of two spaces.
         """
         before, whole, alone = self.encode([_UNRELATED, _UNRELATED + text, text.strip()])
-        behind = whole[len(before) :]
+        rest = whole[len(before) :]
         is_apart = np.array_equal(whole[: len(before)], before) and (
-            self.text(behind).split() == self.text(alone).split()  # else a word became unknown
+            self.text(rest).split() == self.text(alone).split()  # else a word became unknown
         )
-        return behind if is_apart else self.encode([text])[0]
+        return rest if is_apart else self.encode([text])[0]
 
     def decode(self, ids: Iterable[int]) -> str:
         """Returns the text of ids up to the first end."""
         return self.text(itertools.takewhile(lambda i: i != self.end_id, ids))
 
     def text(self, ids: Iterable[int]) -> str:
-        """Returns the text of all ids, as those of a chat with an end behind each turn.
+        """Returns the text of all ids, as those of a chat with an end after each turn.
 
         Padding has no text.  A model may have more rows than the vocab has ids: those beyond are
         unknown.

@@ -52,7 +52,7 @@ def in_order(jobs: Iterator[Job], start: Callable[[], Compute], workers: int) ->
     except BrokenProcessPool as error:
         raise Unfinished(
             "a worker ended by itself, perhaps for lack of memory.  Run the command again, with "
-            "fewer --workers: it goes on where it was."
+            "fewer --workers: it continues where it was."
         ) from error
     finally:
         pool.shutdown(wait=False, cancel_futures=True)

@@ -141,7 +141,7 @@ def device_permutation(order: str, mesh: Mapping[str, int], torus: Torus) -> np.
     pieces = with_sizes(parse(order), torus)
     by_torus = sorted(pieces, key=lambda piece: [*torus].index(piece.torus_axis))
     by_mesh = sorted(range(len(pieces)), key=lambda i: [*mesh].index(by_torus[i].mesh_axis))
-    # `sorted` keeps what is named later behind, so a later piece is an inner one on either side.
+    # `sorted` is stable: a piece that is named later is an inner one on either side.
     numbers = np.arange(math.prod(torus.values())).reshape([piece.size or 0 for piece in by_torus])
     return numbers.transpose(by_mesh).reshape(tuple(mesh.values()))
 

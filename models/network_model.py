@@ -97,7 +97,7 @@ class NetworkModel(abc.ABC, Generic[NetworkT]):
         return params if adapter is None else adapter.applied(params, self.base_weights())
 
     def merged(self, params: Params) -> Params:
-        if self.adapters:  # each row reads another one, so they stay beside the weights
+        if self.adapters:  # each row reads another one, so they stay separate from the weights
             return self.adapted(params)
         return jax.tree.map(merged, self.adapted(params), is_leaf=lambda x: isinstance(x, Adapted))
 

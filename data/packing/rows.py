@@ -218,7 +218,7 @@ def rows_of_parts(entries: list[dict[str, Any]], *left_out: str) -> Iterator[Row
 def hashed_bytes(example: str) -> bytes:
     """Returns what an example adds to a content hash; bytes that are not UTF-8 count as they are.
 
-    A newline inside an example has a byte behind it that no UTF-8 has, so that one example of two
+    A newline inside an example has a byte after it that no UTF-8 has, so that one example of two
     lines is not taken for two of one line.
     """
     return example.encode("utf-8", "surrogatepass").replace(b"\n", b"\n\xff") + b"\n"

@@ -20,14 +20,14 @@ class MixedSource(Source):
 
     rates: tuple[NotNegative, ...] | None = None
     """One number per part, with any sum; 0 for a part that only a later stage reads, and parts
-    behind the last number have 0. None: by size."""
+    after the last number have 0. None: by size."""
     temperature: Positive = 1.0
     """By size, a rate is proportional to size ** (1 / temperature): 1 draws from each part in
     proportion to its size, and a large number from all parts equally."""
     stages: tuple[Stage, ...] = ()
     """Pairs of a number of steps and the rates of all batches after them, in the order of steps. A
     part with the rate 0 is not read. --override adds stages to a run that has not reached them, and
-    with them parts behind the last one of a mixture that has rates."""
+    with them parts after the last one of a mixture that has rates."""
 
     def __post_init__(self) -> None:
         problems = [*self.problems(), *self._rate_problems()]

@@ -25,7 +25,7 @@ PARQUET_MARK = b"PAR1"
 ARROW_MARKS = (b"ARROW1", b"\xff\xff\xff\xff")  # of a file, and of a stream
 PLACE = contextvars.ContextVar[tuple[str, int] | None]("place", default=None)
 """File, and number of line, record or row, of the example that a source yielded last; None where it
-does not know.  Examples are strings and pairs, so the place goes beside them; whatever passes them
+does not know.  Examples are strings and pairs, so the place goes with them; whatever passes them
 on draws one at a time."""
 _LINE_BREAKS = re.compile(r"[\n\r]")  # for programs that read lines, as Python's open does
 
@@ -59,7 +59,7 @@ def named(patterns: str | Sequence[str], setting: str) -> list[str]:
             if path_of(path).is_dir():
                 suffixes = [p.suffix for p in sorted(path_of(path).iterdir()) if p.is_file()]
                 ending = max(suffixes, key=suffixes.count, default=".txt")
-                ending = ".arrow" if ".arrow" in suffixes else ending  # beside them are .json
+                ending = ".arrow" if ".arrow" in suffixes else ending  # next to them are .json
                 raise UserError(
                     f"{setting}: {path!r} is a folder.  "
                     f"Name its files, such as {os.path.join(path, f'*{ending}')!r}."

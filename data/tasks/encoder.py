@@ -10,7 +10,7 @@ from data.vocabs import TARGET_FILE, Vocabs
 
 @abstract_spec
 class EncoderTask(Task):
-    """Defines a task whose rows have a source, which an encoder reads, beside the target."""
+    """Defines a task whose rows have a source, which an encoder reads, and a target."""
 
     source_length: Length
     """Source tokens per row."""

@@ -140,13 +140,13 @@ class PreferenceTask(PromptTask):
 def packed_prompts(
     pairs: Sequence[Pair], vocab: Vocab, length: int, *, packs: bool
 ) -> tuple[Packed, Counts]:
-    """Packs pairs, each a prompt and right behind it the answer, without those that do not fit."""
+    """Packs pairs, each a prompt and right after it the answer, without those that do not fit."""
     prompts = vocab.encode([pair.source for pair in pairs])
     answers = vocab.encode([pair.target for pair in pairs])
     halves = zip(prompts, answers, strict=True)
     examples = [np.r_[-1 - read.astype(np.int32), said.astype(np.int32)] for read, said in halves]
     kept, packed = packed_answers(examples, length, vocab.end_id, vocab.dtype, packs=packs)
-    # Without a beginning, nothing predicts the first token behind an empty prompt.
+    # Without a beginning, nothing predicts the first token after an empty prompt.
     read_only = 0 if vocab.reads_begin else sum(not len(prompts[i]) for i in kept)
     counts = Counts.of_pairs(
         [pairs[i] for i in kept],
@@ -183,7 +183,7 @@ def packed_answers(
 def packed_preferences(
     pairs: Sequence[Preference], vocab: Vocab, length: int, *, packs: bool
 ) -> tuple[Packed, Counts]:
-    """Packs both answers of each prompt into one row, each right behind the prompt."""
+    """Packs both answers of each prompt into one row, each right after the prompt."""
     prompts, chosen, rejected = (vocab.encode([pair[i] for pair in pairs]) for i in range(3))
     # While they are packed, the ids of what is rejected are larger by `far`.
     far, end = vocab.size, np.array([vocab.end_id])

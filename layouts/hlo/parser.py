@@ -92,7 +92,7 @@ def parse_instruction(line: str) -> Instruction | None:
 
 
 def closing(text: str) -> int:
-    """Returns the index behind the parenthesis that closes the first one."""
+    """Returns the index after the parenthesis that closes the first one."""
     depth = 0
     for parenthesis in re.finditer(r"[()]", text):
         depth += 1 if parenthesis[0] == "(" else -1

@@ -157,7 +157,7 @@ def _spelling_problem(context: LintContext, part: str, before: list[str]) -> Pro
         pairs(part)
         (rule,) = parse_rules(part)
     except ValueError:
-        fix = 'Legal: axis:mesh_axis, as in "batch:data", with one "?" or one "+" behind it.'
+        fix = 'Legal: axis:mesh_axis, as in "batch:data", with one "?" or one "+" after it.'
         return Problem("error", "malformed-rule", "not a rule.", fix=fix)
     if rule.axis in ABSENT:
         reason = f"no tensor has Mesh-TensorFlow's axis {rule.axis}, {ABSENT[rule.axis]}."

@@ -59,7 +59,7 @@ class SoftmaxAttention(Attention):
 
     @property
     def sinks(self) -> bool:
-        """Returns whether heads have a logit beside those of their keys."""
+        """Returns whether heads have a logit in addition to those of their keys."""
         return False
 
     def kernel(self, call: Call) -> Choice:
@@ -119,7 +119,7 @@ class MultiHead(SoftmaxAttention):
     qk_norm_over: QkNormOver = "head"
     """What `qk_norm` normalizes: each head, or all heads of a token together, as in OLMo 2."""
     sinks: bool = False
-    """Gives each head a learned logit beside those of its keys, which takes a part of the
+    """Gives each head a learned logit next to those of its keys, which takes a part of the
     probability, as in gpt-oss."""
     combined_qkv: bool = False
     """Computes queries, keys and values in one product, unless weights of them have adapters; the

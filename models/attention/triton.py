@@ -39,7 +39,7 @@ def triton_attention(
     heads = kv_heads * queries
 
     def repeated(x_BJMK: Array) -> Array:
-        """Gives each query head its keys (or values), with heads behind positions."""
+        """Gives each query head its keys (or values), with heads after positions."""
         x_BJQMK = jnp.broadcast_to(x_BJMK[:, :, None], (rows, kv_heads, queries, *x_BJMK.shape[2:]))
         return jnp.swapaxes(x_BJQMK.reshape(rows, heads, -1, width), 1, 2)
 

@@ -98,7 +98,7 @@ class Beam:
         return state.ended
 
     def cached(self, state: Beams) -> None:
-        """Returns nothing: the cache goes on with other hypotheses than those that have ended."""
+        """Returns nothing: the cache continues with other hypotheses than those that have ended."""
 
 
 def merge_best(layout: Layout, kept: DecodeOutput, more: DecodeOutput) -> DecodeOutput:

@@ -93,7 +93,7 @@ def generate(
 ) -> DecodeOutput:
     """Continues each prompt, or translates each source, with at most `new_tokens` tokens.
 
-    With a suffix, samples are ranked by its mean log-probability behind each (Efficient Giant
+    With a suffix, samples are ranked by its mean log-probability after each (Efficient Giant
     Models guide, section 3.2): prompt, samples and suffixes share one cache where it is flat.
     What a sentence gets follows from itself and its seed, whatever else is in the batch.
     """
@@ -239,7 +239,7 @@ def text_ends(
 def suffix_tokens(
     layout: Layout, inputs: DecodeInputs, lengths_BW: Array, last_BW: Array
 ) -> tuple[Array, Array, Array]:
-    """Returns what is fed behind each text, its positions, and the suffix that it predicts."""
+    """Returns what is fed after each text, its positions, and the suffix that it predicts."""
     assert inputs.suffix_L is not None
     shape = (*lengths_BW.shape, inputs.suffix_L.shape[0])
     targets_BWL = layout.broadcast_in_dim(inputs.suffix_L, shape, (2,), "BWL")

@@ -113,7 +113,7 @@ class SearchFlags(SampleFlags, BeamFlags):
     consensus: bool = False
     """Chooses the sample that is most similar to all others (minimum Bayes risk by chrF)."""
     rescore_suffix: Annotated[str | None, Flag(metavar="TEXT")] = None
-    """Ranks the samples by the likelihood of TEXT behind each; their score is its mean
+    """Ranks the samples by the likelihood of TEXT after each; their score is its mean
     log-probability per token. Begin it with a space, unless it joins the last word."""
     seed: Annotated[int, Flag(min=0)] = 0
     """Seed of the random choices."""

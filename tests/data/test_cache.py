@@ -102,7 +102,7 @@ def test_other_settings_are_built_beside_and_named(text, data_dir, log_lines):
     second = prepare(other, data_dir)
     assert (first.folder.name, second.vocabs.target.size) == ("mine", 330)
     [said] = reasons_in(log_lines)
-    assert f"mine: builds {second.folder} beside mine, because " in said
+    assert f"mine: builds {second.folder} next to mine, because " in said
     assert "SentencePiece.size was 320 and is 330" in said
     assert "Task.length was 24 and is 48" in said
     assert "Task.packs was True and is False" in said

@@ -28,7 +28,7 @@ def test_numbers_and_indices_are_those_of_a_stable_sort(rules: str, k: int) -> N
 @pytest.mark.parametrize("k", [1, 3])
 @pytest.mark.parametrize("rules", ["batch:y", "vocab:x"])
 def test_a_long_axis_is_ranked_by_its_blocks(rules: str, k: int) -> None:
-    size = 4 * 1031  # shards too: primes, so that numbers are left over behind the blocks
+    size = 4 * 1031  # shards too: primes, so that numbers are left over after the blocks
     layout = Layout(mesh="y:2,x:4", rules=rules)
     mesh = make_mesh(layout)
     x_BV = np.random.default_rng(0).integers(0, 700, (4, size)).astype(np.float32)

@@ -83,7 +83,7 @@ def test_a_cache_of_other_settings_is_not_reused(run: Meshloom, place: Place) ->
     assert run("prepare", *place.flags()).code == 0
     before = {name: (place.folder / name).read_bytes() for name in files(place.folder)}
     answer = run("prepare", *place.flags("Task.length = 16"))
-    assert answer.code == 0 and "beside toy, because Task.length was 24 and is 16" in answer.error
+    assert answer.code == 0 and "next to toy, because Task.length was 24 and is 16" in answer.error
     assert {name: (place.folder / name).read_bytes() for name in before} == before
 
 

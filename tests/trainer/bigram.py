@@ -61,7 +61,7 @@ def weights(seed: int = 0) -> dict[str, np.ndarray]:
 
 
 def text_rows(count: int, seed: int = 0) -> Rows:
-    """Rows of random tokens, two segments in each and some padding behind them."""
+    """Rows of random tokens, two segments in each and some padding after them."""
     rng = np.random.default_rng(seed)
     segments_BL = np.zeros((count, LENGTH), np.uint16)
     for row in segments_BL:

@@ -64,10 +64,10 @@ class ListingHandler(ocp.PyTreeCheckpointHandler):
 
 @functools.cache
 def checksum_chunks() -> None:
-    """Makes zstd write its checksum (of XXH64) behind each chunk of an array.
+    """Makes zstd write its checksum (of XXH64) after each chunk of an array.
 
     It verifies the checksum as it decompresses the chunk, which costs next to nothing; a CRC-32C
-    behind the compressed chunk takes another pass.  Orbax has no setting for the codecs of zarr3.
+    after the compressed chunk takes another pass.  Orbax has no setting for the codecs of zarr3.
     """
     build = tensorstore_utils._build_zarr3_metadata
 

@@ -249,7 +249,7 @@ def restore_adapters(model_dir: Path, trained: TrainedModel) -> tuple[Run, Param
         raise UserError(f"{model_dir}: adapters of another model than the one served: {rows}.")
     if alone := run.model.adapter.merged_paths(trained.model.weights()):
         raise UserError(
-            f"{model_dir}: adapters of {', '.join(alone)} are not served beside others.  Serve "
+            f"{model_dir}: adapters of {', '.join(alone)} are not served with others.  Serve "
             "this run alone (--model_dir), or train adapters of other weights (Lora.targets)."
         )
     padding = StatePadding(train_step_spec(run, trained.model.layout), trained.mesh)

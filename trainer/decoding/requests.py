@@ -69,7 +69,7 @@ class DecodeOptions:
     consensus: bool = False
     """Of the samples of a line, take the one that is most like all of them (chrF)."""
     rescore_suffix: str | None = None
-    """Rank the samples of a line by the likelihood of this text behind each."""
+    """Rank the samples of a line by the likelihood of this text after each."""
 
 
 class Hypothesis(NamedTuple):
@@ -160,7 +160,7 @@ def is_blank(request: Request, vocabs: Vocabs) -> bool:
 
 
 def to_hypothesis(request: Request, tokens: TokenHypothesis, vocabs: Vocabs) -> Hypothesis:
-    """Decodes the tokens of a hypothesis, behind those of its prompt unless it is an answer."""
+    """Decodes the tokens of a hypothesis, after those of its prompt unless it is an answer."""
     prompt = () if request.is_answer else map(int, request.prompt)
     text = vocabs.target.text([*prompt, *tokens.tokens])
     return Hypothesis(text, tokens.score, tokens.log_probability)

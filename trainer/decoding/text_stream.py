@@ -26,7 +26,7 @@ class TextStream:
         """Tokens up to the end of a stop."""
         self._given, self._ids = list[str](), [*self.prompt]
         self._whole, self._context = len(self.prompt), len(self.prompt) - len(self._before)
-        """Tokens that end with a whole character, and where the last of them begin behind which
+        """Tokens that end with a whole character, and where the last of them begin, after which
         others are detokenized: the first one of a text may lose its space."""
         self._context_text = self._text_before
         self._kept = ""
@@ -57,7 +57,7 @@ class TextStream:
         if is_done:
             added = self._text_of(self._ids[len(self.prompt) :])[len(self.text) :]
         else:
-            # What the tokens behind the last whole character add.
+            # What the tokens after the last whole character add.
             added = self.vocab.text(self._ids[self._context :])[len(self._context_text) :]
             added = self._kept + added
         stops = [(at + len(stop), at) for stop in self.stops if (at := added.find(stop)) >= 0]

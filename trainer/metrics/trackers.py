@@ -161,7 +161,7 @@ class Background(Tracker):
 
     def _warn(self, what: str) -> None:
         logger.warning(
-            "%s: %s.  The run goes on without it; metrics.jsonl has all numbers.", self._name, what
+            "%s: %s.  The run continues; metrics.jsonl has all numbers.", self._name, what
         )
 
 

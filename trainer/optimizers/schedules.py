@@ -91,7 +91,7 @@ class Constant(Warmup):
 class WarmupStableDecay(Warmup):
     """Warms up linearly, keeps the peak, and decays linearly at the end.  Hu et al. 2024 (MiniCPM).
 
-    Before the decay the rate does not depend on the number of steps, so a run can go on, while
+    Before the decay the rate does not depend on the number of steps, so a run can continue, while
     copies of it decay from their newest checkpoint.
     """
 

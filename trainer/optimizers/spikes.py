@@ -37,7 +37,7 @@ def counts_schedule(part: Any) -> bool:
 @spec
 class SkipSpikes:
     """Skips each update whose loss or gradient norm is far above those of the steps before, or is
-    NaN or infinite; training goes on with the next batch.
+    NaN or infinite; training continues with the next batch.
 
     The bound is that of OLMo 2's SkipStepAdamW, with a moving average for its window of 128 steps.
     PaLM skips the batches around a spike by hand (Chowdhery et al. 2022, section 5.1).

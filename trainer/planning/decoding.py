@@ -39,7 +39,7 @@ class Phases(NamedTuple, Generic[T]):
     """Of sources and prompts."""
     token: T
     suffix: T | None = None
-    """Of the suffix behind all samples, if one ranks them."""
+    """Of the suffix after all samples, if one ranks them."""
 
 
 DecodeWork = Phases[WorkCounts]

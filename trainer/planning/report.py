@@ -192,7 +192,7 @@ def predict(compiled: CompiledStep) -> tuple[StepPlan, str]:
         text, how_counted = text_of(c.executable), ""
         compilation = Compilation(c.executable, text, step.platform, c.compile_s)
         counted = training.count_step(step, compilation)
-    except Exception as error:  # of the text of a newer compiler: training goes on
+    except Exception as error:  # of the text of a newer compiler: training continues
         counted = training.estimate_step(step)
         how_counted = f"  Counted from its trace, because its text cannot be read: {error!r}."
     topology = Topology.of(mesh.devices) if step.platform == "TPU" else None

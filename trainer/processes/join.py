@@ -85,7 +85,7 @@ class Hub:
         return set(range(1, self._count)) - set(self._links)
 
     def _greet(self, link: Link) -> bool:
-        """Admits a process that identifies itself; returns whether to go on listening to it."""
+        """Admits a process that identifies itself; returns whether to keep listening to it."""
         try:
             if (messages := link.receive()) is None:
                 raise EOFError

@@ -78,7 +78,7 @@ def _reason(change: Change, step: int) -> str:
     if _is_of_mixture(change, "parts"):
         same = len([*itertools.takewhile(bool, map(operator.eq, change.old, change.new))])
         return (
-            f"part {same + 1} is the first that differs.  Legal: more parts behind these, of a "
+            f"part {same + 1} is the first that differs.  Legal: more parts after these, of a "
             "mixture that began with two or more and rates."
         )
     if change.name == "Run.batch_sequences":

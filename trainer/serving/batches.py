@@ -47,7 +47,7 @@ class BatchService(Service):
         return self._running
 
     def next_jobs(self) -> list[Job]:
-        """Takes the first job, and those behind it that fit in its batch."""
+        """Takes the first job, and those after it that fit in its batch."""
         if not self._waiting:
             return []
         shape = self.shape_of(self._waiting[0].request)

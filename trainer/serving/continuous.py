@@ -1,4 +1,4 @@
-"""Answers prompts by continuous batching: texts join and leave the running batch as it goes on."""
+"""Answers prompts by continuous batching: texts join and leave the running batch as it runs."""
 
 import math
 import time

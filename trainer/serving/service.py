@@ -93,7 +93,7 @@ class Job:
     hypotheses: list[TokenHypothesis] = dataclasses.field(default_factory=list)
     """Texts of a beam search, the best first."""
     finish: Finish | None = None
-    """Why the text ended; None while it goes on."""
+    """Why the text ended; None while it continues."""
     failure: BaseException | None = None
     """The error, if the job failed."""
     checkpoint: int | None = None

@@ -165,7 +165,7 @@ def zeroing_blocks(expert_l: Array, has_block_e: Array) -> Array:
     missing_first_e = jnp.argsort(has_block_e, stable=True).astype(jnp.int32)
     is_left_l = expert_l >= experts
     rank_l = jnp.minimum(jnp.cumsum(is_left_l) - 1, last_missing)
-    # Where none is missing, the last expert's blocks go on.
+    # Where none is missing, the last expert's blocks continue.
     missing_l = missing_first_e.at[rank_l].get(mode="clip")
     missing_l = jnp.where(last_missing < 0, experts - 1, missing_l)
     return jnp.where(is_left_l, experts + missing_l, expert_l).astype(jnp.int32)

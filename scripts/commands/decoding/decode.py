@@ -207,7 +207,7 @@ class DecodeJob:
                 update(done, len(left))
 
     def write(self, file: TextIO, texts: Mapping[int, Sequence[Hypothesis]]) -> None:
-        """Writes the texts of all lines; those in columns behind a line with their names."""
+        """Writes the texts of all lines; those in columns after a line with their names."""
         if self.flags.written_format == "tsv":
             file.write("line\trank\tscore\tlog_probability\ttext\n")
         alone = len(self.lines) == (self.flags.nbest or 1) == 1 and self.requests[0].is_answer

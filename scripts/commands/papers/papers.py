@@ -110,7 +110,7 @@ def read_record(words: tuple[str, ...]) -> str:
 
 
 def table_of(item: items.Item) -> tuple[list[str], list[list[str]]]:
-    """Returns the head and the rows of an item: each column as published, and ours beside it."""
+    """Returns the head and the rows of an item: each column as published, and ours next to it."""
     head, rows = [item.row], [[row.name] for row in item.rows]
     for name in item.columns:
         for how, write in (("published", published), (items.COLUMNS[name].how, ours)):

@@ -307,7 +307,7 @@ def invalid(error: ValidationError, body: type[BaseModel]) -> ApiError:
     legal = body.model_fields[name].description or first["msg"]
     if kind == "missing" and len(path) == 1:
         return ApiError(422, f"{name} is missing.  Legal: {legal}.", name)
-    if name == "messages":  # behind the field of a message, the path names types of a union
+    if name == "messages":  # after the field of a message, the path names types of a union
         legal = "null, which changes nothing" if kind == "extra_forbidden" else legal
         place = path[:2] if kind == "missing" else path[:3]
         return bad_field(".".join(map(str, place)), first["input"], legal)

@@ -43,7 +43,7 @@ class AnswerChoice:
     finish: str | None = None
     """Why the text ended; None while it is unfinished."""
     suffix_log_p: float | None = None
-    """Mean log-probability of a token of `rescore_suffix` behind the text."""
+    """Mean log-probability of a token of `rescore_suffix` after the text."""
 
     def update(self) -> str:
         """Returns what has come since the last time."""

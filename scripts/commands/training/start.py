@@ -56,7 +56,7 @@ def changes_since(flags: TrainFlags, run: Run, step: int | None) -> list[Change]
     elif step is not None and not has_run:
         lost = "it has checkpoints, and config.gin is missing.  Copy it back"
     if lost and not override:
-        raise UserError(f"{directory.model_dir}: {lost}, or add --override to go on without.")
+        raise UserError(f"{directory.model_dir}: {lost}, or add --override to continue without.")
     record = directory.record
     if step is None or not (has_run or (record and record.settings)):
         return []

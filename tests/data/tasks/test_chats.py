@@ -175,7 +175,7 @@ def test_what_is_no_chat_is_named(tmp_path: Path, line: str, message: str) -> No
     assert message in str(error.value)
 
 
-LLAMA_3_AT_FIRST = (  # begins an answer behind every message
+LLAMA_3_AT_FIRST = (  # begins an answer after every message
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>{% endfor %}"
     "<|im_start|>assistant\n"
 )

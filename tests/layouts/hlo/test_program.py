@@ -150,7 +150,7 @@ def test_a_counter_that_goes_up_by_two_halves_the_trip_count() -> None:
     received_bytes = sum(permute.received_bytes for permute in permutes)
     # Round the ring both ways; the last step of each way sends what is there already.
     assert received_bytes == 2 * whole * (devices + 1) / devices
-    # Nothing runs between the start and the end of the last one, behind both loops.
+    # Nothing runs between the start and the end of the last one, after both loops.
     *in_loops, last = (permute.overlaps for permute in permutes)
     assert all(in_loops) and not last
 

@@ -77,7 +77,7 @@ kv_heads, queries, d_kv, layers, vocab.
   rule vocab:modell (Layout.rules, layouts/mine.gin:3): no such mesh axis.
       Did you mean model?  The mesh has data, model (Layout.mesh, layouts/mine.gin:2).
   rule heads=model (Layout.rules, layouts/mine.gin:3): not a rule.
-      Legal: axis:mesh_axis, as in "batch:data", with one "?" or one "+" behind it.
+      Legal: axis:mesh_axis, as in "batch:data", with one "?" or one "+" after it.
   rule batch:data? (Layout.rules, layouts/mine.gin:3): appears twice.
       Remove one of them.
   rule hidden:data (Layout.param_rules, layouts/mine.gin:4): no such axis.

@@ -44,7 +44,7 @@ def test_translations_are_limited_by_their_sources_and_the_model(log_lines: list
     assert [len(request.source or ()) for request in (short, cut)] == [2, 4]
     assert short.source is not None and short.source[-1] == EOS
     assert [*short.prompt] == [*VOCAB.encode(["mitu"])[0]]
-    # Two per source token and three, at most what the 8 positions leave behind BEGIN and prefix.
+    # Two per source token and three, at most what the 8 positions leave after BEGIN and prefix.
     assert [request.max_new_tokens for request in (short, cut)] == [6, 6]
     assert [request.min_new_tokens for request in (short, cut)] == [5, 5]
     assert log_lines == [

@@ -57,7 +57,7 @@ def parameters(settings: Settings) -> Settings:
     new, old = (settings[place] or {} for place in PLACES)
     of_all_kinds = {name: new[name] for name in OF_ALL_KINDS if new.get(name) is not None}
     given = {name: value for name, value in (old or new).items() if value is not None}
-    # Phi's files have this one beside the others, and Hugging Face reads it first.
+    # Phi's files have this one in addition to the others, and Hugging Face reads it first.
     of_phi = {LENGTH: settings[LENGTH]} if settings.get(LENGTH) else {}
     return {name: settings.get(name) for name in OF_ALL_KINDS} | of_all_kinds | given | of_phi
 

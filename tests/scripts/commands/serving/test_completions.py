@@ -292,7 +292,7 @@ def test_tokens_that_stop_a_text(client: Client) -> None:
 
 
 def test_samples_are_ranked_by_the_suffix_behind_them(client: Client, model_dir: Path) -> None:
-    """As a plain pass over prompt, text and suffix scores it, also behind a text that stopped."""
+    """As a plain pass over prompt, text and suffix scores it, also after a text that stopped."""
     prompt, suffix = [1, 4, 6], "c a"
     fields: dict[str, Any] = {"prompt": prompt, "seed": 2, "logprobs": 0, "temperature": 2}
     fields |= {"max_tokens": 5, "stop": ["g"], "rescore_suffix": suffix}

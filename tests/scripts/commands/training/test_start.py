@@ -151,7 +151,7 @@ def test_other_text_is_refused_where_the_rows_of_the_run_are_missing(
     assert run("train", place.model_dir, *flags).code == 0
     place.text.write_text(place.text.read_text() + "one more line\n")
     prepared = run("prepare", *flags)
-    assert prepared.code == 0 and "beside toy, because the text changed." in prepared.error
+    assert prepared.code == 0 and "next to toy, because the text changed." in prepared.error
     rows = run("inspect", "data", place.model_dir, "--rows=0")
     assert rows.code == 0 and "the run keeps the rows that it began with" in rows.error
     assert len([f for f in (place.folder / "data").iterdir() if f.is_dir()]) == 2
@@ -273,7 +273,7 @@ def test_a_task_of_another_vocabulary_is_built_beside(
     start = f"--gin_param=Run.start_from='{trained.folder / 'run'}'"
     assert run("prepare", *flags).code == 0
     answer = run("prepare", *flags, start)
-    assert answer.code == 0 and "beside other, because vocab was " in answer.error
+    assert answer.code == 0 and "next to other, because vocab was " in answer.error
     model = other_text.folder / "data/other/vocab.model"
     file = f"--gin_param=SentencePiece.model_file='{model}'"
     said = refused(run("train", other_text.model_dir, *flags, start, file))

@@ -106,7 +106,7 @@ def record(version: str, folder: Path, seed: int) -> Case:
 
 
 def padded(texts: np.ndarray, end: int) -> np.ndarray:
-    """Texts of Hugging Face with zeros behind their end, whatever pads them."""
+    """Texts of Hugging Face with zeros after their end, whatever pads them."""
     texts = np.pad(texts, ((0, 0), (0, NEW - texts.shape[1])))
     ended = np.cumsum(texts == end, axis=1) - (texts == end) > 0
     return np.where(ended, 0, texts)

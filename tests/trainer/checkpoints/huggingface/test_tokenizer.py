@@ -1,4 +1,4 @@
-"""Exported tokenizers: the same ids as the vocab gives, behind the token that begins a text."""
+"""Exported tokenizers: the same ids as the vocab gives, after the token that begins a text."""
 
 import json
 from collections.abc import Sequence
