@@ -61,7 +61,7 @@ class JsonlChats(FilePairs):
         """Yields chats as JSON, each with the text of all its answers."""
         for [chat] in records(paths, [self.field], setting, errors, chats=True):
             answers = [m for m in json.loads(chat) if m["role"] == "assistant"]
-            said = (m.get("content") or json.dumps(m.get("tool_calls")) for m in answers)
+            said = (m.get("content") or str(m.get("tool_calls") or "") for m in answers)
             yield Pair(chat, "\n".join(said))
 
 

@@ -60,13 +60,11 @@ def rows(
     paths: Sequence[str], columns: Sequence[str], setting: str, errors: str
 ) -> Iterator[list[str]]:
     """Yields the texts of some columns, row by row."""
-    read = functools.partial(_rows_of_file, columns=columns, setting=setting, errors=errors)
+    read = functools.partial(_rows_of, columns=columns, setting=setting, errors=errors)
     return text_files.of_files(paths, map(read, paths), setting, "row")
 
 
-def _rows_of_file(
-    path: str, columns: Sequence[str], setting: str, errors: str
-) -> Iterator[list[str]]:
+def _rows_of(path: str, columns: Sequence[str], setting: str, errors: str) -> Iterator[list[str]]:
     import pyarrow  # costs 0.1 s, which other sources need not pay
 
     number, head = 0, b""

@@ -63,12 +63,15 @@ def check_new_folder(folder: Path, names: Iterable[str]) -> None:
         raise UserError(f"--output={folder}: holds {', '.join(taken)} already.  Choose another.")
 
 
-def config_of(run: Run, settings: SettingsFlags) -> Config:
-    """Returns the settings of a run, under the given ones; warns of those that nothing uses."""
+def config_of(run: Run, settings: SettingsFlags, fixed: str = "") -> Config:
+    """Returns the settings of a run, under the given ones; warns of those that nothing uses.
+
+    `fixed` wins over files, and `--gin_param` over `fixed`.
+    """
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "huggingface.gin"
         file.write_text(dump([run]))
-        config = load([str(file), *settings.gin_file], settings.gin_param)
+        config = load([str(file), *settings.gin_file], [fixed, *settings.gin_param])
     warn_unused(config, Run, Layout)
     return config
 

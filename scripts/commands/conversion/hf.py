@@ -241,7 +241,8 @@ def import_peft(flags: ImportPeftFlags) -> None:
     check_tensors(weights, infos, file, f"LoRA of {flags.start_from}")
     model = dataclasses.replace(model, adapter=adapter)
     base = dataclasses.replace(base, model=model, start_from=start_from)
-    config = folders.config_of(base, flags.settings)
+    fixed = f"Transformer.adapter = @Lora()\n{dump([adapter])}"  # over model.gin and lora.gin
+    config = folders.config_of(base, flags.settings, fixed)
     run, flat = config.make(Run), {}
     convert.check_same(model, run.model)
     for weight in weights:

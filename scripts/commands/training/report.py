@@ -75,7 +75,7 @@ def compare_page(folders: Mapping[str, Path], losses: Sequence[float], samples: 
         raise UserError(f"{', '.join(empty)}: no step in its metrics.jsonl.  Train first.")
     spent = {name: spent_seconds(folder) for name, folder in folders.items()}
     plans = {name: plan_of(folder / "plan.json") for name, folder in folders.items()}
-    last = {name: last_numbers(run, spent[name], plans[name]) for name, run in runs.items()}
+    last = {name: last_row(run, spent[name], plans[name]) for name, run in runs.items()}
     files = {} if samples is None else {n: str(folder / samples) for n, folder in folders.items()}
     texts = {
         name: {str(number): line for number, line in enumerate(read_lines(file), 1)}
@@ -121,9 +121,7 @@ def settings_that_differ(folders: Mapping[str, Path]) -> list[dict[str, Any]]:
     return [row for row in rows if len({row[name] for name in folders}) > 1]
 
 
-def last_numbers(
-    run: RunPlots, spent: Mapping[str, float], plan: Mapping[str, Any]
-) -> dict[str, Any]:
+def last_row(run: RunPlots, spent: Mapping[str, float], plan: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the numbers of the last step and of the last validation, and sums of all steps.
 
     On devices that are cores, as those of TPU v2 and v3, device-years are GShard's core-years.

@@ -226,10 +226,15 @@ def test_an_answer_may_be_a_call_of_a_tool_alone(folder: Path, tmp_path: Path) -
         {"role": "user", "content": "1 + 1", "name": None},
         {"role": "assistant", "content": None, "tool_calls": calls},
     ]
+    source = JsonlChats(train=str(tmp_path / "c.jsonl"), validation=str(tmp_path / "c.jsonl"))
     (tmp_path / "c.jsonl").write_text(json.dumps({"messages": chat}))
-    [pair] = JsonlChats(train=str(tmp_path / "c.jsonl")).read("train")
+    [pair] = source.read("train")
     assert "null" not in pair.source
-    assert pair.target == json.dumps(calls)
+    assert pair.target == str(calls)
+    chat[1] = {"role": "assistant", "content": ""}
+    (tmp_path / "c.jsonl").write_text(json.dumps({"messages": chat}))
+    [empty] = source.read("train")
+    assert empty.target == ""  # without words
     call = "m.tool_calls[0].function.name }}<|im_end|>{% end"
     template = MARKED.replace("m['content'] }}<|im_end|>{% end", call, 1)
     vocabs = with_template(folder, template)

@@ -46,8 +46,10 @@ SETTINGS = {
 TARGETS = {"llama": r"(q_proj|o_proj|down_proj)\.weight", "qwen3_moe": r"(v_proj|up_proj)\.weight"}
 
 
-def import_peft(folder: Path, base: Path, model_dir: Path, gin_param: Strings = ()) -> None:
-    settings = SettingsFlags(gin_param=gin_param)
+def import_peft(
+    folder: Path, base: Path, model_dir: Path, gin_param: Strings = (), gin_file: Strings = ()
+) -> None:
+    settings = SettingsFlags(gin_param=gin_param, gin_file=gin_file)
     hf.import_peft(
         ImportPeftFlags(input=folder, start_from=base, model_dir=model_dir, settings=settings)
     )
@@ -148,12 +150,12 @@ def test_training_goes_on_with_them_and_makes_new_ones(folder: Path, tmp_path: P
     exported = json.loads((tmp_path / "out" / "adapter_config.json").read_text())
     assert exported["r"] == 3 and exported["lora_alpha"] == 16
     assert len(exported["target_modules"]) == 7
-    again, task = tmp_path / "again", (
-        "Run.task=@PromptTask()", "PromptTask.name='answers'", "PromptTask.source=@Jsonl()",
-        "Jsonl.source_field='prompt'", "Jsonl.target_field='answer'",
-        "PromptTask.vocab=@TokenizerJson()",
-    )  # fmt: skip
-    import_peft(tmp_path / "out", folder / "llama run", again, (*task, *settings))
+    again, start = tmp_path / "again", folder / "llama run"
+    with pytest.raises(UserError, match=r"Lora\.rank: 3 in the files, 2 set"):
+        import_peft(tmp_path / "out", start, again, (*settings, "Lora.rank=2"), [*map(str, files)])
+    # The rank of lora.gin is another one, and model.gin has no adapter.
+    chosen = [setting for setting in settings if not setting.startswith("Lora.")]
+    import_peft(tmp_path / "out", start, again, chosen, [*map(str, files)])
     imported = logits_of(trained_of(again, WHOLE), WHOLE, prompts(1))
     with ModelRestorer(run, ModelDir(run).load().make(Run), WHOLE) as restored:
         first = logits_of(restored.restore(2), WHOLE, prompts(1))
