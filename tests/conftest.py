@@ -77,6 +77,11 @@ logging.getLogger("trainer.step").addHandler(Refusing())
 def few_memory_maps() -> Iterator[None]:
     """Forgets compiled programs after a test, or a test file, if they take many memory maps."""
     yield
+    free_memory_maps()
+
+
+def free_memory_maps() -> None:
+    """Forgets compiled programs if they take many memory maps."""
     if MAPS.exists() and MAPS.read_bytes().count(b"\n") > MAX_MAPS:
         jax.clear_caches()
         gc.collect()

@@ -3,7 +3,7 @@
     python -m tests.sweep --seed=0 --cases=1000 --run_every=4
 
 The cases are numbered from --seed on, and a number says all of a case: a search that was stopped
-goes on with --seed, and `--seed=4711 --cases=1 --run_every=1` tries one case again.
+continues with --seed, and `--seed=4711 --cases=1 --run_every=1` tries one case again.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from multiprocessing import get_context
 
 import jax
 
-import tests.conftest as conftest  # noqa: F401  eight devices, strict types
+import tests.conftest as conftest  # eight devices, strict types
 from tests.layout_search import Failure, Verdict, judge, simplest
 from tests.random_layouts import LAYOUTS_A_RUN, Case, numbered_case
 
@@ -68,7 +68,7 @@ class Child:
             1, get_context("spawn"), start_in_child, max_tasks_per_child=CASES_A_CHILD
         )
         try:
-            return self.pool.submit(judge, case, runs=runs, compiles=True).result()
+            return self.pool.submit(judge_in_child, case, runs).result()
         except BrokenProcessPool:
             self.pool = None
             phase = "run" if runs else "compile"
@@ -78,6 +78,12 @@ class Child:
 def start_in_child() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     jax.config.update("jax_enable_compilation_cache", False)
+
+
+def judge_in_child(case: Case, runs: bool) -> Verdict:
+    verdict = judge(case, runs=runs, compiles=True)
+    conftest.free_memory_maps()
+    return verdict
 
 
 def search(seed: int, cases: int | None, run_every: int, tries: int) -> Tally:
@@ -102,7 +108,7 @@ def search(seed: int, cases: int | None, run_every: int, tries: int) -> Tally:
                 print(f"seed {number}: {tally.line()}", flush=True)
                 shown = time.monotonic()
     except KeyboardInterrupt:
-        print(f"Stopped.  Go on with --seed={number}.", file=sys.stderr)
+        print(f"Stopped.  Continue with --seed={number}.", file=sys.stderr)
     return tally
 
 
