@@ -124,7 +124,7 @@ def merged_einsum(
     ]
     merged_equation = f"{','.join(merged_terms[:-1])}->{merged_terms[-1]}".lower()
     merged_out = merged_out.update(unreduced=place.unreduced)
-    # XLA uses a processor's products of bfloat16 where their sums stay in float32.
+    # XLA's CPU backend uses native bfloat16 products where the result is float32.
     final = dtype or jnp.result_type(*operands)
     wide = jnp.float32 if final == jnp.bfloat16 else dtype
     result = jnp.einsum(

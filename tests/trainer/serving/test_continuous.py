@@ -290,6 +290,20 @@ def test_a_prompt_that_begins_as_an_earlier_one_has_the_same_text(
     assert longer[0].cached_tokens == 19 and longer[0].tokens == expected[1].tokens
 
 
+@pytest.mark.long
+def test_prompts_of_more_than_64_tokens_are_cached_under_any_limit_of_positions() -> None:
+    engine = new_engine(1, 100, 2)
+    service, prompt = ContinuousService(engine, step=0, queue=2), [*range(2, 62), *range(2, 12)]
+    jobs = [Job(Request(prompt, 1)), Job(Request(prompt, 1))]
+    with jax.set_mesh(engine.mesh):
+        engine.warm_up()
+        for job in jobs:
+            service.submit([job])
+            while not job.is_done:
+                service.advance(service.next_jobs())
+    assert [job.cached_tokens > 0 for job in jobs] == [False, True]
+
+
 ADAPTERS = (
     Lora(rank=3, alpha=5.0, targets=("w*",)),
     Lora(rank=1, alpha=2.0, targets=("attention/wq", "mlp/wo")),
