@@ -42,22 +42,24 @@ def align_tokens(equation: str, operands: Operands, place: jax.P) -> tuple[Opera
     terms = equation.replace("->", ",").split(",")
     weight = next(i for i, operand in enumerate(operands) if spec_of(operand).reduced)
     reduced = spec_of(operands[weight]).reduced
-    entries = dict(zip(terms[-1], place.partitions, strict=True))
     tokens = {
-        letter: tuple(name for name in mesh_axes(entries[letter]) if name in reduced)
-        for letter in entries
+        letter: tuple(name for name in mesh_axes(entry) if name in reduced)
+        for letter, entry in zip(terms[-1], place.partitions, strict=True)
         if letter not in terms[weight]
     }
+    used = set().union(*tokens.values())
+
+    def inner(axes: str, place: jax.P) -> jax.P:
+        free = (tuple(n for n in mesh_axes(e) if n not in used) for e in place.partitions)
+        return jax.P(*(tokens.get(*each) or None for each in zip(axes, free, strict=True)))
 
     def aligned(axes: str, operand: Array) -> Array:
-        spec = spec_of(operand)
-        if spec.reduced:
+        if (spec := spec_of(operand)).reduced:
             return reduced_over(operand, tokens.values())
-        place = zip(axes, spec.partitions, strict=True)
-        return jax.sharding.reshard(operand, jax.P(*(tokens.get(*each) or None for each in place)))
+        return jax.sharding.reshard(operand, inner(axes, spec))
 
-    inner_place = jax.P(*(tokens.get(*each) or None for each in entries.items()))
-    return [aligned(*each) for each in zip(terms, operands, strict=False)], inner_place
+    operands = [aligned(*each) for each in zip(terms, operands, strict=False)]
+    return operands, inner(terms[-1], place)
 
 
 def mesh_device() -> jax.sharding.AbstractDevice | None:

@@ -142,6 +142,11 @@ class Layout:
         """Returns the axes that a part of the model adds to the common ones."""
         return ()
 
+    @property
+    def whole_axes(self) -> frozenset[str]:
+        """Returns the axes that keep their mesh axes from others, but are not sharded."""
+        return frozenset()
+
     def place(self, axes: str, *, stored: bool = False) -> jax.P:
         """Returns the placement of a tensor with these axes; a lowercase axis is replicated.
 
@@ -152,7 +157,7 @@ class Layout:
         check_distinct(axes)
         places: list[tuple[str, ...]] = [()] * len(axes)
         for assigned in axis_assignments(self, axes, stored):
-            if assigned.lost_to is None:
+            if assigned.lost_to is None and assigned.rule.axis not in self.whole_axes:
                 places[assigned.position] += (assigned.rule.mesh_axis,)
         if "(" in axes:
             marked = ABSENT_AXES.sub(lambda absent: " " * len(absent[0]), axes)
@@ -175,8 +180,7 @@ class Layout:
         inputs, out = equation.split("->")
         for axes in inputs.split(","):
             check_distinct(axes)
-        place = self.place(out, stored=stored)
-        return einsum.einsum(equation, operands, place, dtype)
+        return einsum.einsum(equation, operands, self.place(out, stored=stored), dtype)
 
     def convolve(
         self,

@@ -34,24 +34,19 @@ def with_axes(layout: Layout, *axes: Axis) -> Layout:
 def _model_layout(layout: Layout) -> "ModelLayout":
     if isinstance(layout, ModelLayout):
         return layout
-    fields = {field.name: getattr(layout, field.name) for field in dataclasses.fields(layout)}
-    return ModelLayout(**fields)
+    return ModelLayout(**{f.name: getattr(layout, f.name) for f in dataclasses.fields(layout)})
 
 
 def without_padding(layout: Layout) -> Layout:
-    """Returns the layout without the rules of padded axes, which are whole on every device."""
+    """Returns the layout with padded axes whole on every device, and other axes as they are."""
     axes = padded_axes(layout)
-    return layout.without(*axes) if axes else layout
+    return dataclasses.replace(_model_layout(layout), whole_axes=axes) if axes else layout
 
 
-def padded_axes(layout: Layout) -> set[str]:
+def padded_axes(layout: Layout) -> frozenset[str]:
     """Returns the axes that padded axes have rules under: kv_heads, and heads if that is theirs."""
-    return {
-        rule.axis
-        for letter in alphabet(layout.declared_axes).by_letter
-        if layout.pads(letter)
-        for rule in layout.rules_for(letter)
-    }
+    letters = filter(layout.pads, alphabet(layout.declared_axes).by_letter)
+    return frozenset(rule.axis for letter in letters for rule in layout.rules_for(letter))
 
 
 def pad_batch(
@@ -94,6 +89,10 @@ class ModelLayout(Layout):
     declared_axes: tuple[Axis, ...] = ()
     sizes: tuple[tuple[str, int], ...] = ()
     """Of axes without their padding, by name."""
+    whole_axes: frozenset[str] = frozenset()
+
+    def pads(self, letter: str) -> bool:
+        return not self.whole_axes and super().pads(letter)
 
     def with_sizes(self, **sizes: int) -> Layout:
         padded = {self._name(letter): size for letter, size in sizes.items() if self.pads(letter)}

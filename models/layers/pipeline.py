@@ -192,9 +192,8 @@ def run_stages(
     @(remat if has_repeats(layout) else lambda run: run)
     def run_group(groups: Tree, x_BLD: Array, other: Tree, group: Array) -> tuple[Array, Tree]:
         exchange = exchange_of(group, schedule.stages, schedule.repeats)
-        weights = jax.tree.map(
-            lambda x: index(x, exchange) if schedule.repeats > 1 else x[0], groups
-        )
+        in_turn = schedule.repeats > 1
+        weights = jax.tree.map(lambda x: index(x, exchange) if in_turn else x[0], groups)
         return layers(weights, x_BLD, other, group * len(jax.tree.leaves(weights)[0]))
 
     def run_stage(weights_N: Tree, shared: Tree) -> tuple[Array, Tree]:

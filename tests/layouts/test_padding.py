@@ -26,6 +26,15 @@ def test_a_layout_without_plus_stays_what_it_is() -> None:
     assert without_padding(PADDED).place("BJV") == jax.P(None, None, None)
 
 
+def test_an_axis_that_gave_way_to_a_padded_one_stays_as_it_is() -> None:
+    """Its size may not divide: one query for each of three heads."""
+    rules = "d_model:data;heads:model+"
+    layout = Layout(mesh="data:4,model:2", rules=rules, param_rules="queries:model?")
+    even = without_padding(with_padding(layout, J=3))
+    assert even.place("DJQK", stored=True) == jax.P("data", None, None, None)
+    assert not even.pads("J") and even.padded_shape("DJQK", (8, 3, 1, 4)) == (8, 3, 1, 4)
+
+
 def test_uppercase_axes_are_padded_with_zeros_and_lowercase_ones_cut_again() -> None:
     x = np.arange(6 * 10 * 3.0).reshape(6, 10, 3)
     with jax.set_mesh(MESH):

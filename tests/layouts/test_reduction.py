@@ -21,6 +21,9 @@ LAYOUTS = {
     "rows and sums": Layout(mesh="x:4,y:2", rules="batch:x;d_model:y?", param_rules="d_model:y"),
     "positions": Layout(mesh="x:4,y:2", rules="batch:x;length:y"),
     "positions where free": Layout(mesh="x:4,y:2", rules="batch:x;d_ff:y;length:y?"),
+    "positions where free, other shards": Layout(
+        mesh="x:2,y:2,z:2", rules="batch:x;d_ff:y;length:y?", param_rules="d_ff:z"
+    ),
     "rows of one device": Layout(mesh="x:1,y:8", rules="batch:x;batch:y"),
     "no rows": Layout(mesh="x:4,y:2", rules="length:y"),
 }  # fmt: skip

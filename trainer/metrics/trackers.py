@@ -160,9 +160,7 @@ class Background(Tracker):
             self._warn(f"{type(error).__name__}: {error}")
 
     def _warn(self, what: str) -> None:
-        logger.warning(
-            "%s: %s.  The run continues; metrics.jsonl has all numbers.", self._name, what
-        )
+        logger.warning("%s: %s.  The run continues; metrics.jsonl is complete.", self._name, what)
 
 
 class WandBRun(Tracker):

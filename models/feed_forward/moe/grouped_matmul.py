@@ -24,9 +24,7 @@ def grouped_product(
         return kernel_product(
             x_lcd, weights_edf, expert_l, transposed=transposed, interpret=is_interpreted()
         )
-    if transposed:
-        weights_edf = jnp.swapaxes(weights_edf, 1, 2)
-    return in_turn(x_lcd, weights_edf, expert_l)
+    return in_turn(x_lcd, weights_edf, expert_l, transposed)
 
 
 def _product_backward(
@@ -115,18 +113,19 @@ def is_interpreted() -> bool:
     return False
 
 
-def in_turn(x_lcd: Array, weights_edf: Array, expert_l: Array) -> Array:
+def in_turn(x_lcd: Array, weights_edf: Array, expert_l: Array, transposed: bool) -> Array:
     """Multiplies one block after the other.
 
     XLA computes `jax.lax.ragged_dot` as every expert on every token, on GPUs as well.
     """
-    shape = (x_lcd.shape[1], weights_edf.shape[2])
+    shape = (x_lcd.shape[1], weights_edf.shape[1 if transposed else 2])
+    equation = "cf,df->cd" if transposed else "cd,df->cf"
 
     def multiply(block: tuple[Array, Array]) -> Array:
         x_cd, expert = block
         return jax.lax.cond(
             expert < len(weights_edf),
-            lambda: x_cd @ weights_edf[expert].astype(x_cd.dtype),
+            lambda: jnp.einsum(equation, x_cd, weights_edf[expert].astype(x_cd.dtype)),
             lambda: jnp.zeros_like(x_cd, shape=shape),
         )
 

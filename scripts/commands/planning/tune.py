@@ -99,9 +99,8 @@ def search(flags: TuneFlags, run: Run, topology: Topology | None, configured: La
     deadline_s = time.monotonic() + parse_duration(flags.budget)
     log_file = local_path(flags.output, "--output").with_suffix(LOG)
     log = TrialLog(log_file, subject(run, topology, configured, flags.best))
-    hardware = topology or HostRates(
-        **log.once("host", lambda: measure_host(jax.devices())._asdict())
-    )
+    rates = {} if topology else log.once("host", lambda: measure_host(jax.devices())._asdict())
+    hardware = topology or HostRates(**rates)
 
     def chosen_layouts() -> list[dict[str, Any]]:
         ranking = shortlist(rank_layouts(run, hardware, configured), configured, flags.best)
