@@ -103,12 +103,15 @@ def test_dropless_drops_nothing() -> None:
     assert float(load.kept_i.sum()) == float(load.chosen_i.sum())
 
 
-def test_blocks_are_multiplied_by_their_experts_weights() -> None:
+@pytest.mark.parametrize("transposed", [False, True])
+def test_blocks_are_multiplied_by_their_experts_weights(transposed: bool) -> None:
     rng = np.random.default_rng(0)
     x_lcd, w_edf = rng.normal(size=(6, 3, 4)), rng.normal(size=(5, 4, 7))
     expert_l = np.array([0, 0, 2, 2, 4, 5])  # the last is of no expert
     expected = np.einsum("lcd,ldf->lcf", x_lcd, np.append(w_edf, 0 * w_edf[:1], 0)[expert_l])
-    actual = jax.jit(in_turn)(x_lcd.astype(np.float32), w_edf.astype(np.float32), expert_l)
+    weights = w_edf.swapaxes(1, 2) if transposed else w_edf
+    product = jax.jit(in_turn, static_argnums=3)
+    actual = product(x_lcd.astype("f"), weights.astype("f"), expert_l, transposed)
     np.testing.assert_allclose(actual, expected, atol=1e-5)
 
 
