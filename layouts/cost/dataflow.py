@@ -140,8 +140,7 @@ def bodies(eqn: Any) -> tuple[list[Jaxpr], int]:
         inner = [max(reversed(inner), key=total_flops)]
     if eqn.primitive.name == KERNEL:
         return inner, math.prod(n for n in eqn.params["grid_mapping"].grid if isinstance(n, int))
-    trip_count = eqn.params["length"] if eqn.primitive.name == "scan" else 1
-    return inner, trip_count
+    return inner, eqn.params["length"] if eqn.primitive.name == "scan" else 1
 
 
 def executed_equations(jaxpr: Jaxpr, times: int = 1) -> Iterator[tuple[Any, int]]:

@@ -128,8 +128,7 @@ class CompiledText:
         result = next(instruction for instruction in body.values() if instruction.is_root)
         update = copied(result.operands[index], body) if result.opcode == "tuple" else result
         added = [constant(name, body) for name in update.operands] if update.opcode == "add" else []
-        increment = next((number for number in added if number), 1)
-        return first or 0, increment
+        return first or 0, next((number for number in added if number), 1)
 
     @functools.cached_property
     def flops(self) -> int:

@@ -117,8 +117,7 @@ class LatentAttention(nnx.Module):
                 cache = {**cache, name: write(cache[name], new, context.cache_index, axis=1)}
             y_BJQLK = self.attend_to_cache(queries, cache, context)
         y_BLJQK = self.layout.einsum("BJQLK->BLJQK", y_BJQLK)
-        wo_JQKD = self.placed("wo_JQKD")
-        return self.layout.einsum("BLJQK,JQKD->BLD", y_BLJQK, wo_JQKD), cache
+        return self.layout.einsum("BLJQK,JQKD->BLD", y_BLJQK, self.placed("wo_JQKD")), cache
 
     def init_cache(self, rows: int, length: int, memory_BMD: Array | None) -> Cache:
         def empty(width: int) -> Array:

@@ -280,5 +280,4 @@ def plan_from_trace(
         return plan_step(step, hardware, estimate_step(step))
     step = trace_step(run, layout, make_mesh(layout))
     counted = estimate_step(step)
-    timing = estimate_host_timing(hardware, sizes, counted.work)
-    return plan_step(step, None, counted, timing)
+    return plan_step(step, None, counted, estimate_host_timing(hardware, sizes, counted.work))

@@ -78,7 +78,11 @@ def weight_gradient(left: Array, right: Array, weights_edf: Array, expert_l: Arr
 
     def add(total_edf: Array, block: tuple[Array, Array, Array]) -> tuple[Array, None]:
         left, right, expert = block
-        sums = jnp.matmul(left.T, right, preferred_element_type=total_edf.dtype)
+        sums = jax.lax.cond(
+            expert < len(total_edf),
+            lambda: jnp.matmul(left.T, right, preferred_element_type=total_edf.dtype),
+            lambda: jnp.zeros_like(left, shape=total_edf.shape[1:], dtype=total_edf.dtype),
+        )
         return total_edf.at[expert].add(sums), None
 
     zeros_edf = jnp.zeros_like(weights_edf, dtype=float)
