@@ -31,8 +31,7 @@ def _plain(text: str) -> str:
 @functools.cache
 def names(kind: str, language: str) -> dict[str, str]:
     """Returns the names of a kind by code, the most used first."""
-    names_by_code = _NAMES[kind](Locale.parse(language))
-    return {code: _plain(name) for code, name in names_by_code.items()}
+    return {code: _plain(name) for code, name in _NAMES[kind](Locale.parse(language)).items()}
 
 
 KINDS = ("territory", "language", "currency", "weekday", "month")

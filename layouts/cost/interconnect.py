@@ -134,12 +134,13 @@ class Topology:
     def along(self, coordinates: np.ndarray) -> tuple[GroupOnAxis, ...]:
         """Returns how chips at these coordinates lie along each axis in which they differ."""
         along = []
+        is_torus = len(self.extents) < 3 or min(self.extents) >= CUBE_SIDE
         for axis, extent in enumerate(self.extents):
             coords = np.unique(coordinates[:, axis])
             if len(coords) == 1:
                 continue
             stride = int(coords[-1] - coords[0]) // (len(coords) - 1)
-            ring = extent % self.chip.wraps == 0 and len(coords) * stride == extent
+            ring = is_torus and extent % self.chip.wraps == 0 and len(coords) * stride == extent
             along.append(GroupOnAxis(len(coords), stride, ring))
         return tuple(along)
 
@@ -192,7 +193,8 @@ class Topology:
         return chip_bytes * crossing / link
 
 
-# Larger slices than those of chips.toml consist of whole cubes, AxBxC with A <= B <= C.
+# Larger slices than those of chips.toml consist of whole cubes, AxBxC with A <= B <= C, whose axes
+# are rings; those of smaller slices of three axes are not.
 CUBE_SIDE = 4
 MAX_CHIPS_OF_CUBES = {"v4": 4096, "v5p": 6144, "tpu7x": 9216}
 # Not offered: the eight chips on which the Giant Models guide serves its 64B (section 3.2).

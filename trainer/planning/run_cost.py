@@ -111,7 +111,8 @@ def hours_of(
     assert step_s is not None and topology is not None
     every = min(every, steps)
     wait_s = max(0.0, saving.write_s - every * step_s)  # for the checkpoint before
-    saves_s = math.ceil(steps / every) * (saving.copy_s + wait_s)
+    saves = math.ceil(steps / every)
+    saves_s = saves * saving.copy_s + (saves - 1) * wait_s + saving.write_s
     evaluations = 1 if run.evaluate_every is None else math.ceil(steps / run.evaluate_every)
     evaluating_s = evaluations * (run.evaluate_batches or 0) * step_s * FORWARD
     replaying_s = math.ceil(steps / run.replay_every) * step_s if run.replay_every else 0.0

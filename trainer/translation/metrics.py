@@ -198,8 +198,7 @@ def text_hash(texts: References) -> str:
 
 
 def _bleu(tokenize: str | None, languages: str | None) -> BLEU:
-    target = (languages or "").rpartition("-")[2]
-    return BLEU(tokenize=tokenize, trg_lang=target)
+    return BLEU(tokenize=tokenize, trg_lang=(languages or "").rpartition("-")[2])
 
 
 def _interval(score: Score, signature: str) -> tuple[float, float]:

@@ -37,7 +37,7 @@ def params(flags: InspectParamsFlags) -> None:
     config = settings_of(flags.settings)
     spec, layout = model_of(config), config.make(Layout)
     init = record(lambda whole: spec.model(whole).init(jax.random.key(0)), spec.declared_axes)
-    rows = table(init.weights, layout, planned_sizes(layout))
+    rows = table(init.weights, layout, planned_sizes(layout, flags))
     total = sum(int(np.prod(row.shape)) for row in rows)
     per_device = sum(row.bytes_per_device for row in rows)
     print_table(
@@ -75,9 +75,10 @@ def model_of(config: Config) -> ModelSpec:
     return with_vocab_rows(model, tokenizers)
 
 
-def planned_sizes(layout: Layout) -> dict[str, int]:
-    """Returns the mesh sizes as written; -1 is filled in from this machine's devices."""
-    return mesh_sizes(layout.mesh, len(jax.devices()) if "-1" in layout.mesh else None)
+def planned_sizes(layout: Layout, flags: InspectParamsFlags) -> dict[str, int]:
+    """Returns the mesh sizes: as written, or for this machine's devices with a -1 or simulated."""
+    is_here = "-1" in layout.mesh or flags.devices.simulate_devices is not None
+    return mesh_sizes(layout.mesh, len(jax.devices()) if is_here else None)
 
 
 def sharding_text(names: Iterable[str], place: jax.P) -> str:
@@ -98,7 +99,7 @@ def layout(flags: InspectLayoutFlags) -> None:
     """
     config = settings_of(flags.settings)
     run, layout = config.make(Run), config.make(Layout)
-    sizes, origins = planned_sizes(layout), config.origins
+    sizes, origins = planned_sizes(layout, flags), config.origins
     tensors = record_loss(run)
     problems = lint(layout, sizes, tensors, with_size_origins(run, origins))
     if all(problem.severity == "warning" for problem in problems):

@@ -57,19 +57,17 @@ def check_flags(flags: PlanFlags) -> None:
         raise UserError(f"{', '.join(given)} needs --decode.  Add it.")
     if flags.tokens is not None and flags.decode:
         raise UserError("--tokens is the length of a training.  Remove it, or --decode.")
-    if flags.price_per_chip_hour is not None and (flags.decode or flags.topology is None):
-        raise UserError(
-            "--price_per_chip_hour is for the training of a run on --topology.  Remove it, or "
-            "--decode, or add --topology."
-        )
+    price = ["--price_per_chip_hour"] if flags.price_per_chip_hour is not None else []
+    if given := [*price, *given_flags(flags.run_cost)]:
+        if flags.decode or flags.topology is None:
+            raise UserError(
+                f"{', '.join(given)} is for the training of a run on --topology.  Remove it, or "
+                "--decode, or add --topology."
+            )
+        if flags.compare and flags.json_file is None:
+            raise UserError(f"{', '.join(given)} with --compare needs --json.  Add it.")
     if flags.price_per_chip_hour is None and flags.currency is not None:
         raise UserError("--currency is for --price_per_chip_hour.  Add it, or remove --currency.")
-    is_priced = flags.topology is not None and not flags.decode
-    if not is_priced and (given := given_flags(flags.run_cost)):
-        raise UserError(
-            f"{', '.join(given)} is for one plan of training on --topology.  Remove it, or add "
-            "--topology, without --decode."
-        )
     if flags.layouts and not flags.compare:
         raise UserError(
             f"{flags.layouts[0]}: layout files need --compare.  Give the layout of one plan by "

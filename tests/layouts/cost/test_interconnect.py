@@ -120,6 +120,12 @@ def test_a_group_lies_along_the_axes_in_which_it_differs() -> None:
     assert POD.along(square(32)) == (GroupOnAxis(32, 1, True),) * 2
 
 
+def test_of_three_axes_only_whole_cubes_are_rings() -> None:
+    line = np.array([[0, 0, z] for z in range(4)])
+    for name, wraps in (("v5p:2x2x4", False), ("v4:2x4x4", False), ("tpu7x:4x4x4", True)):
+        assert Topology.named(name).along(line) == (GroupOnAxis(4, 1, wraps),)
+
+
 def test_cores_are_numbered_as_tpus_number_them() -> None:
     places = coordinates(Topology.named("v3:4x2"), {"data": 4, "model": 4}, None)
     assert places.shape == (4, 4, 2)

@@ -110,6 +110,15 @@ def test_a_save_waits_for_the_one_before(plan: StepPlan) -> None:
     assert hours["checkpoints"] == pytest.approx(STEPS / 2 * 36 / HOUR_S, rel=0.01)
 
 
+def test_the_first_save_waits_for_none_and_the_run_for_the_last(plan: StepPlan) -> None:
+    saving, half = saving_of(plan, Assumptions()), STEPS // 2
+    assert saving.write_s < half * STEP_S
+    for every, saves in ((STEPS, 1), (half, 2)):
+        hours = hours_of(plan, Assumptions(), every)
+        expected_s = saves * saving.copy_s + saving.write_s
+        assert hours["checkpoints"] * HOUR_S == pytest.approx(expected_s)
+
+
 def test_evaluations_count_where_their_batches_are_known(plan: StepPlan) -> None:
     run = dataclasses.replace(plan.run, evaluate_every=1000, evaluate_batches=30)
     counted = dataclasses.replace(plan, run=run)

@@ -4,13 +4,17 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import pytest
 
+from configs.errors import UserError
 from configs.load import load
 from layouts.axes import alphabet
 from layouts.layout import Layout
 from layouts.lint.recorder import record
 from models.transformer import Transformer
-from scripts.commands.inspect.layout import legend, model_of, tensors_by_kind
+from scripts.commands.inspect.flags import InspectLayoutFlags
+from scripts.commands.inspect.layout import legend, model_of, planned_sizes, tensors_by_kind
+from scripts.devices import DeviceFlags
 from scripts.texts import shortened
 
 
@@ -52,6 +56,14 @@ def test_the_legend_explains_the_letters_of_the_table() -> None:
     rows = legend(alphabet(), ["BlD"])
     assert [name for _, name, _ in rows] == ["batch", "length", "d_model", ""]
     assert rows[-1][0] == "lower case"
+
+
+def test_a_mesh_fits_the_devices_that_are_simulated() -> None:
+    layout = Layout(mesh="data:16")
+    assert planned_sizes(layout, InspectLayoutFlags()) == {"data": 16}
+    here = InspectLayoutFlags(devices=DeviceFlags(simulate_devices=8))
+    with pytest.raises(UserError, match="needs 16 devices, found 8"):
+        planned_sizes(layout, here)
 
 
 def test_a_kind_shows_its_first_tensors() -> None:

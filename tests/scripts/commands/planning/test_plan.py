@@ -287,8 +287,15 @@ def test_what_fits_nowhere_is_refused_with_a_slice_that_would_do(
     ("flags", "message"),
     [
         (["--price_per_chip_hour=2", "--decode"], "Remove it, or --decode"),
-        (["--restart_minutes=2"], "--restart_minutes is for one plan of training"),
-        (["--storage_gb_per_s=5"], "--storage_gb_per_s is for one plan of training on --topology"),
+        (["--restart_minutes=2"], "--restart_minutes is for the training of a run"),
+        (
+            ["--storage_gb_per_s=5", "--price_per_chip_hour=2"],
+            "--price_per_chip_hour, --storage_gb_per_s is for the training of a run on --topology",
+        ),
+        (
+            ["--topology=v5e:2x2", "--restart_minutes=2", "--compare", "layouts/fsdp.gin"],
+            "--restart_minutes with --compare needs --json",
+        ),
         (["--price_per_chip_hour=-1"], "-1"),
         (["--price_per_chip_hour=1e300"], "not in the range"),
         (["--gin_file="], "'': no such file in"),
