@@ -58,14 +58,14 @@ def check_flags(flags: PlanFlags) -> None:
     if flags.tokens is not None and flags.decode:
         raise UserError("--tokens is the length of a training.  Remove it, or --decode.")
     price = ["--price_per_chip_hour"] if flags.price_per_chip_hour is not None else []
-    if given := [*price, *given_flags(flags.run_cost)]:
+    if priced := [*price, *given_flags(flags.run_cost)]:
         if flags.decode or flags.topology is None:
             raise UserError(
-                f"{', '.join(given)} is for the training of a run on --topology.  Remove it, or "
+                f"{', '.join(priced)} is for the training of a run on --topology.  Remove it, or "
                 "--decode, or add --topology."
             )
         if flags.compare and flags.json_file is None:
-            raise UserError(f"{', '.join(given)} with --compare needs --json.  Add it.")
+            raise UserError(f"{', '.join(priced)} with --compare needs --json.  Add it.")
     if flags.price_per_chip_hour is None and flags.currency is not None:
         raise UserError("--currency is for --price_per_chip_hour.  Add it, or remove --currency.")
     if flags.layouts and not flags.compare:
