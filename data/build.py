@@ -144,8 +144,7 @@ def build(
     log = BuildLog(folder, key.digest(stamps))
     vocabs = _make_vocabs(folder, task, given, log)
     builder = SplitBuilder(folder, task, vocabs, log, worker_count, on_progress)
-    names = task.source.splits()
-    built = {name: log.splits.get(name) or builder.build(name) for name in names}
+    built = {name: log.splits.get(name) or builder.build(name) for name in task.source.splits()}
     splits = {name: entry for name, entry in built.items() if entry}
     if stamps not in (None, task.source.fingerprint()):
         raise UserError(f"{task.name}: its text changed while it was read.  Run again.")

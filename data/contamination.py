@@ -88,5 +88,4 @@ def _overlap(words: Sequence[str], places: Sequence[list[int]], size: int) -> Ov
     occurs = np.array([*map(bool, places)])
     is_covered = np.convolve(occurs, np.ones(min(size, len(words) - 1))) > 0
     documents = sorted({document for of_ngram in places for document in of_ngram})
-    shares = float(occurs.mean()), float(is_covered.mean())
-    return Overlap(*shares, documents[:MOST_DOCUMENTS])
+    return Overlap(float(occurs.mean()), float(is_covered.mean()), documents[:MOST_DOCUMENTS])

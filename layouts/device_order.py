@@ -166,8 +166,7 @@ def orders(mesh: Mapping[str, int], torus: Torus) -> Iterator[str]:
                 for other, size in chain
                 if other == name
             ]
-            key = (str(sorted(chains[:-1])), str(chains[-1]))
-            by_cost.setdefault(key, pieces)
+            by_cost.setdefault((str(sorted(chains[:-1])), str(chains[-1])), pieces)
     for pieces in sorted(filter(None, by_cost.values()), key=len):  # one device has none
         yield order_text(pieces, torus)
 

@@ -305,8 +305,8 @@ class Layout:
         place = self.place(axes)
         tokens = place.partitions[: ids.ndim]
         table = reduced_over(table, tokens)
-        if spec_of(table).reduced:  # the gradient sums over the tokens of the ids
-            ids = jax.sharding.reshard(ids, jax.P(*tokens))
+        # A reduced table needs it, and XLA aborts if it places ids of stages (jaxlib 0.10.2).
+        ids = jax.sharding.reshard(ids, jax.P(*tokens))
         return table.at[ids].get(mode="clip", out_sharding=place)
 
     def take_last(self, x: Array, index: Array, axes: str) -> Array:

@@ -227,8 +227,7 @@ class TransformerModel(NetworkModel[Network]):
         """Returns the network with these weights, and the batch with empty rows if needed."""
         layout, batch = pad_batch(self.layout, batch, self.groups)
         blocks = self.spec.traced_blocks(num_shards(stage_axes(layout)))
-        segments_BL = with_nested_maps(layout, batch["segments_BL"], blocks)
-        batch = {**batch, "segments_BL": segments_BL}
+        batch = {**batch, "segments_BL": with_nested_maps(layout, batch["segments_BL"], blocks)}
         return dataclasses.replace(self, layout=layout).network(params), batch
 
     @property

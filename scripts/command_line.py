@@ -144,8 +144,7 @@ def type_of(kind: Any, flag: Flag) -> click.ParamType | type:
     if kind is Path:
         return AnyPath()
     if kind == tuple[int, ...]:
-        least = 1 if flag.min is None else int(flag.min)
-        integer = click.IntRange(min=least)
+        integer = click.IntRange(min=1 if flag.min is None else int(flag.min))
         integer.name = "integer"  # in errors; click says "integer range"
         return CommaSeparated(integer, "integers")
     if kind == tuple[float, ...]:

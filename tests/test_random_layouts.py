@@ -14,6 +14,7 @@ from layouts.layout import Layout
 from layouts.lint.report import lint
 from layouts.mesh import mesh_sizes
 from models.feed_forward.moe.layer import Moe
+from models.positions.relative import Relative
 from tests import layout_search
 from tests.layout_search import Failure, Result, Verdict, judge, simplest
 from tests.random_layouts import LAYOUTS_A_RUN, Case, cases, chosen_case, numbered_case
@@ -50,15 +51,21 @@ FOUND = {
     "groups give way to d_ff": ("x:2", "groups:x?;d_ff:x", DROPLESS),
     "rows of experts give way to d_ff": ("x:2", "batch:x?;d_ff:x", GATHER),
     "more devices than rows": ("x:8", "experts:x+", GATHER),
-}
+    "relative positions give way to heads in stages": (
+        "x:2,y:2,z:2", "batch:x;heads:y;length:y?;layers:z",
+        {"positions": Relative(buckets=8), "layers": 2, "heads": 2, "scan": True},
+    ),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", FOUND)
 def test_what_the_search_found_traces(name: str) -> None:
+    """What runs in stages compiles as well."""
     mesh, rules, changes = FOUND[name]
     case = under(mesh, rules)
     run = dataclasses.replace(case.run, model=dataclasses.replace(case.spec, **changes))
-    assert judge(dataclasses.replace(case, run=run), runs=False) == Verdict((), False, ())
+    case = dataclasses.replace(case, run=run)
+    assert judge(case, runs=False, compiles=True) == Verdict((), False, ())
 
 
 def kinds(case: Case, *, runs: bool = False) -> set[str]:

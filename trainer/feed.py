@@ -126,8 +126,7 @@ def part_of(
     A host whose rows are not neighbours has read those between them too.
     """
     start, stop, _ = index[row_axis].indices(count)
-    here = slice(start - first, stop - first)
-    return rows[(*index[:row_axis], here, *index[row_axis + 1 :])]
+    return rows[(*index[:row_axis], slice(start - first, stop - first), *index[row_axis + 1 :])]
 
 
 def dispatch_ahead(dispatched: Iterable[T]) -> Iterator[T]:

@@ -148,8 +148,7 @@ class HarnessModel(TemplateLM):
         answers = dict[int, str]()
         for settings, indices in by_settings.items():
             contexts = [self.tok_encode(requests[i].args[0]) for i in indices]
-            of_contexts = self._answers(contexts, json.loads(settings))
-            answers |= zip(indices, of_contexts, strict=True)
+            answers |= zip(indices, self._answers(contexts, json.loads(settings)), strict=True)
         return [answers[i] for i in range(len(requests))]
 
     def _answers(self, contexts: Sequence[list[int]], settings: Mapping[str, Any]) -> list[str]:

@@ -69,8 +69,7 @@ def check_same(values: Mapping[str, str], remedy: str) -> None:
                 )
     if problems:
         shown = [*problems[:MAX_SHOWN], *(["…"] if problems[MAX_SHOWN:] else [])]
-        text = "\n  ".join(["the processes of this run differ:", *shown, remedy])
-        raise UserError(text)
+        raise UserError("\n  ".join(["the processes of this run differ:", *shown, remedy]))
 
 
 def _groups(mesh: Mesh) -> list[np.ndarray]:

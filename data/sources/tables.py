@@ -134,8 +134,7 @@ def _csv(path: str, columns: Sequence[str]) -> Iterator[Batches]:
 
     with open_file(path) as file, read_errors(path):
         opened: Any = file
-        head = opened.readline().decode("utf-8-sig", "replace")
-        names = next(csv.reader([head]), [])
+        names = next(csv.reader([opened.readline().decode("utf-8-sig", "replace")]), [])
         schema = pyarrow.schema([(name, pyarrow.string()) for name in names])
         if not opened.peek(1):
             yield schema, ()

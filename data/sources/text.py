@@ -124,8 +124,7 @@ class FileSource(Source):
             raw = key(example).encode("utf-8", "surrogatepass")
             return int.from_bytes(hashlib.blake2b(raw, digest_size=8).digest(), "big") < end
 
-        examples = self.read_named("train", errors)
-        return (x for x in examples if is_held_out(x) == is_validation)
+        return (x for x in self.read_named("train", errors) if is_held_out(x) == is_validation)
 
     def read_named(self, split: str, errors: str) -> Iterator[Any]:
         """Yields the examples of the files that are named for a split."""

@@ -149,8 +149,7 @@ def cost_of(jaxpr: Jaxpr, mesh: Mapping[str, int], *, merges: bool = True) -> Wo
     counter.walk(jaxpr, 1, backward=False)
     argument_bytes = sum(local_bytes(v.aval, mesh) for v in (*jaxpr.invars, *jaxpr.outvars))
     ops = (*counter.ops, OpCost(0, argument_bytes, 0, 1))
-    flops = sum(op.flops * op.times for op in ops)
-    return WorkCounts(flops, tuple(counter.collectives), ops)
+    return WorkCounts(sum(op.flops * op.times for op in ops), tuple(counter.collectives), ops)
 
 
 class Counter:

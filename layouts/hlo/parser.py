@@ -86,8 +86,7 @@ def parse_instruction(line: str) -> Instruction | None:
     end = closing(rest) if rest.startswith("(") else rest.index(" ")
     shape, rest = rest[:end], rest[end:].lstrip()
     opcode, _, rest = rest.partition("(")
-    inside = rest[: closing("(" + rest) - 2]
-    operands = tuple(re.findall(r"%([\w.\-]+)", inside))
+    operands = tuple(re.findall(r"%([\w.\-]+)", rest[: closing("(" + rest) - 2]))
     return Instruction(head[2], shape, opcode, operands, rest, head[1] is not None)
 
 

@@ -16,7 +16,8 @@ from layouts.layout import Layout
 from layouts.padding import with_axes
 from models.api import Cache
 from models.attention.context import AttentionContext
-from models.attention.multi_head import SoftmaxAttention, write
+from models.attention.layer_cache import read, write
+from models.attention.multi_head import SoftmaxAttention
 from models.attention.plain import Operands, capped, masked_probs
 from models.dropout import Key
 from models.initializers import Weights
@@ -161,8 +162,7 @@ class LatentAttention(nnx.Module):
         v_BJMK = layout.einsum("BMr,rJK->BJMK", latent_BMr, self.placed("wv_RJK", "rJK"))
         shape = (*k_BJMK.shape[:3], self.spec.rotated)
         shared_BJMk = layout.broadcast_in_dim(rotated_BMp, shape, (0, 2, 3), "BJMk")
-        q_rotated_BJQLk = layout.reshard(q_rotated_BJQLP, "BJQLk")
-        q_BJQLK = jnp.concatenate([q_BJQLK, q_rotated_BJQLk], axis=-1)
+        q_BJQLK = jnp.concatenate([q_BJQLK, layout.reshard(q_rotated_BJQLP, "BJQLk")], axis=-1)
         k_BJMK = jnp.concatenate([k_BJMK, shared_BJMk], axis=-1)
         return self.spec.attend(layout, Operands(q_BJQLK, k_BJMK, v_BJMK), context, key)
 
@@ -170,7 +170,7 @@ class LatentAttention(nnx.Module):
         """Moves the products of keys and values to queries and outputs: none is ever expanded."""
         layout, einsum = self.layout, self.layout.einsum
         q_BJQLK, q_rotated_BJQLP = queries
-        latent_BMr, rotated_BMp = cache["latent_BMR"], cache["rotated_BMP"]
+        latent_BMr, rotated_BMp = read(cache["latent_BMR"]), read(cache["rotated_BMP"])
         assert context.mask_BLM is not None
         wk_rJK, wv_rJK = (self.placed(name, "rJK") for name in ("wk_RJK", "wv_RJK"))
         q_BJQLr = einsum("BJQLK,rJK->BJQLr", q_BJQLK, wk_rJK)

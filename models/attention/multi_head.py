@@ -9,13 +9,13 @@ from jax.ad_checkpoint import checkpoint_name
 
 from configs.errors import UserError
 from configs.spec import Count, Fraction, Positive, abstract_spec, spec
-from layouts.einsum import platform
 from layouts.layout import Layout
 from layouts.low_rank import Adapted
 from layouts.reduction import reduced_alike
 from models.api import Cache
 from models.attention.context import AttentionContext
 from models.attention.flash import Call, Choice, Implementation, choose, flash_attention
+from models.attention.layer_cache import read, write
 from models.attention.plain import Operands, attend_in_chunks, attend_with_dropout
 from models.dropout import Key
 from models.initializers import Weights
@@ -173,9 +173,10 @@ class MultiHeadAttention(nnx.Module):
         """Attends within a row, or to the cache after the row is written to it."""
         q_BJQLK, k_BJMK, v_BJMK = self.project(x_BLD, context)
         if cache is not None:
-            k_BJMK = write(cache["keys_BJMK"], k_BJMK, context.cache_index)
-            v_BJMK = write(cache["values_BJMK"], v_BJMK, context.cache_index)
-            cache, key = {**cache, "keys_BJMK": k_BJMK, "values_BJMK": v_BJMK}, None
+            keys = write(cache["keys_BJMK"], k_BJMK, context.cache_index, axis=2)
+            values = write(cache["values_BJMK"], v_BJMK, context.cache_index, axis=2)
+            cache, key = {**cache, "keys_BJMK": keys, "values_BJMK": values}, None
+            k_BJMK, v_BJMK = read(keys), read(values)
         return self.out(self.attend(Operands(q_BJQLK, k_BJMK, v_BJMK), context, key)), cache
 
     def init_cache(self, rows: int, length: int, memory_BMD: Array | None) -> Cache:
@@ -269,7 +270,7 @@ class SourceAttention(MultiHeadAttention):
             assert context.memory_BMD is not None
             k_BJMK, v_BJMK = self.project_source(context.memory_BMD)
         else:
-            k_BJMK, v_BJMK = cache["source_keys_BJMK"], cache["source_values_BJMK"]
+            k_BJMK, v_BJMK = read(cache["source_keys_BJMK"]), read(cache["source_values_BJMK"])
         return self.out(self.attend(Operands(q_BJQLK, k_BJMK, v_BJMK), context, key)), cache
 
     def init_cache(self, rows: int, length: int, memory_BMD: Array | None) -> Cache:
@@ -284,17 +285,3 @@ class SourceAttention(MultiHeadAttention):
         k_BMJK = einsum("BMD,DJK->BMJK", memory_BMD, self.wk_DJK[...])
         v_BMJK = einsum("BMD,DJK->BMJK", memory_BMD, self.wv_DJK[...])
         return self.to_keys_and_values(k_BMJK, v_BMJK)
-
-
-def write(cache_BJMK: Array, new_BJMK: Array, cache_index: Array | None, axis: int = 2) -> Array:
-    """Writes a row's keys (or values) to the cache, whose positions are never sharded."""
-    assert cache_index is not None
-
-    def write_row(cache_BJMK: Array) -> Array:
-        return jax.lax.dynamic_update_slice_in_dim(cache_BJMK, new_BJMK, cache_index, axis=axis)
-
-    if platform() != "cpu":
-        return write_row(cache_BJMK)
-    # XLA's CPU backend fuses an update with each of its readers, and copies the cache for each; a
-    # branch keeps them apart.
-    return jax.lax.cond(cache_index >= 0, write_row, lambda cache_BJMK: cache_BJMK, cache_BJMK)

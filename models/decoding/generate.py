@@ -245,8 +245,7 @@ def suffix_tokens(
     targets_BWL = layout.broadcast_in_dim(inputs.suffix_L, shape, (2,), "BWL")
     tokens_BWL = jnp.concatenate([last_BW[:, :, None], targets_BWL[:, :, :-1]], axis=2)
     first_BW = inputs.prompt_lengths_B[:, None] + lengths_BW
-    positions_BWL = first_BW[:, :, None] + layout.iota("BWL", shape, "L")
-    return tokens_BWL, positions_BWL, targets_BWL
+    return tokens_BWL, first_BW[:, :, None] + layout.iota("BWL", shape, "L"), targets_BWL
 
 
 def log_probabilities(layout: Layout, logits_BWLV: Array, targets_BWL: Array) -> Array:

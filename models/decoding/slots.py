@@ -291,8 +291,7 @@ class SlotDecoder:
     def logits(self, prepared: Any, slots: Slots) -> tuple[Cache, Array]:
         """Reads the last token of each text; returns the logits of the next one."""
         layout, length = step_layout(self.model.layout), self.cache_length
-        index_BM = layout.iota("BM", (self.slots, length), "M")
-        back_BM = (slots.cache_index - index_BM) % length
+        back_BM = (slots.cache_index - layout.iota("BM", (self.slots, length), "M")) % length
         mask_BM = back_BM <= slots.lengths_B[:, None]  # 0 back is the token itself
         return self.model.step(
             with_adapter_of_rows(layout, prepared, slots.settings.adapter_B),
@@ -413,8 +412,7 @@ def put_rows(axes: str, old: Array, new: Array, slots_B: Array, position_BM: Arr
         shape = [1] * old.ndim
         shape[batch], shape[memory] = position_BM.shape
         new = jnp.take_along_axis(new, position_BM.reshape(shape), axis=memory, mode="clip")
-    at = (*(slice(None),) * batch, slots_B)
-    return old.at[at].set(new, mode="drop")
+    return old.at[(*(slice(None),) * batch, slots_B)].set(new, mode="drop")
 
 
 def move_rows(axes: str, old: Array, slots_B: Array, cache_index: Array, *, length: int) -> Array:

@@ -163,8 +163,7 @@ def before_stages(layout: Layout, layers: Layers) -> Layers:
             other = jax.tree.map(lambda x, each: index(x, at) if each else x, others, is_mapped[2])
             return whole(weights, x_BLD, other)
 
-        numbers = jnp.arange(len(x_ABLD), dtype=jnp.int32)
-        results = jax.lax.map(microbatch, (numbers, x_ABLD))
+        results = jax.lax.map(microbatch, (jnp.arange(len(x_ABLD), dtype=jnp.int32), x_ABLD))
         return results, jax.tree.map(lambda x: True, results)
 
     return in_turn
@@ -204,8 +203,7 @@ def run_stages(
         def tick(x_BLD: Array, number: Array) -> tuple[Array, tuple[Array, Tree]]:
             repeat, microbatch = schedule.work(number - stage)
             group = repeat * schedule.stages + stage
-            is_new = (stage == 0) & (repeat == 0)
-            x_BLD = jnp.where(is_new, index(x_ABLD, microbatch), x_BLD)
+            x_BLD = jnp.where((stage == 0) & (repeat == 0), index(x_ABLD, microbatch), x_BLD)
             other = jax.tree.map(
                 lambda x, each: index(x, microbatch) if each else x, others, is_mapped
             )
@@ -304,8 +302,7 @@ def interleave(x_N: Array, axes: tuple[str, ...], repeats: int) -> Array:
             for group in range(stages * repeats)
             if exchange_of(group, stages, repeats) == exchange
         ]
-        sent = index(x_N, (exchange - skipped) % repeats)
-        received.append(ppermute(sent, axes, pairs))
+        received.append(ppermute(index(x_N, (exchange - skipped) % repeats), axes, pairs))
     return jnp.stack(received)
 
 

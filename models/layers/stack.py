@@ -11,6 +11,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from layouts.layout import Layout
 from models.api import Cache, Params
+from models.attention.layer_cache import LayerCache
 from models.dropout import Key
 from models.initializers import Weights
 from models.layers.blocks import BlockLayer, BlockSequence, ByKind, Contexts, normed
@@ -188,18 +189,21 @@ class Stack(nnx.Module):
             x_BLD, updated_first, _ = self.first(x_BLD, contexts, first)
             first = updated_first or {}
 
-        def run(x_BLD: Array, stored: tuple[Stacked, Cache]) -> tuple[Array, Cache | None]:
-            weights, cache = stored
-            return self.layer(weights)(x_BLD, contexts, cache)[:2]
+        def run(carry: tuple[Array, Any], numbered: tuple[Stacked, Array]) -> tuple[Any, None]:
+            (x_BLD, stacks), (weights, index) = carry, numbered
+            cache = jax.tree.map(lambda stack: LayerCache(stack, index), stacks)
+            x_BLD, cache, _ = self.layer(weights)(x_BLD, contexts, cache)
+            return (x_BLD, jax.tree.map(lambda _, one: one.stack, stacks, cache)), None
 
         if isinstance(weights, list):
             updated = []
-            for stored in zip(weights, repeats, strict=True):
-                x_BLD, cache = run(x_BLD, stored)
+            for layer_weights, cache in zip(weights, repeats, strict=True):
+                x_BLD, cache, _ = self.layer(layer_weights)(x_BLD, contexts, cache)
                 updated.append(cache)
             repeats = updated
         else:
-            x_BLD, repeats = jax.lax.scan(run, x_BLD, (weights, repeats))
+            numbers = jnp.arange(len(jax.tree.leaves(weights)[0]), dtype=jnp.int32)
+            (x_BLD, repeats), _ = jax.lax.scan(run, (x_BLD, repeats), (weights, numbers))
         return normed(self.norm, x_BLD), (first, repeats)
 
     def layer(self, weights: Stacked) -> BlockLayer | BlockSequence:

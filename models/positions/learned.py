@@ -39,8 +39,7 @@ class Learned(Positions):
         return sizes.length
 
     def build_table(self, weights: Weights) -> nnx.Param:
-        rows = weights.sizes["L"] + self.first
-        return weights.with_sizes(L=rows).normal("LD", fan_in="D")
+        return weights.with_sizes(L=weights.sizes["L"] + self.first).normal("LD", fan_in="D")
 
     def build_source_table(self, weights: Weights) -> nnx.Param | None:
         return self.build_table(weights) if self.by_stack else None

@@ -41,7 +41,6 @@ class Sinusoidal(Positions):
         half = x_BLD.shape[-1] // 2
         steps = max(half - 1, 1) if self.inclusive else half
         rates_d = 10_000.0 ** (-jnp.arange(half) / steps)
-        places_BL = (positions_BL + self.first).astype(float)
-        angles_BLd = jnp.einsum("BL,d->BLd", places_BL, rates_d)
+        angles_BLd = jnp.einsum("BL,d->BLd", (positions_BL + self.first).astype(float), rates_d)
         waves_BLd = jnp.concatenate([jnp.sin(angles_BLd), jnp.cos(angles_BLd)], axis=-1)
         return x_BLD * scale + layout.reshard(waves_BLd, "BLD")

@@ -110,8 +110,7 @@ def ctranslate2() -> tuple[Translate, dict[str, object]]:
     ctranslate2 = importlib.import_module("ctranslate2")
     spec = ctranslate2.specs.TransformerSpec.from_config((LAYERS, LAYERS), HEADS)
     fill(spec)
-    words = [f"w{number}" for number in range(VOCAB - 3)]
-    vocab = ["<s>", "</s>", *words, "<unk>"]
+    vocab = ["<s>", "</s>", *[f"w{number}" for number in range(VOCAB - 3)], "<unk>"]
     spec.register_source_vocabulary(vocab)
     spec.register_target_vocabulary(vocab)
     spec.validate()

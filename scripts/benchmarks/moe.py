@@ -51,8 +51,7 @@ def meshloom(kind: str) -> tuple[Pass, dict[str, object]]:
         segments_BL = jnp.ones((ROWS, LENGTH), jnp.int32)
 
     def objective(params: object, x_BLD: jax.Array, key: jax.Array) -> jax.Array:
-        layer = nnx.merge(graph, params)
-        y_BLD, load = layer(x_BLD, segments_BL, key)
+        y_BLD, load = nnx.merge(graph, params)(x_BLD, segments_BL, key)
         objective = jnp.vdot(y_BLD, dy_BLD)
         return objective if load is None else objective + load.aux
 

@@ -86,8 +86,7 @@ def device_seconds(start: Callable[[], Any], wait: Callable[[Any], object]) -> f
     """
 
     def queue() -> None:
-        results = [start() for _ in range(10)]
-        wait(results[-1])
+        wait([start() for _ in range(10)][-1])
 
     return best_seconds(queue) / 10
 

@@ -51,8 +51,7 @@ def meshloom(pairs: Pairs) -> tuple[Epoch, dict[str, object]]:
     sources, targets = ([ids[:-1] for ids in side] for side in zip(*pairs, strict=True))
     packer = Packer(Side(LENGTH), Side(LENGTH))
     packer.add(targets, sources)
-    packed = packer.finish()
-    rows = PairRows(packed.arrays, Counts())
+    rows = PairRows(packer.finish().arrays, Counts())
     ids = np.full(-(-len(rows) // ROWS) * ROWS, NO_ROW)
     ids[: len(rows)] = np.arange(len(rows))
 

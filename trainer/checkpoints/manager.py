@@ -207,8 +207,7 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
             item = integrity.Save(nested(state))
             item.metric, item.higher_is_better = metric, self.higher_is_better
             item.run = self._record
-            args = ocp.args.Composite(**{ITEM: item})
-            self._manager.save(step, args=args, force=True)
+            self._manager.save(step, args=ocp.args.Composite(**{ITEM: item}), force=True)
         except Exception as error:
             raise self._failed(error) from error
 

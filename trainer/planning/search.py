@@ -38,8 +38,7 @@ def time_step(run: Run, layout: Layout) -> float:
     A burst takes `BURST_S`; its seconds are the mean of its steps.
     """
     mesh, step_spec = make_mesh(layout), train_step_spec(run, layout)
-    sharding = BatchSharding.of(run, layout, mesh)
-    batch = sharding.to_global_arrays(random_batch(run))
+    batch = BatchSharding.of(run, layout, mesh).to_global_arrays(random_batch(run))
     state = init_state(step_spec, mesh)
     with jax.set_mesh(mesh):
         traced = train_step.trace(step_spec, state, batch)

@@ -181,8 +181,7 @@ def trace_step(run: Run, layout: Layout, mesh: Mesh | AbstractMesh) -> TracedSte
 def estimate_step(step: TracedStep) -> StepCounts:
     """Counts a step from its trace alone."""
     gradients = step.gradient_bytes
-    peak = peak_bytes(step.traced.jaxpr.jaxpr, step.sizes)
-    temporaries = max(0, peak - gradients)
+    temporaries = max(0, peak_bytes(step.traced.jaxpr.jaxpr, step.sizes) - gradients)
     causes = {**step.argument_bytes, "gradients": gradients, counts.TEMPORARIES: temporaries}
     causes |= step.replay_bytes
     *ops, arguments = step.cost.ops  # weights and moments, which the optimizer reads and writes

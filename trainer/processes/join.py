@@ -255,8 +255,7 @@ def join(process: ProcessId, timeout_s: float) -> None:
     """Connects to the other processes, and JAX to theirs; gloo does collectives of CPUs."""
     import jax
 
-    links = meet(*process, timeout_s)
-    peers.set_current(peers.Peers(process.process_index, links))
+    peers.set_current(peers.Peers(process.process_index, meet(*process, timeout_s)))
     # The standard output is for what process 0 prints as its result: the others print nothing
     # there, and libraries of JAX such as gloo to the standard error.
     sys.stdout.flush()

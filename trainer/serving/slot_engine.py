@@ -300,8 +300,7 @@ class SlotEngine:
         if candidates is None and len(jobs) == 1 and length >= SHORTEST_CACHED:
             tokens = np.array([begins[0], *prompts[0]], np.int32)[:-1]  # the last one is not read
             scores = None
-            adapter = filled[0].adapter
-            read = self._read_rest(tokens, adapter, joining, shardings)
+            read = self._read_rest(tokens, filled[0].adapter, joining, shardings)
             cache, last_B, filled[0].cached_tokens = read
         else:
             cache, last_B, scores = self._read(joining, shardings, candidates)

@@ -153,8 +153,7 @@ class TranslationEval(Observer):
         )  # fmt: skip
         task, max_length = self._run.task, self._run.model.max_length
         of_lines = LineDecoder(decoder, task, self._vocabs, DecodeOptions(), max_length)
-        translated = translate(of_lines, self._parts, progress, resamples=0, ter=False)
-        quality = translated[0].metrics
+        quality = translate(of_lines, self._parts, progress, resamples=0, ter=False)[0].metrics
         count, bleu = quality.sentences, quality.bleu
         logger.info("Step %d: of %d validation sentences, %s.", step, count, bleu)
         return {"bleu": bleu.score, "chrf": quality.chrf.score, "bleu_sentences": count}

@@ -171,8 +171,7 @@ def exchange_with_experts(experts: Experts, x_GecD: Array, id_Gec: Array | None)
     x_EGcD = layout.einsum("GEcD->EGcD", layout.reshard(x_GecD, "GEcD"))
     if id_Gec is not None:
         id_EGc = layout.einsum("GEc->EGc", layout.reshard(id_Gec, "GEc"))
-    y_GEcD = layout.einsum("EGcD->GEcD", experts.run(x_EGcD, id_EGc))
-    return layout.reshard(y_GEcD, "GecD")
+    return layout.reshard(layout.einsum("EGcD->GEcD", experts.run(x_EGcD, id_EGc)), "GecD")
 
 
 def in_blocks(

@@ -151,8 +151,7 @@ class MoeLayer(nnx.Module):
             y_GsD = in_blocks(experts, x_GsD, routing, None if drop_tokens else router)
         else:
             y_GsD = WITH_CAPACITY[spec.dispatch](experts, x_GsD, routing, capacity)
-        y_BlD = self.regrouped(y_GsD, x_BLD.shape, "GsD", "BlD")
-        y_BLD = layout.reshard(y_BlD, "BLD")
+        y_BLD = layout.reshard(self.regrouped(y_GsD, x_BLD.shape, "GsD", "BlD"), "BLD")
         if spec.shared_d_ff is not None:
             shared_key = None if key is None else jax.random.fold_in(key, 3)
             y_BLD = y_BLD + self.shared(x_BLD, segments_BL, shared_key)[0]

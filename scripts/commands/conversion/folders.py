@@ -140,8 +140,7 @@ def exported_steps(checkpoints: Checkpoints, which: str, average: str | None) ->
     step = single_checkpoint(checkpoints, which)
     if average is not None and average != restore.EMA:
         return restore.averaged_steps(checkpoints, step, average)
-    newest_first = checkpoints.steps()[::-1]
-    whole = (step for step in newest_first if checkpoints.damage(step) is None)
+    whole = (step for step in checkpoints.steps()[::-1] if checkpoints.damage(step) is None)
     step = next(whole, None) if step is None else step
     if step is None:
         raise UserError(f"{checkpoints.folder}: there is no whole checkpoint.")

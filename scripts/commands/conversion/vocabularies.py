@@ -73,8 +73,7 @@ def source_tokenizer_of(folder: Path) -> Tokenizer | None:
 
 def warn_of_other_ends(folder: Path, settings: Settings, vocab: Vocab) -> None:
     """Warns if Hugging Face's library ends a text at other tokens than decoding does."""
-    is_there = (folder / GENERATION).is_file()
-    given = read_json(folder, GENERATION) if is_there else {}
+    given = read_json(folder, GENERATION) if (folder / GENERATION).is_file() else {}
     ids = tokenizer_json.eos_token_ids({**settings, **given})
     if not ids or {*ids} == {*vocab.stop_ids}:
         return

@@ -113,8 +113,7 @@ def evaluate_model(flags: EvaluateFlags) -> list[dict[str, Any]]:
 
     def trace_fns(run: Run) -> list[TraceFn]:
         decoding = trace_fns_of(search)(run) if run.task.translates else []
-        evaluation = functools.partial(trace_evaluate_step, criterion=criterion)
-        return [evaluation, *decoding]
+        return [functools.partial(trace_evaluate_step, criterion=criterion), *decoding]
 
     with trained_models(flags.model, trace_fns, drop_tokens=flags.drop_tokens) as models:
         steps = chosen_steps(models.checkpoints, flags.model.checkpoint)
@@ -193,8 +192,7 @@ def translation_numbers(
     train_pairs: Mapping[str, int],
 ) -> dict[str, Any]:
     """Translates, prints and measures; adds the metrics of each part to its other numbers."""
-    search = SearchFlags(**dataclasses.asdict(flags.search))
-    decoder = decoder_of([trained], search, None)
+    decoder = decoder_of([trained], SearchFlags(**dataclasses.asdict(flags.search)), None)
     with progress_bar("translate") as update:
         made = translation.translate(
             decoder, sets, update,
@@ -238,8 +236,7 @@ def evaluation_rows(
     split = text.split or SPLIT
     if split not in splits:
         raise UserError(f"--split={split}: not in task {task.name}.  Legal: {', '.join(splits)}.")
-    train_pairs = {part.name: part.counts.lines for part in splits["train"].parts}
-    return splits[split], train_pairs
+    return splits[split], {part.name: part.counts.lines for part in splits["train"].parts}
 
 
 def write_hypotheses(flags: EvaluateFlags, made: Sequence[translation.TranslatedSet]) -> None:
@@ -259,6 +256,5 @@ def write_hypotheses(flags: EvaluateFlags, made: Sequence[translation.Translated
             ("--tokenize", flags.metrics.tokenize), ("--language-pair", flags.text.languages)
         ):  # fmt: skip
             command += [] if value is None else [name, value]
-        names = ", ".join(path + end for end in files)
-        print_note(f"Wrote {names}.")
+        print_note(f"Wrote {', '.join(path + end for end in files)}.")
         print_note(f"The same BLEU: {shlex.join(command)}")

@@ -120,8 +120,7 @@ class CompletionForm:
         for piece, chosen_log_p, ranked in zip(pieces, log_p, likeliest, strict=True):
             # Where several tokens have the same text, the chosen one wins, then the likeliest.
             names = self.vocab.pieces(token for token, _ in reversed(ranked))
-            values = (value for _, value in reversed(ranked))
-            best = dict(zip(names, values, strict=True))
+            best = dict(zip(names, (value for _, value in reversed(ranked)), strict=True))
             top.append(None if chosen_log_p is None else {**best, piece: chosen_log_p})
         return {
             "tokens": pieces,

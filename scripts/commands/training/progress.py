@@ -84,8 +84,7 @@ def build_bar() -> Iterator[OnProgress | None]:
         minutes = (now - start) / 60
         numbers = f"{counts.lines:,} lines  {megabytes:,.0f} MB"
         numbers += f"  {(megabytes - first) / minutes:,.0f} MB/min" if minutes > 0.1 else ""
-        total = None if share is None else 1.0
-        bar.update(task, numbers=numbers, total=total, completed=share)
+        bar.update(task, numbers=numbers, total=None if share is None else 1.0, completed=share)
 
     with progress.Progress(
         progress.SpinnerColumn(),
