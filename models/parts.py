@@ -125,7 +125,7 @@ class AttentionLayer(Protocol):
         """Attends to what the context says, or to the cache after the row is written to it."""
 
     def init_cache(self, rows: int, length: int, memory_BMD: Array | None) -> Cache:
-        """Makes the arrays that decoding keeps, for this number of rows.
+        """Makes the arrays that decoding keeps, for `layer_cache` to read and write.
 
         Their names end in their axes, of which the first is B.  Those that start with "source"
         are of the source; in all others M numbers the tokens of a row.
