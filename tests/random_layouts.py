@@ -303,7 +303,10 @@ def with_turns(choose: Choose, model: Transformer) -> Transformer:
 
 
 def with_kernel(choose: Choose, run: Run) -> Run:
-    """Computes the attention of some models by an interpreted kernel, in rows that it takes."""
+    """Computes the attention of some models by an interpreted kernel, in rows that it takes.
+
+    Kernels compute in float32, where round-off may flip a ReLU: such models have none.
+    """
     kind = choose(("none",) * 6 + ("causal", "window", "cap", "latent"))
     length = choose((256, 512))  # the longer ones are dealt to devices that share a row
     model, task = run.model, run.task
@@ -314,6 +317,10 @@ def with_kernel(choose: Choose, run: Run) -> Run:
     has_bias = any(isinstance(part, Relative) for part in parts)
 
     def change(part: Part) -> Part:
+        if isinstance(part, Moe):
+            return dataclasses.replace(part, expert=change(part.expert))
+        if isinstance(part, Mlp):
+            return dataclasses.replace(part, activation="silu")
         if not isinstance(part, MultiHead):
             return part
         changes: dict[str, Any] = {"implementation": "flash", "dropout": 0.0, "window": part.window}
