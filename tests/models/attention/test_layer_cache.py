@@ -43,7 +43,7 @@ def test_tokens_are_written_to_one_layer(
 
 
 def test_no_layer_is_copied_to_write_a_token() -> None:
-    """The compiled loop over layers makes no new array of the stack, and copies none."""
+    """The compiled loop over layers needs less memory than the array of one layer takes."""
     shape = (64, 1, 1, 512, 32)
 
     def step(stack: jax.Array, index: jax.Array) -> jax.Array:
@@ -59,5 +59,5 @@ def test_no_layer_is_copied_to_write_a_token() -> None:
         stack = jnp.zeros(shape)
         compiled = jax.jit(step, donate_argnums=0).lower(stack, jnp.asarray(3)).compile()
         result = compiled(stack, jnp.asarray(3))
-    assert compiled.memory_analysis().temp_size_in_bytes < stack.nbytes // 16
+    assert compiled.memory_analysis().temp_size_in_bytes < stack.nbytes // shape[0]
     np.testing.assert_array_equal(np.asarray(result)[:, 0, 0, 3, 0], np.arange(shape[0]))

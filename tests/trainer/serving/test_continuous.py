@@ -240,6 +240,17 @@ def test_weights_are_held_once(engine: SlotEngine) -> None:
     assert sum(weight.nbytes for weight in jax.tree.leaves(engine._weights)) == stored_bytes
 
 
+def answer_in_turn(engine: SlotEngine, jobs: list[Job]) -> None:
+    """Answers each job before the next one is submitted."""
+    service = ContinuousService(engine, step=0, queue=1)
+    with jax.set_mesh(engine.mesh):
+        engine.warm_up()
+        for job in jobs:
+            service.submit([job])
+            while not job.is_done:
+                service.advance(service.next_jobs())
+
+
 @pytest.mark.long
 def test_a_prompt_that_begins_as_an_earlier_one_has_the_same_text(
     monkeypatch: pytest.MonkeyPatch,
@@ -253,14 +264,8 @@ def test_a_prompt_that_begins_as_an_earlier_one_has_the_same_text(
 
     def answers(kept: int) -> tuple[list[Job], SlotEngine]:
         engine = new_engine(2, 60, kept)
-        service = ContinuousService(engine, step=0, queue=9)
         jobs = [Job(Request(prompt, 6, seed=3, min_new_tokens=6), Sampling()) for prompt in prompts]
-        with jax.set_mesh(engine.mesh):
-            engine.warm_up()
-            for job in jobs:
-                service.submit([job])
-                while not job.is_done:
-                    service.advance(service.next_jobs())
+        answer_in_turn(engine, jobs)
         return jobs, engine
 
     expected, _ = answers(0)
@@ -292,15 +297,9 @@ def test_a_prompt_that_begins_as_an_earlier_one_has_the_same_text(
 
 @pytest.mark.long
 def test_prompts_of_more_than_64_tokens_are_cached_under_any_limit_of_positions() -> None:
-    engine = new_engine(1, 100, 2)
-    service, prompt = ContinuousService(engine, step=0, queue=2), [*range(2, 62), *range(2, 12)]
+    prompt = [*range(2, 62), *range(2, 12)]
     jobs = [Job(Request(prompt, 1)), Job(Request(prompt, 1))]
-    with jax.set_mesh(engine.mesh):
-        engine.warm_up()
-        for job in jobs:
-            service.submit([job])
-            while not job.is_done:
-                service.advance(service.next_jobs())
+    answer_in_turn(new_engine(1, 100, 2), jobs)
     assert [job.cached_tokens > 0 for job in jobs] == [False, True]
 
 
