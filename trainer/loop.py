@@ -109,6 +109,8 @@ def train(job: TrainJob, observers: Sequence[Observer] = ()) -> Outcome:
                 report()
                 compiled, replay, batches = begin_stage(job, step, state, watch, timer)
                 timer.restart()
+            if any(watch.notify(Observer.starts_idle, step + 1)):
+                report()
             watch.notify(Observer.before_step, step + 1)
             with jax.profiler.StepTraceAnnotation("train", step_num=step + 1):
                 with timer.spending("data"):

@@ -67,6 +67,10 @@ class Observer:
     def on_compiled(self, compiled: CompiledStep) -> None:
         """Runs when the step is compiled, before the first one."""
 
+    def starts_idle(self, step: int) -> bool:
+        """Returns whether the devices finish the steps before this one first."""
+        return False
+
     def before_step(self, step: int) -> None:
         """Runs before a step is dispatched; the devices may still work on the last one."""
 

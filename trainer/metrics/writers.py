@@ -1,4 +1,4 @@
-"""Observes a run: writes its numbers, a plot of the loss and a profile; warns of its routers.
+"""Observes a run: writes its numbers and a plot of the loss; warns of its routers.
 
 Numbers go to metrics.jsonl, evaluations.jsonl and the trackers.
 """
@@ -7,15 +7,12 @@ import contextlib
 import dataclasses
 import json
 import logging
-import re
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import jax
-
-from configs.errors import UserError, brief
+from configs.errors import UserError
 from data.storage.files import WorkingFolder, atomic_write, sync, write_errors
 from models.feed_forward.moe.routing import Router
 from trainer.evaluate import Part
@@ -28,7 +25,6 @@ from trainer.observers import Line, Observer, Outcome, StepResult
 from trainer.run import Run
 
 logger = logging.getLogger(__name__)
-PROFILE_FOLDER = "profile"  # in the model directory
 WARN_EVERY = 100  # steps
 DROPPED_BOUND = 0.25  # of the choices of a layer
 LOAD_BOUND = 8.0  # times the even share that one expert gets
@@ -158,48 +154,6 @@ class LossPlot(Observer):
             RunPlots(self._model_dir).save(self._model_dir, "loss")
         except UserError as error:  # the extra that draws is not installed
             logger.warning("Warning: no plot of the loss: %s", error)
-
-
-def parse_profile_steps(text: str, steps: int) -> range:
-    """Parses a range of steps, its last one included; it must be within the steps of the run.
-
-    >>> parse_profile_steps("10:13", steps=100)
-    range(10, 14)
-    """
-    match = re.fullmatch(r"(\d{1,18}):(\d{1,18})", text)
-    first, last = (int(match[1]), int(match[2])) if match else (0, 0)
-    if not 1 <= first <= last <= steps:
-        raise UserError(
-            f"--profile_steps={brief(text)}: not a range of steps of this run.  Legal: the "
-            "first and the last step with a colon between them, as in 10:13, from 1 to "
-            f"{steps} (Run.steps)."
-        )
-    return range(first, last + 1)
-
-
-class Profile(Observer):
-    """Profiles a range of steps with `jax.profiler`, in the first process.
-
-    The range begins where its first step is dispatched, while the one before may still run, and
-    ends with the metrics of its last step, or with the run.
-    """
-
-    def __init__(self, model_dir: Path, steps: range):
-        self._target, self._steps = model_dir / PROFILE_FOLDER, steps
-        self._open = contextlib.ExitStack()
-
-    def before_step(self, step: int) -> None:
-        if step == self._steps[0] and jax.process_index() == 0:
-            folder = self._open.enter_context(WorkingFolder(self._target))
-            jax.profiler.start_trace(str(folder.path))
-            self._open.callback(jax.profiler.stop_trace)
-
-    def on_step(self, result: StepResult) -> None:
-        if result.step == self._steps[-1]:
-            self.close()
-
-    def close(self) -> None:
-        self._open.close()
 
 
 class RouterWarnings(Observer):

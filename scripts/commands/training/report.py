@@ -25,6 +25,7 @@ from trainer.checkpoints.interval import HOUR_S
 from trainer.metrics.goodput import USES, spent_seconds
 from trainer.metrics.jsonl import WALL_TIME
 from trainer.metrics.plots import RunPlots, compared, curve
+from trainer.metrics.profile import KINDS_OF_TIME, PARTS_FILE, PROFILE_FOLDER, seconds
 from trainer.model_dir import ModelDir
 from trainer.planning.figures import SCHEMA_VERSION
 
@@ -180,6 +181,7 @@ def run_page(model_dir: Path, pictures: RunPlots, drawn: dict[str, bytes]) -> st
     spent = spent_seconds(model_dir)
     all_s = sum(spent.values())
     files = {"Settings": directory.config_file, "Layout": directory.layout_file}
+    plan = plan_of(model_dir / "plan.json")
     return render(
         "commands/training/report.html",
         title=model_dir.name,
@@ -193,7 +195,8 @@ def run_page(model_dir: Path, pictures: RunPlots, drawn: dict[str, bytes]) -> st
         experts=[{"layer": name, **of_layer(layer)} for name, layer in layers.items()],
         parts=[{"part": name, **numbers(part)} for name, part in pictures.parts.items()],
         pictures=[(WORDS["pictures"][name], png) for name, png in drawn.items()],
-        prediction=head(plan) if (plan := plan_of(model_dir / "plan.json")) else [],
+        prediction=head(plan) if plan else [],
+        profile=profile_rows(plan_of(model_dir / PROFILE_FOLDER / PARTS_FILE), plan),
         files=[
             (title, file.name, file.read_bytes().decode("utf-8", "replace"))
             for title, file in files.items()
@@ -202,8 +205,26 @@ def run_page(model_dir: Path, pictures: RunPlots, drawn: dict[str, bytes]) -> st
     )
 
 
+def profile_rows(profile: Mapping[str, Any], plan: Mapping[str, Any]) -> list[dict[str, str]]:
+    """Writes the time of profiled steps by part of the model, next to what the plan says of it."""
+    total_s = sum(map(seconds, profile.get("step_time_by_part", ())))
+    planned = {row["part"]: seconds(row) for row in plan.get("step_time_by_part", ())}
+    return [
+        {
+            "part of the model": row["part"],
+            "share": f"{seconds(row) / total_s:.1%}",
+            **{
+                k.removesuffix("_s"): with_unit(row[k], "s") if row[k] else ""
+                for k in KINDS_OF_TIME
+            },
+            **({"planned": with_unit(planned.get(row["part"]), "s")} if planned else {}),
+        }
+        for row in profile.get("step_time_by_part", ())
+    ]
+
+
 def plan_of(file: Path) -> dict[str, Any]:
-    """Reads the figures of a run's plan; none where there is no plan, or one of another version."""
+    """Reads the figures of a run's plan or profile; none where there are none of this version."""
     with contextlib.suppress(OSError, ValueError):
         figures = read_json(file.read_bytes(), dict[str, Any], file)
         if figures.get("schema_version") == SCHEMA_VERSION:

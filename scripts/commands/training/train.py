@@ -26,6 +26,7 @@ from trainer.loop import train as train_loop
 from trainer.memory import check_memory
 from trainer.metrics import writers
 from trainer.metrics.goodput import describe, spent_seconds
+from trainer.metrics.profile import Profile, parse_profile_steps
 from trainer.observers import Observer
 from trainer.planning.report import CostPrediction
 from trainer.processes.join import leave
@@ -109,15 +110,15 @@ def stage_origins(run: Run, stage: Run) -> dict[str, str]:
     return origins
 
 
-def profile_observers(flags: TrainFlags, run: Run, first_step: int) -> list[writers.Profile]:
+def profile_observers(flags: TrainFlags, run: Run, first_step: int) -> list[Profile]:
     """Returns the steps of --profile_steps; a run that resumes may be past them."""
     if flags.profile_steps is None:
         return []
-    steps = writers.parse_profile_steps(flags.profile_steps, run.steps or UNKNOWN_STEPS)
+    steps = parse_profile_steps(flags.profile_steps, run.steps or UNKNOWN_STEPS)
     if steps[0] <= first_step:
         print_note(f"warning: no profile: the run resumes after step {first_step}.")
         return []
-    return [writers.Profile(flags.model_dir, steps)]
+    return [Profile(flags.model_dir, steps)]
 
 
 def train_run(flags: TrainFlags, job: TrainJob, vocabs: Vocabs, more: Sequence[Observer]) -> None:

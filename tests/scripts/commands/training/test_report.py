@@ -14,6 +14,7 @@ from scripts.commands.training.report import report
 from tests.scripts.conftest import Meshloom, Place
 from trainer.metrics.jsonl import read_lines
 from trainer.metrics.plots import RunPlots
+from trainer.metrics.profile import PARTS_FILE, PROFILE_FOLDER
 from trainer.planning.figures import SCHEMA_VERSION
 
 HOSTILE = "<b onclick=x>\"'&lt;</td>$\\frac$"
@@ -95,6 +96,24 @@ def test_a_report_has_units_settings_and_the_prediction(model_dir: Path) -> None
     (model_dir / "plan.json").write_text(json.dumps({"of": "another version"}))
     report(ReportFlags(model_dir=model_dir))
     assert "Prediction" not in Page(model_dir / "report.html").text
+
+
+def test_a_report_has_profiled_steps_next_to_their_plan(model_dir: Path) -> None:
+    """A part of which the plan says nothing, as on a CPU, has no planned time."""
+    times = {"products_s": 0.03, "other_s": 0.01, "traffic_s": 0.0}
+    rows = [{"part": HOSTILE, **times}, {"part": "norms", **times}]
+    (model_dir / PROFILE_FOLDER).mkdir()
+    for file, listed in ((f"{PROFILE_FOLDER}/{PARTS_FILE}", rows), ("plan.json", rows[:1])):
+        figures = {"schema_version": SCHEMA_VERSION, "step_time_by_part": listed}
+        (model_dir / file).write_text(json.dumps(figures))
+    report(ReportFlags(model_dir=model_dir))
+    check(model_dir / "report.html", 6 + 1)
+    text = (model_dir / "report.html").read_text()
+    for cells in ("<td>50.0%<td>30 ms<td>10 ms<td><td>40 ms", "<td><td>unknown"):
+        assert cells in text
+    (model_dir / "plan.json").unlink()
+    report(ReportFlags(model_dir=model_dir))
+    assert "planned" not in Page(model_dir / "report.html").text
 
 
 def test_a_plan_of_hostile_names(tmp_path: Path) -> None:
