@@ -128,7 +128,7 @@ class Reader:
         else:
             try:
                 with path.open("rb") as raw:
-                    file = io.TextIOWrapper(raw, encoding="utf-8", errors="replace")
+                    file = io.TextIOWrapper(raw, encoding="utf-8-sig", errors="replace")
                     text = file.read(MAX_CHARACTERS + 1)
             except OSError as error:
                 self.problems.append(f"{origin}{name}: cannot be read: {error.strerror}.")
@@ -271,6 +271,7 @@ def _no_such_file(name: str) -> str:
 def _remedy(text: str, error: Exception, file: str | None) -> str:
     """Shows how a statement that gin cannot read is to be written."""
     reason = str(error.args[0]) if error.args else "it ends too early"
+    reason = reason.replace("EOF in multi-line statement", "A bracket is not closed")
     reason = brief(reason.splitlines()[-1].strip().rstrip(".")) + "."
     name, equals, value = (part.strip() for part in text.partition("="))
     named = equals and re.fullmatch(r"[\w/.]+", name)
@@ -281,8 +282,9 @@ def _remedy(text: str, error: Exception, file: str | None) -> str:
     elif value.lower() in PYTHON:
         value = PYTHON[value.lower()]
     else:
+        spec = f"; for a spec, write @{value}()" if re.fullmatch(r"[A-Z]\w*", value) else ""
         value = "'" + value.strip("'\"").replace("'", r"\'") + "'"
-        reason = "A string needs quotes."
+        reason = f"A string needs quotes{spec}."
     name, value = brief(name), brief(value)
     legal = f"{name} = {value}" if file else f'{FLAG}="{name}={value}"'
     return f"{reason}  Legal: {legal}"

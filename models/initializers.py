@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from configs.errors import UserError
 from layouts.axes import Axis, alphabet, leaf_path
 from layouts.layout import Layout
 from layouts.padding import with_axes
@@ -55,6 +56,11 @@ class Weights:
 
     def _param(self, sample: Callable[..., jax.Array], axes: str, reads: str) -> nnx.Param:
         axes = self.stack + axes
+        if unknown := [letter for letter in axes if letter not in self.sizes]:
+            raise UserError(
+                f"weight with the axes {axes!r}: no axis {', '.join(unknown)}.  Legal: "
+                f"{', '.join(self.sizes)}, and the axes that a part declares (axes = (Axis(...),))."
+            )
         shape = tuple(self.sizes[letter] for letter in axes)
         drawn = self.layout.random(sample, self.rngs.params(), axes, shape, stored=True)
         by_letter = alphabet(self.layout.declared_axes).by_letter

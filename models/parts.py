@@ -61,8 +61,8 @@ class Norm(Part):
     def build_for_heads(self, layout: Layout, weights: Weights, axis: str = "K") -> HeadNormLayer:
         """Makes a norm along the last axis of heads, which has this letter, or along several."""
         raise UserError(
-            f"@{type(self).__name__}() does not normalize heads (build_for_heads).  Legal: "
-            "another norm, or attention without a norm of its heads."
+            f"@{type(self).__name__}() does not normalize heads (build_for_heads).  Legal: another "
+            "norm of the model or block, or attention that normalizes no heads (as by qk_norm)."
         )
 
 

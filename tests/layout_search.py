@@ -247,9 +247,10 @@ def sizes_of(case: Case, axis: str) -> set[int]:
     spec, run = case.spec, case.run
     lengths, rows = run.task.array_lengths, run.batch_sequences // run.microbatches
     sides = {lengths["targets_BL"], *([lengths["inputs_BM"]] if spec.has_encoder else [])}
+    first = len(spec.first_blocks)
     sizes = {letter: {size} for letter, size in spec.sizes.items() if letter not in "LN"} | {
         "B": {rows}, "L": {*sides}, "M": {*sides}, "H": {spec.heads},
-        "N": {spec.layers // len(spec.blocks)},
+        "N": {(spec.layers - first) // (len(spec.blocks) - first)},
     }  # fmt: skip
     if isinstance(spec.positions, Learned):
         sizes["L"].add(spec.length + spec.positions.first)

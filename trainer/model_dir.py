@@ -51,9 +51,11 @@ class ModelDir:
     def load(self, gin_files: Sequence[str] = (), gin_params: Sequence[str] = ()) -> Config:
         """Loads the saved settings under the given ones.  The layout is only ever a given one."""
         if not self.has_run():
+            remedy = "Name that of a run of `meshloom train`; with --gin_file=FILE it starts one."
+            if lookup.exists(self.model_dir / "config.json"):
+                remedy = "`meshloom import hf` makes one of a folder in Hugging Face's format."
             raise UserError(
-                f"{self.model_dir}: no trained model there (config.gin is missing).  "
-                "Name that of a run of `meshloom train`; with --gin_file=FILE it starts one."
+                f"{self.model_dir}: no trained model there (config.gin is missing).  {remedy}"
             )
         written = self.settings().make(Run)
         if changes := [str(Change(*row)) for row in diff(self.recorded_run(), written)]:

@@ -70,7 +70,7 @@ def _rows_of(path: str, columns: Sequence[str], setting: str, errors: str) -> It
     number, head = 0, b""
     with contextlib.suppress(OSError), path_of(path).expanduser().open("rb") as file:
         head = file.read(8)
-    is_csv = ".csv" in path_of(path).suffixes
+    is_csv = ".csv" in path_of(path.lower()).suffixes
     open_table = _csv if is_csv else _arrow if head.startswith(ARROW_MARKS) else _parquet
     try:
         with open_table(path, columns) as (schema, batches):
@@ -143,7 +143,8 @@ def _csv(path: str, columns: Sequence[str]) -> Iterator[Batches]:
 
         table = arrow_csv.open_csv(
             opened,
-            arrow_csv.ReadOptions(column_names=names, block_size=_CSV_BLOCK),
+            # Errors name the row where one thread reads.
+            arrow_csv.ReadOptions(use_threads=False, column_names=names, block_size=_CSV_BLOCK),
             arrow_csv.ParseOptions(newlines_in_values=True),
             arrow_csv.ConvertOptions(column_types=schema, check_utf8=False),
         )

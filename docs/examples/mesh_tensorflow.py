@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from configs.errors import UserError
 from configs.spec import Count, spec
 from layouts.axes import Axis
 from layouts.layout import Layout
@@ -56,6 +57,13 @@ class Mnist(ModelSpec):
     """Width of the hidden layer."""
     precision: Precision = Precision()
     """Types of stored weights and of computation."""
+
+    def __post_init__(self) -> None:
+        if self.precision.products != "compute":
+            raise UserError(
+                f"Precision.products = {self.precision.products!r}: @Mnist() rounds no "
+                "products.  Legal: 'compute'."
+            )
 
     @property
     def array_shapes(self) -> dict[str, tuple[int | None, ...]]:

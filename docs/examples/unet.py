@@ -67,6 +67,13 @@ class UNet(ModelSpec):
     precision: Precision = Precision()
     """Types of stored weights and of computation."""
 
+    def __post_init__(self) -> None:
+        if self.precision.products != "compute":
+            raise UserError(
+                f"Precision.products = {self.precision.products!r}: @UNet() rounds no "
+                "products.  Legal: 'compute'."
+            )
+
     @property
     def array_shapes(self) -> dict[str, tuple[int | None, ...]]:
         return {"volumes_BZYX": (None, None, None)}
@@ -293,7 +300,7 @@ def described(shape: Sequence[int]) -> str:
 
 def as_text(voxels_ZYX: np.ndarray) -> str:
     """Writes a volume of bytes as one line: its shape, and its voxels in hexadecimal digits."""
-    return f"{described(voxels_ZYX.shape)} {voxels_ZYX.astype(np.uint8).tobytes().hex()}"
+    return f"{described(voxels_ZYX.shape)} {voxels_ZYX.tobytes().hex()}"
 
 
 def voxels_of(text: str, shape: Shape) -> np.ndarray:
@@ -329,7 +336,14 @@ class VolumeFiles(Pairs):
             with np.load(path) as file:
                 if missing := {"volume", "mask"} - {*file}:
                     raise UserError(f"{path}: no array {', '.join(missing)}.")
-                yield Pair(as_text(file["volume"]), as_text(file["mask"] > 0))
+                volume_ZYX, mask_ZYX = file["volume"], file["mask"]
+            if volume_ZYX.dtype != np.uint8:
+                low, high = volume_ZYX.min(), volume_ZYX.max()
+                raise UserError(
+                    f"{path}: `volume` has {volume_ZYX.dtype} from {low:g} to {high:g}.  Legal: "
+                    "bytes (uint8).  Scale the volumes, all by the same range, to 0 to 255."
+                )
+            yield Pair(as_text(volume_ZYX), as_text((mask_ZYX > 0).astype(np.uint8)))
 
     def fingerprint(self) -> dict[str, Any]:
         stats = {path: Path(path).stat() for split in self.splits() for path in self.paths(split)}

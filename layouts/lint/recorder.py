@@ -8,6 +8,7 @@ import dataclasses
 import linecache
 import math
 import re
+import sysconfig
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -18,6 +19,7 @@ import jax.numpy as jnp
 from jax.extend.core import Jaxpr
 
 from configs.errors import UserError
+from configs.imports import CHECKOUT
 from layouts.axes import Alphabet, Axis, alphabet, axes_of_path, leaf_path
 from layouts.cost.collectives import checkout_file
 from layouts.cost.dataflow import CONVOLUTION, executed_equations, line_of, places, product_flops
@@ -68,12 +70,18 @@ def find_statement(error: BaseException) -> Statement:
 
 
 def statements(error: BaseException) -> Iterator[Statement]:
-    """Yields the statements of this checkout, layouts left out, that led to an error."""
+    """Yields the statements of the model, layouts left out, that led to an error."""
     for frame in traceback.extract_tb(error.__traceback__):
-        if (file := checkout_file(frame.filename)) and frame.lineno is not None:
+        if (file := code_file(frame.filename)) and frame.lineno is not None:
             lines = range(frame.lineno, (frame.end_lineno or frame.lineno) + 1)
             text = " ".join(linecache.getline(frame.filename, n).strip() for n in lines)
             yield Statement(f"{file}:{frame.lineno}", text, named_tensors(text))
+
+
+def code_file(path: str) -> str:
+    """Returns the name of a file of this checkout, layouts left out, or of a part of a user."""
+    of_library = path.startswith((str(CHECKOUT), sysconfig.get_path("stdlib"), "<"))
+    return checkout_file(path) or ("" if of_library or "site-packages" in path else path)
 
 
 def named_tensors(text: str) -> tuple[str, ...]:

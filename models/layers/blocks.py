@@ -1,11 +1,12 @@
 """Joins attention, norms and feed-forward layers to residual blocks."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 from flax import nnx
 
+from configs.errors import UserError
 from layouts.layout import Layout
 from models.api import Cache
 from models.attention.context import AttentionContext
@@ -52,7 +53,13 @@ class BlockLayer(nnx.Module):
         self.kind = kind
 
         def norm(*places: NormPlaces) -> NormLayer | None:
-            return parts.norm.build(layout, weights) if parts.norm_places in places else None
+            if parts.norm_places not in places:
+                return None
+            built: Any = parts.norm.build(layout, weights)
+            if not callable(built):
+                name = f"@{type(parts.norm).__name__}().build"
+                raise UserError(f"{name} returns {built!r}.  Legal: a function of x_BLD.")
+            return built
 
         self.attention_norm = norm("before", "both")
         self.attention_post_norm = norm("after", "both", "sum")

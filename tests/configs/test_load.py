@@ -142,6 +142,20 @@ def test_a_param_with_a_forgotten_quote(value):
     )
 
 
+def test_a_spec_without_its_sign_is_shown_with_it():
+    said = message(params=("GinRun.model=GinModel",))
+    assert "  A string needs quotes; for a spec, write @GinModel()." in said
+
+
+def test_an_open_bracket_is_said(write):
+    assert "  A bracket is not closed." in message(write("GinRun.sizes = (1,\n"))
+
+
+def test_a_file_may_begin_with_a_byte_order_mark(write):
+    """As an editor of Windows writes it."""
+    assert load([write("\ufeff" + RUN)]).bound
+
+
 @pytest.mark.parametrize(
     ("param", "legal"),
     [

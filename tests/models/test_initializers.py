@@ -2,8 +2,10 @@
 
 import jax
 import numpy as np
+import pytest
 from flax import nnx
 
+from configs.errors import UserError
 from layouts.layout import Layout
 from layouts.mesh import make_mesh
 from models.initializers import Weights
@@ -22,6 +24,11 @@ def test_the_variance_is_one_over_the_fan_in() -> None:
     for array, fan_in in ((wi_DF[...], 50), (wo_FD[...], 40)):
         variance = np.var(np.asarray(array, np.float32)) * fan_in
         assert abs(variance - 1) < 4 * (2 / array.size) ** 0.5
+
+
+def test_a_letter_without_an_axis_is_named() -> None:
+    with pytest.raises(UserError, match=r"axes 'DOF': no axis O\.  Legal: D, F, N, and the axes"):
+        weights().ones("DOF")
 
 
 def test_stacked_weights_have_one_more_axis_of_other_numbers() -> None:

@@ -138,7 +138,10 @@ def test_a_unet_trains_on_files_of_volumes(run: Meshloom, tmp_path: Path) -> Non
         capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)},
     )  # fmt: skip
     assert re.search(r"Dice of 1 volumes: [01]\.\d{3}\n", dice.stdout), dice.stderr
+    np.savez(tmp_path / "scan.npz", volume=volume.astype(np.int16) * 9, mask=mask)
     for setting, part in (
+        (f"VolumeFiles.train = '{tmp_path}/scan.npz'", "`volume` has int16 from"),
+        ("Precision.products = 'int8'", "@UNet() rounds no products.  Legal: 'compute'."),
         ("UNet.levels = 3", "volumes of 4 x 6 x 8 are halved 2 times.  Legal: sides that 4 divide"),
         ("VolumeTask.length = 191", "a volume of 4 x 6 x 8 has 192 voxels.  Legal: that number"),
         ("VolumeTask.width = 16", "has 384 voxels"),

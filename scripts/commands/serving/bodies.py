@@ -91,7 +91,7 @@ class SamplingBody(Body):
         description=f"a text of 1 to {LONGEST_STOP:,} characters, or a list of at most {MAX_STOPS}",
     )
     stop_token_ids: list[Annotated[int, Field(ge=0)]] = Field(
-        [], max_length=MAX_BIASES, description=f"a list of at most {MAX_BIASES} tokens"
+        [], max_length=MAX_BIASES, description=f"a list of at most {MAX_BIASES} integers, tokens"
     )
     stream: bool = Field(False, description="true or false")
     stream_options: StreamOptions = Field(
@@ -135,7 +135,9 @@ class CompletionBody(SamplingBody):
     prompt: (
         Text | Tokens | Annotated[list[Text | Tokens], Field(min_length=1, max_length=MAX_CHOICES)]
     ) = Field(description=f"a text or its tokens, or a list of 1 to {MAX_CHOICES} of them")
-    max_tokens: int | None = Field(None, ge=0, description="an integer of at least 0")
+    max_tokens: int | None = Field(
+        None, ge=0, description="an integer of at least 1, or 0 with echo"
+    )
     logprobs: int | None = Field(
         None, ge=0, le=MAX_CANDIDATES, description=f"an integer from 0 to {MAX_CANDIDATES}"
     )
@@ -303,7 +305,7 @@ def invalid(error: ValidationError, body: type[BaseModel]) -> ApiError:
         if name == "best_of":
             return bad_field(name, first["input"], "as many as n")
         hint = did_you_mean(name, body.model_fields)
-        return ApiError(422, f"{brief(name)}: no such field.{hint}", brief(name))
+        return ApiError(422, f"{brief(name) or repr('')}: no such field.{hint}", brief(name))
     legal = body.model_fields[name].description or first["msg"]
     if kind == "missing" and len(path) == 1:
         return ApiError(422, f"{name} is missing.  Legal: {legal}.", name)

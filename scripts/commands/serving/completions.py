@@ -296,7 +296,8 @@ def choices_of(
     if max_tokens is None:
         max_tokens = served.options.max_tokens or default_max_tokens
     if body.min_tokens > max_tokens:
-        raise bad_field("min_tokens", body.min_tokens, f"an integer from 0 to {max_tokens}")
+        legal = f"an integer from 0 to max_tokens, here {max_tokens}"
+        raise bad_field("min_tokens", body.min_tokens, legal)
     seed = secrets.randbits(31) if body.seed is None else body.seed
     options = dataclasses.replace(
         served.options, seed=seed, max_tokens=max_tokens, min_tokens=body.min_tokens

@@ -134,6 +134,7 @@ def test_a_folder_of_arrow_files_and_one_that_is_read_as_text(tmp_path):
         (b"text\n", "is empty: it has no row"),
         (b"", "is empty: it has no row|no column 'text'"),
         (b"text,b\n1,2\n1,2,3\n", r"cannot be read as Parquet.*got 3.*Mend this row\."),
+        (b"text\n" + b"one\n" * 50_000 + b"1,2\n" + b"one\n" * 9, r"Row #50001: .*Mend this row"),
         (b"text,text\n1,2\n", r"has 2 columns 'text'\.  Rename all but one\."),
         (b"text\na\xff\n", "row 1: column 'text': byte 2 is 0xff"),
         (b"a;b\n1;2\n", "no column 'text'.*Its columns: a;b"),
@@ -145,6 +146,11 @@ def test_a_csv_that_is_none_is_named(tmp_path, raw, message):
     (tmp_path / "x.csv").write_bytes(raw)
     with pytest.raises(UserError, match=message):
         list(TableText(train=str(tmp_path / "x.csv"), validation="-").lines("train"))
+
+
+def test_an_ending_may_have_capitals(tmp_path):
+    (tmp_path / "x.CSV").write_bytes(b"text\none\n")
+    assert list(TableText(train=str(tmp_path / "x.CSV"), validation="-").lines("train")) == ["one"]
 
 
 def test_numbers_in_a_csv_are_text(tmp_path):

@@ -1,5 +1,8 @@
 """An error is traced to the statement that names tensors, in the forward pass if need be."""
 
+import runpy
+from pathlib import Path
+
 import jax.numpy as jnp
 import pytest
 
@@ -31,6 +34,14 @@ def test_a_cause_is_looked_at_where_the_error_names_no_tensor() -> None:
     with pytest.raises(ValueError) as caught:
         outer()
     assert "test_statements.py" in find_statement(caught.value).line
+
+
+def test_a_statement_of_a_user_has_the_path_of_its_file(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text("import json\n\n\ndef fails():\n    json.loads('')\n")
+    with pytest.raises(ValueError) as caught:
+        runpy.run_path(str(file))["fails"]()
+    assert find_statement(caught.value) == Statement(f"{file}:5", "json.loads('')", ())
 
 
 def test_only_names_that_end_in_letters_are_tensors() -> None:

@@ -1,18 +1,23 @@
 """Blocks: residuals, and several blocks as one."""
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from flax import nnx
 
+from configs.errors import UserError
+from configs.spec import spec
+from layouts.layout import Layout
 from layouts.mesh import make_mesh
 from models.attention.context import packed_context
 from models.feed_forward.moe.layer import Moe
 from models.initializers import Weights
 from models.layers.blocks import BlockLayer, BlockSequence, Contexts
-from models.parts import Block
+from models.parts import Block, Norm
 from models.positions.rotary import Rotary
 from tests.toys import WHOLE, toy
 
@@ -44,6 +49,23 @@ def test_parts_that_return_nothing_leave_the_residual_as_it_is() -> None:
 
     with jax.set_mesh(make_mesh(WHOLE)):
         np.testing.assert_array_equal(jax.jit(run)(), X_BLD)
+
+
+@spec
+class NoResult(Norm):
+    """Forgets to return what it builds."""
+
+    def build(self, layout: Layout, weights: Weights) -> Any:
+        weights.ones("D")
+
+
+def test_a_norm_that_builds_nothing_is_named() -> None:
+    spec = toy(norm=NoResult())
+    with (
+        jax.set_mesh(make_mesh(WHOLE)),
+        pytest.raises(UserError, match=r"@NoResult\(\)\.build ret"),
+    ):
+        BlockLayer(spec.blocks[0], spec, WHOLE, weights())
 
 
 def test_several_blocks_run_in_order_with_keys_of_their_own() -> None:
