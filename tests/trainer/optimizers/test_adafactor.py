@@ -1,9 +1,18 @@
 """Adafactor against a numpy version written from the paper."""
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.trainer.optimizers.updates import STEPS, assert_same, trees, updated
+from tests.trainer.optimizers.updates import (
+    LAYERS,
+    STEPS,
+    assert_same,
+    transform_of,
+    trees,
+    updated,
+)
 from trainer.optimizers.adafactor import Adafactor
 from trainer.optimizers.schedules import Constant, InverseSqrt
 
@@ -67,3 +76,24 @@ def test_adafactor_clips_the_update_where_it_is_large() -> None:
     after = updated(optimizer, layers, gradients, True)[0]["embed_VD"]
     moved = np.sqrt(np.mean((after - before) ** 2)) / np.sqrt(np.mean(before**2))
     np.testing.assert_allclose(moved, 0.1, rtol=1e-4)
+
+
+def test_adafactor_takes_weights_of_more_numbers_than_int32_has() -> None:
+    tree = {"wi_EDF": jax.ShapeDtypeStruct((2048, 1024, 8192), jnp.float32)}  # GShard's 600B
+    transform = transform_of(Adafactor(), tree)
+    opt_state = jax.eval_shape(transform.init, tree)
+    updates, _ = jax.eval_shape(transform.update, tree, opt_state, tree)
+    assert updates["wi_EDF"].shape == tree["wi_EDF"].shape
+
+
+def test_adafactor_keeps_rows_and_columns_in_place_of_the_square() -> None:
+    """Of every layer and every expert apart: moments lie where the experts do."""
+    layers = {"wi_DF": jnp.zeros((LAYERS, 10, 14)), "wo_EFD": jnp.zeros((LAYERS, 16, 14, 10))}
+    params = {"layers_N": layers, "embed_VD": jnp.zeros((22, 9))}
+    opt_state = jax.eval_shape(transform_of(Adafactor(factored_from=9), params).init, params)
+    sizes = sorted(
+        leaf.shape
+        for path, leaf in jax.tree_util.tree_leaves_with_path(opt_state)
+        if "count" not in jax.tree_util.keystr(path) and leaf.shape[-1] > 1
+    )
+    assert sizes == [(3, 10), (3, 14), (3, 16, 10), (3, 16, 14), (9,), (22,)]
