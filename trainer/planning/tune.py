@@ -78,51 +78,31 @@ class Trial(NamedTuple):
 
 
 class TrialLog:
-    """Keeps trials in a file of JSON lines, so that a search resumes."""
+    """Keeps what a search computes in a file of JSON lines, so that it resumes."""
 
     def __init__(self, path: Path, subject: Mapping[str, Any]):
         """Opens the log of a subject; refuses that of another one."""
-        self._path, self._trials, self._values = path, dict[str, Trial](), dict[str, Any]()
         lines, first = whole_lines(path), json.loads(json.dumps({"subject": subject}))
         if path.exists() and lines[:1] != [first]:
             raise UserError(
                 f"{path}: is the log of another search: its run, devices or versions differ.  "
                 "Remove it, or give another --output."
             )
-        for entry in lines[1:]:
-            if "value" in entry:
-                self._values[entry["name"]] = entry["value"]
-            else:
-                self._trials[self._key(entry["by"], entry["settings"])] = Trial(**entry["trial"])
+        self._path = path
+        self._values = {json.dumps(line["name"]): line["value"] for line in lines[1:]}
         # Drops a half-written last line, which a kill leaves.
         atomic_write(path, "".join(f"{json.dumps(line)}\n" for line in lines or [first]))
 
-    def once(self, name: str, compute: Callable[[], T]) -> T:
-        """Returns what the first search of this log computed: a value that JSON can hold."""
-        if name not in self._values:
-            self._values[name] = compute()
-            self._append(json.dumps({"name": name, "value": self._values[name]}))
-        return self._values[name]
+    def once(self, name: Any, compute: Callable[[], T]) -> T:
+        """Returns what the first search of this log computed; name and value are JSON's."""
+        if not self.holds(name):
+            value = self._values[json.dumps(name)] = compute()
+            with self._path.open("a") as file:
+                file.write(json.dumps({"name": name, "value": value}) + "\n")
+        return self._values[json.dumps(name)]
 
-    def trial(self, by: str, candidate: Candidate, measure: Callable[[Candidate], Trial]) -> Trial:
-        """Returns what an earlier search measured, or measures it and adds it to the file."""
-        key = self._key(by, candidate.settings)
-        if key not in self._trials:
-            trial = self._trials[key] = measure(candidate)
-            entry = {"by": by, "settings": candidate.settings, "trial": trial._asdict()}
-            self._append(json.dumps(entry))
-        return self._trials[key]
-
-    def holds(self, by: str, candidate: Candidate) -> bool:
-        return self._key(by, candidate.settings) in self._trials
-
-    def _append(self, line: str) -> None:
-        with self._path.open("a") as file:
-            file.write(f"{line}\n")
-
-    @staticmethod
-    def _key(by: str, settings: Mapping[str, Any]) -> str:
-        return json.dumps([by, settings])
+    def holds(self, name: Any) -> bool:
+        return json.dumps(name) in self._values
 
 
 @dataclasses.dataclass
@@ -144,10 +124,10 @@ class Tuner:
         while promising := self._promising(remaining):
             candidate = promising[0]
             out_of_time = time.monotonic() > self.deadline_s
-            if out_of_time and not self.log.holds("trial", candidate):
+            if out_of_time and not self.log.holds(["trial", candidate.settings]):
                 self.left = promising
                 return
-            self.trials[candidate] = self.log.trial("trial", candidate, self._try)
+            self.trials[candidate] = self._once("trial", candidate, self._try)
             logger.info("%s", describe(candidate, self.trials[candidate]))
 
     @property
@@ -184,7 +164,12 @@ class Tuner:
 
     def _trace(self, candidate: Candidate) -> Trial:
         run = dataclasses.replace(candidate.run, compiler_options=())  # a trace depends on none
-        return self.log.trial("trace", candidate._replace(run=run), self._plan)
+        return self._once("trace", candidate._replace(run=run), self._plan)
+
+    def _once(self, by: str, candidate: Candidate, measure: Callable[[Candidate], Trial]) -> Trial:
+        """Returns what an earlier search measured, or measures it."""
+        name = [by, candidate.settings]
+        return Trial(**self.log.once(name, lambda: measure(candidate)._asdict()))
 
     def _plan(self, candidate: Candidate) -> Trial:
         plan = plan_if_traceable(candidate.run, candidate.layout, self.hardware)

@@ -128,7 +128,7 @@ def test_a_search_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         tuner(tmp_path, stopped).search(candidates())
     with (tmp_path / "log.jsonl").open("a") as log:
-        log.write('{"by": "trial", "sett')  # as a kill leaves it
+        log.write('{"name": ["trial", {"Lay')  # as a kill leaves it
     again = tuner(tmp_path, counted)
     again.search(candidates())
     assert len(calls) == len(set(calls)) == len(again.trials) > 2
