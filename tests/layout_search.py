@@ -54,7 +54,6 @@ from trainer.checkpoints.manager import Checkpoints
 from trainer.checkpoints.restore import StatePadding
 from trainer.checks import record_loss
 from trainer.decoding.decoder import SHORTEST, Decoder, Request
-from trainer.decoding.score import token_losses
 from trainer.feed import BatchSharding
 from trainer.planning.decoding import trace_decode
 from trainer.run import Run
@@ -62,7 +61,14 @@ from trainer.serving import slot_engine
 from trainer.serving.continuous import ContinuousService
 from trainer.serving.service import Job
 from trainer.serving.slot_engine import SlotEngine
-from trainer.step import State, TrainStepSpec, abstract_params, add_microbatches, train_step_spec
+from trainer.step import (
+    State,
+    TrainStepSpec,
+    abstract_params,
+    add_microbatches,
+    token_losses,
+    train_step_spec,
+)
 from trainer.traces import DecodeShape, trace_evaluate_step, trace_score_step, trace_train_step
 
 FLOAT32_ROUND_OFF = 1e-5

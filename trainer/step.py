@@ -19,7 +19,7 @@ from layouts.reduction import defer_sum, zero_gradient
 from layouts.shards import mesh_axes, spec_of
 from models.api import Batch, Model, Params
 from models.distillation import DistilledModel
-from models.loss import Criterion, LossSums, token_weights
+from models.loss import Criterion, LossSums, TokenLosses, token_weights
 from models.spec import TransformerSpec
 from trainer.metrics.grad_norms import grad_norms
 from trainer.model_dir import teacher_spec
@@ -251,3 +251,8 @@ def with_deferred_sums(model: Model, params: Params) -> Params:
 def evaluate_step(model: Model, criterion: Criterion, params: Params, batch: Batch) -> LossSums:
     """Returns the sums over one batch, without dropout."""
     return model.loss(params, batch, criterion)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def token_losses(model: Model, params: Params, batch: Batch) -> TokenLosses:
+    return model.token_losses(params, batch)

@@ -8,13 +8,11 @@ from jax.sharding import AbstractMesh, Mesh
 
 from layouts.layout import Layout
 from layouts.mesh import use_mesh
-from models.api import Model, Params
 from models.decoding.generate import Search, generate
 from models.loss import CROSS_ENTROPY, Criterion
 from models.precision import StoredWeights, quantize_weights
 from trainer import step
 from trainer.decoding.decoder import abstract_inputs, padded
-from trainer.decoding.score import token_losses
 from trainer.feed import BatchSharding
 from trainer.run import Run
 
@@ -52,16 +50,12 @@ def trace_evaluate_step(
     run: Run, layout: Layout, mesh: Mesh | AbstractMesh, criterion: Criterion = CROSS_ENTROPY
 ) -> Any:
     """Traces the evaluation of one batch."""
-    model, params, batch = abstract_arguments(run, layout, mesh)
-    with use_mesh(mesh):
-        return step.evaluate_step.trace(model, criterion, params, batch)
+    return trace_batch(run, layout, mesh, step.evaluate_step, criterion)
 
 
 def trace_score_step(run: Run, layout: Layout, mesh: Mesh | AbstractMesh) -> Any:
     """Traces the scoring of one batch."""
-    model, params, batch = abstract_arguments(run, layout, mesh)
-    with use_mesh(mesh):
-        return token_losses.trace(model, params, batch)
+    return trace_batch(run, layout, mesh, step.token_losses)
 
 
 def trace_generate(
@@ -80,9 +74,11 @@ def trace_generate(
         return generate.trace(*arguments), arguments
 
 
-def abstract_arguments(
-    run: Run, layout: Layout, mesh: Mesh | AbstractMesh
-) -> tuple[Model, Params, AbstractBatch]:
-    """Returns the model of a run, with shapes, types and shardings of its weights and a batch."""
+def trace_batch(
+    run: Run, layout: Layout, mesh: Mesh | AbstractMesh, function: Any, *settings: object
+) -> Any:
+    """Traces a jitted function of a model, of settings, of weights and of a batch."""
     model, sharding = run.model.model(layout), BatchSharding(layout, mesh, run.batch_sequences)
-    return model, step.abstract_params(model, mesh), sharding.abstract(run.task.array_shapes)
+    params, batch = step.abstract_params(model, mesh), sharding.abstract(run.task.array_shapes)
+    with use_mesh(mesh):
+        return function.trace(model, *settings, params, batch)

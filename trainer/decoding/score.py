@@ -1,24 +1,19 @@
 """Computes the log-likelihood of each line of a text."""
 
 import dataclasses
-import functools
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import jax
 import numpy as np
 
 from data.packing.rows import Rows
-from models.api import Batch, Model, Params
-from models.loss import TokenLosses
+from trainer.checkpoints.restore import TrainedModel
 from trainer.decoding.requests import check_tag
 from trainer.evaluate import Progress, device_batches, no_progress
 from trainer.feed import BatchSharding, dispatch_ahead, whole_batch
 from trainer.multihost import fetched
-
-if TYPE_CHECKING:  # a plan traces the scores without checkpoints
-    from trainer.checkpoints.restore import TrainedModel
+from trainer.step import token_losses
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,13 +27,8 @@ class Score:
     """Parts that are scored each without the ones before; 0 of a pair that has no score."""
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def token_losses(model: Model, params: Params, batch: Batch) -> TokenLosses:
-    return model.token_losses(params, batch)
-
-
 def row_losses(
-    trained: "TrainedModel", rows: Rows, batch_sequences: int, progress: Progress = no_progress
+    trained: TrainedModel, rows: Rows, batch_sequences: int, progress: Progress = no_progress
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns the loss of each target of each row, and whether greedy decoding chooses it."""
     model, params = trained.model, trained.params
@@ -58,7 +48,7 @@ def row_losses(
 
 
 def score_lines(
-    trained: "TrainedModel",
+    trained: TrainedModel,
     lines: Sequence[str],
     batch_sequences: int,
     progress: Progress = no_progress,

@@ -23,7 +23,7 @@ from models.precision import Precision
 from models.transformer import Transformer, TransformerModel
 from tests.models.decoding.test_generate import DECODER, EXPERTS, LENGTHS, NEW, PROMPTS, weights
 from tests.toys import WHOLE
-from trainer.decoding.score import token_losses
+from trainer.step import token_losses
 
 SLOTS, CACHE, PADDED, TOGETHER, MAX_STEPS = 4, 13, 5, 2, 3
 SEARCHES = (
