@@ -67,17 +67,21 @@ class Tensors(NamedTuple):
     """What some files leave out."""
 
 
+MERGED = ("common", "defaults", "fields")
+
+
+def with_bases(tables: Mapping[str, Settings], name: str) -> Settings:
+    """Returns the table of a family, or of its tensors, with what it takes from its bases."""
+    table = dict(tables[name])
+    for base in table.pop("bases", ()):
+        whole = with_bases(tables, base)
+        merged = {part: whole.get(part, {}) | table.get(part, {}) for part in MERGED}
+        table = whole | table | {part: entries for part, entries in merged.items() if entries}
+    return table
+
+
 _TABLES = tomllib.loads(Path(__file__).with_name("tensors.toml").read_text())
-
-
-def tensors_of(name: str) -> Settings:
-    """Returns the table of a family's tensors with what it takes from its base."""
-    table = dict(_TABLES[name])
-    base = table.pop("base", "llama")
-    return table if name == base else tensors_of(base) | table
-
-
-TENSORS = {name: Tensors(**tensors_of(name)) for name in _TABLES}
+TENSORS = {name: Tensors(**with_bases(_TABLES, name)) for name in _TABLES}
 """Tensors of a few families; those of the others are called as Llama's."""
 
 
@@ -164,22 +168,11 @@ POSITIONS: Mapping[str, Positions] = {
 }  # fmt: skip
 NORMS: Mapping[str, Any] = {"rms": RmsNorm, "layer": LayerNorm}
 ROUTERS: Mapping[str, Any] = {"softmax": TopK, "sigmoid": SigmoidTopK}
-MERGED = ("common", "defaults", "fields")
-
-
-def with_bases(name: str) -> Settings:
-    """Returns the table of a family with what it takes from its bases."""
-    table = _FILE["families"][name]
-    for base in map(with_bases, table.get("bases", ())):
-        merged = {part: base.get(part, {}) | table.get(part, {}) for part in MERGED}
-        table = base | table | {part: entries for part, entries in merged.items() if entries}
-    return table
 
 
 def family(table: Settings) -> Family:
     """Makes a family of its table."""
     whole = {name: _FILE[name] for name in ("sizes", "common", "activations")} | table
-    whole.pop("bases", None)
     if "positions" in (fields := whole.get("fields", {})):
         whole["fields"] = fields | {"positions": POSITIONS[fields["positions"]]}
     whole["norm_type"] = NORMS[whole.get("norm_type", "rms")]
@@ -188,7 +181,7 @@ def family(table: Settings) -> Family:
 
 
 FAMILIES: Mapping[str, Family] = {
-    name: family(with_bases(name))
+    name: family(with_bases(_FILE["families"], name))
     for name, table in _FILE["families"].items()
     if "architecture" in table
 }
