@@ -31,7 +31,6 @@ class ContinuousService(Service):
         super().__init__(engine.mesh, step, queue, engine.slots)
         self.engine = engine
         self._running: dict[int, Job] = {}
-        self._left = dict[int, int]()  # tokens by slot that are still to be dispatched
         self._dispatched: StepsInFlight | None = None
         self._last_read_s = 0.0
 
@@ -45,7 +44,7 @@ class ContinuousService(Service):
 
     def next_jobs(self) -> list[Job]:
         for slot in [slot for slot, job in self._running.items() if job.is_done]:
-            self._free(slot)
+            del self._running[slot]
         room = min(self.engine.slots - len(self._running), len(self._waiting))
         return [self._waiting.popleft() for _ in range(room)]
 
@@ -61,7 +60,6 @@ class ContinuousService(Service):
         # What is only scored gets no slot.
         prompts = self.engine.join(joining | dict(enumerate(scored, self.engine.slots)))
         self._running |= joining
-        self._left |= {slot: job.request.max_new_tokens for slot, job in joining.items()}
         before = self._dispatched
         if before is not None and any(job.grammar for job in self._running.values()):
             self._read(before)  # which tokens are allowed follows from the last one
@@ -74,16 +72,11 @@ class ContinuousService(Service):
 
     def _fit(self, joining: Sequence[Job]) -> None:
         """Makes room for what the jobs have in the cache after the next call; may move them."""
-        left = [*self._left.values(), *[job.request.max_new_tokens for job in joining]]
-        jobs, length = [*self._running.values(), *joining], 1
-        for job, rest in zip(jobs, left, strict=True):
-            new_tokens = job.request.max_new_tokens
-            new_tokens = min(new_tokens - rest + MAX_STEPS, new_tokens)
-            length = max(length, len(job.request.prompt) + new_tokens)
-        if jobs:
+        if jobs := [*self._running.values(), *joining]:
+            ends = ((job.request, job.dispatched + MAX_STEPS) for job in jobs)
+            length = max(len(x.prompt) + min(end, x.max_new_tokens) for x, end in ends)
             moved = self.engine.fit([*self._running], len(jobs), length)
             self._running = {moved[slot]: job for slot, job in self._running.items()}
-            self._left = {moved[slot]: rest for slot, rest in self._left.items()}
 
     def _dispatch(self) -> StepsInFlight | None:
         """Starts some steps; the slot of a text that they complete is free."""
@@ -95,10 +88,10 @@ class ContinuousService(Service):
         new_tokens = self.engine.advance(steps, self._running.values(), allowed)
         dispatched = StepsInFlight(new_tokens, steps, size, {**self._running}, start_s)
         self.counts.steps += steps
-        for slot in dispatched.jobs:
-            self._left[slot] -= steps
-            if self._left[slot] <= 0:
-                self._free(slot)
+        for slot, job in dispatched.jobs.items():
+            job.dispatched += steps
+            if job.dispatched >= job.request.max_new_tokens:
+                del self._running[slot]
         return dispatched
 
     def _allowed(self) -> dict[int, np.ndarray]:
@@ -112,9 +105,6 @@ class ContinuousService(Service):
                 else:
                     allowed[slot] = tokens
         return allowed
-
-    def _free(self, slot: int) -> None:
-        del self._running[slot], self._left[slot]
 
     def _read(self, dispatched: StepsInFlight) -> None:
         """Waits for the tokens of a call, and hands them to their jobs."""

@@ -98,6 +98,8 @@ class Job:
     """The error, if the job failed."""
     checkpoint: int | None = None
     """Step of the weights that answer."""
+    dispatched: int = 0
+    """New tokens that are computed, or being computed."""
     is_cancelled: bool = False
 
     @property

@@ -125,7 +125,7 @@ def test_texts_that_are_more_or_longer_move_to_other_slots(monkeypatch: pytest.M
             sizes.append(engine.size)
         texts = [[*job.tokens] for job in jobs]
         for job in jobs:
-            job.tokens, job.log_probabilities, job.finish = [], [], None
+            job.tokens, job.log_probabilities, job.finish, job.dispatched = [], [], None, 0
         return texts
 
     with jax.set_mesh(engine.mesh):
