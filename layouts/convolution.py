@@ -12,12 +12,12 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from configs.errors import UserError
 from layouts.axes import Axis
 from layouts.shards import Entry, ppermute
 
-Array = jax.Array
 Padding = Literal["SAME", "VALID"] | tuple[int, int]
 Place = Mapping[str, Entry]
 

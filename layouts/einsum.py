@@ -10,12 +10,12 @@ from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 from jax.typing import DTypeLike
 
 from layouts.reduction import like_sums, reduced_over
 from layouts.shards import mesh_axes, spec_of
 
-Array = jax.Array
 Operands = Sequence[Array]
 OLD_TPUS = ("TPU v2", "TPU v3")  # their compiler has no products in kernels
 

@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 from jax.typing import DTypeLike
 
 from configs.errors import UserError
@@ -18,7 +19,6 @@ from layouts.quantized import Operand, Quantized
 from layouts.reduction import like_sums, reduced_over
 from layouts.shards import mesh_axes, num_shards, spec_of
 
-Array = jax.Array
 Tree = TypeVar("Tree")
 ABSENT_AXES = re.compile(r"\(\w+\)")  # of "(E)GD"
 

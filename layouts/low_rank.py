@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 from jax.typing import DTypeLike
 
 from configs.errors import UserError
@@ -16,7 +17,6 @@ from layouts.quantized import Operand
 from layouts.reduction import reduced_over
 from layouts.shards import spec_of
 
-Array = jax.Array
 T = TypeVar("T")
 ALONE = (
     "a layer reads a weight with several adapters otherwise than in a product with rows.  Serve "

@@ -11,14 +11,13 @@ from collections.abc import Callable, Mapping
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 from layouts.axes import Axis, alphabet, letters_of
 from layouts.layout import Layout
 from layouts.quantized import Operand
 from layouts.reduction import like_sums
 from layouts.shards import num_shards
-
-Array = jax.Array
 
 
 def with_padding(layout: Layout, **sizes: int) -> Layout:

@@ -11,13 +11,13 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 from jax.typing import DTypeLike
 
 from layouts.einsum import einsum, platform
 from layouts.reduction import free_axes, reduced_over, scaled
 from layouts.shards import mesh_axes, spec_of
 
-Array = jax.Array
 Rounding = Literal["int8", "fp8"]
 TYPES = {"int8": jnp.int8, "fp8": jnp.float8_e4m3fn}
 LARGEST = {"int8": 127, "fp8": 448}

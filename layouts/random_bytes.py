@@ -4,12 +4,12 @@ import functools
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 from jax.extend.random import threefry_2x32
 
 from layouts.layout import Layout
 from layouts.shards import mesh_axes, num_shards, shard_index
 
-Array = jax.Array
 BYTES = 4  # in one random number
 BLOCK_BYTES = 2 * BYTES  # of two numbers, which the generator makes at a time
 

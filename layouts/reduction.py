@@ -9,11 +9,10 @@ from collections.abc import Iterable
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 from jax.typing import DTypeLike
 
 from layouts.shards import Entry, mesh_axes, spec_of
-
-Array = jax.Array
 
 
 def free_axes(place: jax.P, over: Iterable[str]) -> frozenset[str]:

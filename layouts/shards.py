@@ -6,8 +6,8 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
-Array = jax.Array
 Entry = str | tuple[str, ...] | None  # of a jax.P
 
 

@@ -9,10 +9,10 @@ import math
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 from layouts.einsum import platform
 
-Array = jax.Array
 SMALLEST_IN_BLOCKS = 1024
 """Size of an axis below which ranking all of it takes about as long (measured on a CPU)."""
 

@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Mapping
 from typing import Any, ClassVar, NamedTuple, Protocol
 
-import jax
+from jax import Array
 
 from configs.errors import UserError
 from configs.spec import Count, abstract_spec
@@ -14,7 +14,6 @@ from models.dropout import Key
 from models.feed_forward.moe.routing import Router
 from models.loss import Criterion, LossSums, TokenLosses
 
-Array = jax.Array
 STACKS = ("layers", "experts")
 Params = dict  # a tree of weights whose paths tell their axes
 Cache = dict[str, Any]  # keys, values and positions of the tokens so far, and of the source

@@ -2,11 +2,11 @@
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 from layouts.layout import Layout
 from layouts.random_bytes import random_bytes
 
-Array = jax.Array
 Key = Array | None
 """A key of `jax.random`; None where nothing is random."""
 LEVELS = 256  # a rate is rounded to a multiple of 1 / LEVELS

@@ -8,13 +8,12 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 from layouts.layout import Layout
 from layouts.reduction import scaled, zero_gradient
 from layouts.shards import spec_of
 from models.attention.plain import capped
-
-Array = jax.Array
 
 
 class LossSums(NamedTuple):

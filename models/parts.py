@@ -7,8 +7,8 @@ A part of a new kind is a module with such a spec, which a run file imports.
 from collections.abc import Callable
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
-import jax
 from flax import nnx
+from jax import Array
 
 from configs.errors import UserError
 from configs.spec import Positive, abstract_spec, spec
@@ -23,7 +23,6 @@ from models.feed_forward.moe.routing import Load, Router
 from models.initializers import Weights
 from models.sizes import Sizes
 
-Array = jax.Array
 NormPlaces = Literal["before", "after", "both", "sum"]
 
 

@@ -5,14 +5,13 @@ from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 from pydantic import Field
 
 from configs.spec import spec
 from layouts.layout import Layout
 from models.api import Frozen
 from models.loss import Criterion, LogitOperands, LossSums, token_losses
-
-Array = jax.Array
 
 
 @spec

@@ -8,6 +8,7 @@ from typing import Self, TypeVar
 import jax
 import jax.numpy as jnp
 from flax import nnx, traverse_util
+from jax import Array
 
 from configs.spec import spec
 from layouts.axes import axes_of_path
@@ -30,7 +31,6 @@ from models.preferences import preference_loss
 from models.spec import PlacedBlock, TransformerSpec
 
 T = TypeVar("T")
-Array = jax.Array
 OUTPUT = "output_VD"
 """The prepared weights of logits."""
 SOURCE_ARRAYS = ("inputs_BM", "segments_BM", "positions_BM")

@@ -5,13 +5,13 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 from layouts.axes import Axis
 from layouts.layout import Layout
 from layouts.padding import with_axes
 from layouts.shards import mesh_axes, spec_of
 
-Array = jax.Array
 BUCKETS = Axis("R", "buckets", "distances of relative positions")
 
 

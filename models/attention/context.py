@@ -4,12 +4,12 @@ import dataclasses
 from typing import Any
 
 import jax
+from jax import Array
 
 from layouts.layout import Layout
 from models.attention.bias import Bias
 from models.attention.flash import Kernel
 
-Array = jax.Array
 STATIC = {"static": True}  # marks what is no array
 
 

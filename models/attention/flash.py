@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import jax
+from jax import Array
 
 from layouts.einsum import has_tpu_kernels, mesh_device
 from layouts.layout import Layout
@@ -22,7 +23,6 @@ from models.attention.splash import splash_attention
 from models.attention.triton import missing_triton, triton_attention
 from models.sizes import Sizes
 
-Array = jax.Array
 Implementation = Literal["auto", "plain", "flash"]
 KernelName = Literal["splash", "mosaic", "triton"]
 GPU_KERNELS: tuple[KernelName, ...] = ("mosaic", "triton")

@@ -8,6 +8,7 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax import Array
 
 from configs.errors import UserError
 from configs.spec import Count, spec
@@ -24,7 +25,6 @@ from models.initializers import Weights
 from models.parts import BlockParts, Norm
 from models.sizes import Sizes
 
-Array = jax.Array
 Pair = tuple[Array, Array]  # plain columns and rotated ones, or the latent vector and these
 LATENT = Axis("R", "latent", "compressed keys and values")
 ROTATED = Axis("P", "rotated", "columns of a head that positions rotate")

@@ -4,10 +4,9 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 from layouts.einsum import platform
-
-Array = jax.Array
 
 
 class LayerCache(NamedTuple):

@@ -8,10 +8,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 PACKAGE = "tokamax"
-
-Array = jax.Array
 
 
 @functools.partial(jax.jit, static_argnames=("causal", "window", "logit_cap"))  # traced once

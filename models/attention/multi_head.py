@@ -5,6 +5,7 @@ from typing import ClassVar, Literal
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax import Array
 from jax.ad_checkpoint import checkpoint_name
 
 from configs.errors import UserError
@@ -22,7 +23,6 @@ from models.initializers import Weights
 from models.parts import Attention, BlockParts
 from models.sizes import Sizes
 
-Array = jax.Array
 AttentionBiases = Literal["none", "qkv", "all"]
 QkNormOver = Literal["head", "heads"]
 

@@ -6,12 +6,11 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 from layouts.layout import Layout
 from models.attention.bias import Bias, add_bias, bias_gradient
 from models.dropout import dropout
-
-Array = jax.Array
 
 
 class Operands(NamedTuple):

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from layouts.shards import Entry, mesh_axes, num_shards, ppermute, shard_index
 
 if TYPE_CHECKING:
     from jax.experimental.pallas.ops.tpu.splash_attention.splash_attention_kernel import BlockSizes
 
-Array = jax.Array
 
 BLOCKS = (1024, 512, 256, 128)
 """Sizes of blocks of queries and of keys, the best first; the largest that divides is taken.  The

@@ -11,10 +11,10 @@ from types import ModuleType
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 MODULE = "jax.experimental.pallas.ops.gpu.attention"
 
-Array = jax.Array
 
 MIN_BLOCK, MAX_BLOCK = 16, 128
 """Queries or keys: what Triton multiplies at least, and what lengths must be multiples of."""

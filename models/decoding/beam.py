@@ -5,12 +5,11 @@ from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 from layouts.layout import Layout
 from models.decoding.generate import DecodeInputs, DecodeOutput, is_end, ranked
 from models.decoding.sampling import allowed
-
-Array = jax.Array
 
 
 class Beams(NamedTuple):

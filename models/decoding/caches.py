@@ -5,12 +5,12 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 from layouts.axes import letters_of
 from layouts.layout import Layout
 from models.api import Cache
 
-Array = jax.Array
 ModelStep = Callable[[Cache, Array, Array, Array, Array], tuple[Cache, Array]]
 """`Decodable.step` with the prepared weights."""
 

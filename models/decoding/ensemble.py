@@ -7,11 +7,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 from layouts.layout import Layout
 from models.api import Batch, Cache, Decodable, Params
 
-Array = jax.Array
 Members = tuple[Params, ...]
 
 

@@ -8,13 +8,13 @@ from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 from layouts.layout import Layout
 from layouts.shards import mesh_axes, spec_of
 from models.api import Batch, Cache, Decodable, step_layout
 from models.decoding.caches import HypothesisCaches, ModelStep, repeat
 
-Array = jax.Array
 BEGIN, END = 0, 1  # ids of the vocabularies that `data` trains
 # Named scopes of the loop over new tokens and of the suffix, which the planner looks for.
 NEW_TOKENS, SUFFIX = "new_tokens", "suffix"

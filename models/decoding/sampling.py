@@ -6,11 +6,10 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 from layouts.layout import Layout
 from models.decoding.generate import DecodeInputs, DecodeOutput, is_end, ranked
-
-Array = jax.Array
 
 
 def nucleus_of_sorted(layout: Layout, sorted_BWU: Array, top_p: float | Array) -> Array:

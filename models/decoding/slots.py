@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 from layouts.axes import letters_of
 from layouts.convolution import pad
@@ -24,7 +25,6 @@ from models.decoding import sampling
 from models.decoding.generate import begun_prompts, feed_prompt, is_end, log_probabilities
 from models.decoding.sampling import Chosen, Draw, likeliest, sampled, sampled_of_best, without_end
 
-Array = jax.Array
 FEW_CANDIDATES = 64
 """Tokens that are ranked where no text samples from more of them."""
 SCORED_POSITIONS = 256

@@ -7,6 +7,7 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax import Array
 from jax.ad_checkpoint import checkpoint_name
 
 from configs.errors import UserError
@@ -17,7 +18,6 @@ from models.initializers import Weights
 from models.parts import FeedForward
 from models.sizes import Sizes
 
-Array = jax.Array
 Activation = Literal["relu", "gelu", "gelu_exact", "silu", "clamped_swiglu"]
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "relu": jax.nn.relu, "gelu": jax.nn.gelu,

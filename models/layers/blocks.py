@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import jax
 from flax import nnx
+from jax import Array
 
 from configs.errors import UserError
 from layouts.layout import Layout
@@ -15,8 +16,6 @@ from models.feed_forward.moe.routing import Load
 from models.initializers import Weights
 from models.parts import BlockParts, NormLayer, NormPlaces
 from models.sizes import Sizes
-
-Array = jax.Array
 
 
 class Contexts(NamedTuple):

@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 from layouts.einsum import platform
 from layouts.layout import Layout
 from layouts.shards import mesh_axes, num_shards, ppermute, spec_of
 
-Array = jax.Array
 Tree = Any  # of arrays
 # Runs layers: their weights, the input of a microbatch, what else comes with it, and the number of
 # the first layer, 0 where it is left out; returns the output, and the loads of each layer.

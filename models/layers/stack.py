@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax import Array
 from jax.ad_checkpoint import checkpoint_name
 
 from layouts.layout import Layout
@@ -19,7 +20,6 @@ from models.layers.pipeline import before_stages, has_repeats, in_stages, inside
 from models.parts import BlockParts
 from models.spec import TransformerSpec
 
-Array = jax.Array
 # By the path of a block in its stack: a Load with a leading axis for the layers that have its
 # weights, or None where there are no experts.
 Loads = dict[str, Any]

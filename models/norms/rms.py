@@ -6,6 +6,7 @@ import math
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax import Array
 from jax.ad_checkpoint import checkpoint_name
 
 from configs.spec import Positive, spec
@@ -13,7 +14,6 @@ from layouts.layout import Layout
 from models.initializers import Weights
 from models.parts import Norm
 
-Array = jax.Array
 INVERSE, MEAN = "inverse_root_mean_square", "mean"
 
 

@@ -2,8 +2,8 @@
 
 from typing import ClassVar
 
-import jax
 from flax import nnx
+from jax import Array
 
 from configs.errors import UserError
 from configs.spec import CountOrZero, spec
@@ -11,8 +11,6 @@ from layouts.layout import Layout
 from models.initializers import Weights
 from models.parts import BlockParts, Positions
 from models.sizes import Sizes
-
-Array = jax.Array
 
 
 @spec

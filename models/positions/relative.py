@@ -6,6 +6,7 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax import Array
 
 from configs.errors import UserError
 from configs.spec import Count, spec
@@ -17,8 +18,6 @@ from models.attention.bias import BUCKETS, Bias
 from models.initializers import Weights
 from models.parts import BlockParts, Positions
 from models.sizes import Sizes
-
-Array = jax.Array
 
 
 @spec

@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 from configs.errors import UserError
 from configs.spec import Positive, spec
@@ -12,8 +13,6 @@ from layouts.layout import Layout
 from models.parts import BlockParts, Positions
 from models.positions.rope_scaling import RopeScaling, plain_rates
 from models.sizes import Sizes
-
-Array = jax.Array
 
 
 @spec

@@ -2,16 +2,14 @@
 
 from typing import ClassVar
 
-import jax
 import jax.numpy as jnp
+from jax import Array
 
 from configs.errors import UserError
 from configs.spec import CountOrZero, spec
 from layouts.layout import Layout
 from models.parts import BlockParts, Positions
 from models.sizes import Sizes
-
-Array = jax.Array
 
 
 @spec

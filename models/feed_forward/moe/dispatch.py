@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 from layouts.layout import Layout
 from layouts.quantized import Operand, Quantized
@@ -27,7 +28,6 @@ from models.feed_forward.moe.exchange import Exchange
 from models.feed_forward.moe.grouped_matmul import block_tokens, gated_product, grouped_product
 from models.feed_forward.moe.routing import Router, Routing
 
-Array = jax.Array
 Weight = Array | Operand
 Product = Callable[..., Array]  # of tokens and weights
 Draw = Callable[..., Array]  # draws `width` random bytes for each token

@@ -5,8 +5,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-
-Array = jax.Array
+from jax import Array
 
 
 class Ranges(NamedTuple):

@@ -9,10 +9,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-Array = jax.Array
 TILES = tuple(range(1024, 0, -128))
 """Rows and columns of a tile of weights: multiples of what the matrix units take."""
 WIDE = 512

@@ -4,11 +4,11 @@ import functools
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 from layouts.einsum import has_tpu_kernels, platform
 from models.feed_forward.moe.grouped_kernel import MIN_TOKENS, kernel_gradient, kernel_product
 
-Array = jax.Array
 MAX_BLOCK, MAX_KERNEL_BLOCK, MAX_GPU_BLOCK = 128, 512, 1024  # tokens
 
 

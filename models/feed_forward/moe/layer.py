@@ -7,6 +7,7 @@ from typing import ClassVar, Literal
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax import Array
 
 from configs.spec import Count, spec
 from layouts.layout import Layout
@@ -21,7 +22,6 @@ from models.parts import FeedForward
 from models.precision import FloatType
 from models.sizes import Sizes
 
-Array = jax.Array
 Dispatch = Literal["einsum", "gather", "dropless"]
 WEIGHTS = ("wi_EDF", "wg_EDF", "wo_EFD", "bi_EF", "bg_EF", "bo_ED")
 """Of experts; those of gates and the biases are not in all layers."""

@@ -5,13 +5,12 @@ from typing import ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 from configs.errors import UserError
 from configs.spec import Count, Fraction, NotNegative, Positive, abstract_spec, spec
 from layouts.layout import Layout
 from models.dropout import Key
-
-Array = jax.Array
 
 
 class Routing(NamedTuple):
