@@ -96,7 +96,7 @@ class Equation(NamedTuple):
             )
         return [Window(*each) for each in zip(sizes, *numbers, paddings, strict=True)]
 
-    def convolve(self, x: Array, kernel: Array, windows: Sequence["LocalWindow"]) -> Array:
+    def convolve(self, x: Array, kernel: Array, windows: Sequence["Window"]) -> Array:
         """Convolves whole images by a kernel, group by group."""
         if self.groups:
             axes = [letters.index(self.groups[0]) for letters in self[:3]]
@@ -120,10 +120,10 @@ class Equation(NamedTuple):
         y = jax.lax.conv_general_dilated(
             x,
             kernel,
-            window_strides=[each.window.stride for each in windows],
-            padding=[each.padding for each in windows],
+            window_strides=[each.stride for each in windows],
+            padding=[each.pads(0) for each in windows],
             lhs_dilation=[each.base_dilation for each in windows],
-            rhs_dilation=[each.window.dilation for each in windows],
+            rhs_dilation=[each.dilation for each in windows],
             dimension_numbers=jax.lax.ConvDimensionNumbers(*positions),
         )
         return y if self.features else y[..., 0]
@@ -173,14 +173,6 @@ class Window:
     def places(self, size: int) -> int:
         """Returns how many places a kernel has in an image of this size: the size of the result."""
         return (self.dilated(size) + sum(self.pads(size)) - self.span) // self.stride + 1
-
-
-class LocalWindow(NamedTuple):
-    """Holds what one device does along an axis of its rows."""
-
-    window: Window
-    padding: tuple[int, int]
-    base_dilation: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -241,7 +233,7 @@ class Work:
     fill: float
     """What lies outside of the images."""
     compute: Callable[..., Array]
-    """Computes one device's result from its operands and a `LocalWindow` for each window."""
+    """Computes one device's result from its operands and windows, which pad by two numbers."""
     by_letter: Mapping[str, Axis]
 
     def sizes_of_result(
@@ -296,8 +288,8 @@ class Work:
                 count = jax.lax.axis_size(entry) if entry else 1
                 rows = x.shape[axis], results[letter] // count
                 shards = Shards(window, sizes[letter], count, *rows)
-                x, padding, base_dilation = with_halo(x, axis, entry, shards, self.fill)
-                local.append(LocalWindow(window, padding, base_dilation))
+                x, padding, base = with_halo(x, axis, entry, shards, self.fill)
+                local.append(dataclasses.replace(window, padding=padding, base_dilation=base))
             y, summed_over = self.compute(x, *others, local), place.get(self.summed_over)
             return jax.lax.psum(y, summed_over) if summed_over else y
 
@@ -316,12 +308,12 @@ def pooling(
         raise ValueError(f"pool {axes!r}: kind {kind!r}.  Legal: 'max' or 'sum'.")
     fill, combine = (-jnp.inf, jax.lax.max) if kind == "max" else (0, jax.lax.add)
 
-    def compute(x: Array, local: Sequence[LocalWindow]) -> Array:
+    def compute(x: Array, local: Sequence[Window]) -> Array:
         sizes, strides = [1] * x.ndim, [1] * x.ndim
-        for letter, (window, (low, high), _) in zip(windows, local, strict=True):
+        for letter, window in zip(windows, local, strict=True):
             axis = axes.index(letter)
             sizes[axis], strides[axis] = window.kernel, window.stride
-            x = pad(x, axis, (low, high, 0), fill)
+            x = pad(x, axis, (*window.pads(0), 0), fill)
         # Sums of many numbers are large.
         wide = x.astype(jnp.float32) if jnp.finfo(x.dtype).bits < 32 else x
         init = np.array(fill, wide.dtype)
