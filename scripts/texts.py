@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from layouts.cost.collectives import scaled, size_text
+from layouts.cost.collectives import size_text
 from trainer.checkpoints.interval import HOUR_S
 
 SHORT_HOURS = 0.1  # shown in seconds
@@ -54,7 +54,7 @@ def with_unit(value: Any, unit: str) -> str:
         case "share":
             return f"{100 * value:.1f} %"
         case "FLOPs":
-            return scaled(value, unit)
+            return size_text(value, unit)
     if not isinstance(value, str):
         value = f"{value:,.0f}" if value >= 100 or isinstance(value, int) else f"{value:.3g}"
     return f"{value} {unit}".strip()

@@ -131,22 +131,13 @@ def format_mesh(mesh: Mapping[str, int]) -> str:
     return ",".join(f"{name}:{size}" for name, size in mesh.items())
 
 
-def size_text(size_bytes: float) -> str:
-    """Formats a number of bytes.
+def size_text(amount: float, unit: str = "B") -> str:
+    """Writes an amount, of bytes unless a unit is given, with a metric prefix.
 
-    >>> size_text(640), size_text(2_621_440)
-    ('640 B', '2.62 MB')
-    """
-    return scaled(size_bytes, "B")
-
-
-def scaled(amount: float, unit: str) -> str:
-    """Writes an amount with a metric prefix.
-
-    >>> scaled(34_628_173_824, "FLOPs")
+    >>> size_text(640), size_text(2_621_440), size_text(999_700)
+    ('640 B', '2.62 MB', '1 MB')
+    >>> size_text(34_628_173_824, "FLOPs")
     '34.6 GFLOPs'
-    >>> scaled(999_700, "B")
-    '1 MB'
     """
     prefixes = iter(" kMGTPEZY")
     prefix = next(prefixes).strip()

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from data.storage.files import atomic_write
-from layouts.cost.collectives import Collective, heaviest, scaled, size_text
+from layouts.cost.collectives import Collective, heaviest, size_text
 from layouts.cost.interconnect import Topology
 from layouts.cost.step_time import seconds
 from layouts.hlo.compilation import text_of
@@ -207,8 +207,8 @@ def summary(plan: training.StepPlan, how_counted: str = "") -> str:
     received = sum(collective.received_bytes for collective in plan.work.collectives)
     text = (
         f"Step: {size_text(plan.memory.needed_bytes)} per device ({parts}), "
-        f"{scaled(plan.executed_flops, 'FLOPs')} "
-        f"(of the model: {scaled(plan.model_flops, 'FLOPs')}), "
+        f"{size_text(plan.executed_flops, 'FLOPs')} "
+        f"(of the model: {size_text(plan.model_flops, 'FLOPs')}), "
         f"{size_text(received)} of traffic per device.{how_counted}"
     )
     if plan.step_s is None or plan.topology is None:
