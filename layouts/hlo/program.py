@@ -274,8 +274,7 @@ class CompiledText:
 
     def source(self, instruction: parser.Instruction) -> str:
         """Returns the line of the model, and the equation, that an instruction was made for."""
-        frame = re.search(r"stack_frame_id=(\d+)", instruction.rest)
-        line = self.sources.get(int(frame[1]), "") if frame else ""
+        line = self.sources.get(instruction.number("stack_frame_id") or 0, "")
         name = equation(instruction.op_name) or instruction.name
         backward = " (backward)" * ("transpose(" in instruction.op_name)
         return f"{line} {name}".strip() + backward
