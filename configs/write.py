@@ -34,15 +34,19 @@ def values(specs: Iterable[Any]) -> dict[str, Any]:
     }
 
 
-def diff(a: Any, b: Any) -> list[tuple[str, Any, Any]]:
-    """Lists (name, value in a, value in b) for each parameter in which two specs differ."""
-    if type(a) is not type(b):
-        return [(type(a).__name__, a, b)]
-    pairs = [
-        pair
-        for (name, x), (_, y) in zip(_fields(a), _fields(b), strict=True)
-        for pair in _differences(f"{type(a).__name__}.{name}", x, y)
-    ]
+def diff(a: Any, b: Any, name: str = "") -> list[tuple[str, Any, Any]]:
+    """Lists (name, value in a, value in b) for each parameter in which two specs differ.
+
+    `name` is that of the parameter that holds both, if there is one.
+    """
+    kind = type(a).__name__
+    if is_spec(a) and type(a) is type(b):
+        fields = zip(_fields(a), _fields(b), strict=True)
+        pairs = [pair for (key, x), (_, y) in fields for pair in diff(x, y, f"{kind}.{key}")]
+    elif type(a) is type(b) is tuple and len(a) == len(b) and any(map(is_spec, a)):
+        pairs = [pair for x, y in zip(a, b, strict=True) for pair in diff(x, y, name)]
+    else:
+        pairs = [] if a == b else [(name or kind, a, b)]
     return [pair for i, pair in enumerate(pairs) if pair not in pairs[:i]]
 
 
@@ -104,11 +108,3 @@ def _nested(made: Any, *, in_tuple: bool) -> Iterator[tuple[str, Any, bool]]:
 def is_default(made: Any) -> bool:
     """Returns whether all settings of a spec are those of its class."""
     return all(field.default == getattr(made, field.name) for field in dataclasses.fields(made))
-
-
-def _differences(name: str, a: Any, b: Any) -> list[tuple[str, Any, Any]]:
-    if is_spec(a) and type(a) is type(b):
-        return diff(a, b)
-    if isinstance(a, tuple) and isinstance(b, tuple) and len(a) == len(b) and any(map(is_spec, a)):
-        return [d for x, y in zip(a, b, strict=True) for d in _differences(name, x, y)]
-    return [] if a == b else [(name, a, b)]
