@@ -38,16 +38,13 @@ class Bias(NamedTuple):
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def add_bias(layout: Layout, logits_BJQLM: Array, bias: Bias) -> Array:
     """Adds the bias to the logits."""
-    return _add_forward(layout, logits_BJQLM, bias)[0]
-
-
-def _add_forward(layout: Layout, logits_BJQLM: Array, bias: Bias) -> tuple[Array, Bias]:
     assert bias.values is not None
-    return logits_BJQLM + bias.values, bias._replace(values=None)
+    return logits_BJQLM + bias.values
 
 
 add_bias.defvjp(
-    _add_forward, lambda layout, bias, dlogits: (dlogits, bias_gradient(layout, bias, dlogits))
+    lambda layout, logits, bias: (add_bias(layout, logits, bias), bias._replace(values=None)),
+    lambda layout, bias, dlogits: (dlogits, bias_gradient(layout, bias, dlogits)),
 )
 
 
