@@ -145,8 +145,7 @@ def settings(task: Task) -> dict[str, Any]:
     if (path := values[name]) is not None:
         content = lookup.read_bytes(f"{name} = {path!r}", path_of(path).expanduser())
         values[f"{_TEXT}{name}"] = hashlib.sha256(content).hexdigest()[:16]
-    plain: dict[str, Any] = json.loads(json.dumps(values))  # as a manifest gives it back
-    return plain
+    return json.loads(json.dumps(values))  # as a manifest gives it back
 
 
 def _parameters(spec: Any, scope: str = "") -> Iterator[tuple[str, Any, Any]]:

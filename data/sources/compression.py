@@ -27,7 +27,7 @@ _DECOMPRESSORS: dict[str, Callable[[], Any]] = {
 }
 
 
-def open_file(name: str) -> IO[bytes]:
+def open_file(name: str) -> io.BufferedReader:
     """Opens a file, local or remote, to read its decompressed content."""
     path = path_of(name).expanduser()
     try:

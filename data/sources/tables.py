@@ -5,7 +5,7 @@ import csv
 import functools
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from configs.errors import UserError, brief, did_you_mean
 from configs.paths import path_of
@@ -117,8 +117,7 @@ def _arrow(path: str, columns: Sequence[str]) -> Iterator[Batches]:
     """Opens a file, or a stream, as Hugging Face's data sets are kept in."""
     from pyarrow import ipc
 
-    with open_file(path) as file:
-        opened: Any = file
+    with open_file(path) as opened:
         if opened.peek(8).startswith(ARROW_MARKS[1]):
             stream = ipc.open_stream(opened)
             yield stream.schema, stream
@@ -132,8 +131,7 @@ def _csv(path: str, columns: Sequence[str]) -> Iterator[Batches]:
     """Opens a file whose first line names its columns, all of them texts."""
     import pyarrow
 
-    with open_file(path) as file, read_errors(path):
-        opened: Any = file
+    with open_file(path) as opened, read_errors(path):
         names = next(csv.reader([opened.readline().decode("utf-8-sig", "replace")]), [])
         schema = pyarrow.schema([(name, pyarrow.string()) for name in names])
         if not opened.peek(1):
@@ -188,8 +186,7 @@ def _raw_texts(batch: "pyarrow.RecordBatch", field: Sequence[str]) -> list[bytes
         array = compute.struct_field(array, field[1:])
     if pyarrow.types.is_dictionary(array.type):
         array = array.dictionary_decode()
-    raw: list[bytes | None] = array.cast(pyarrow.large_binary()).to_pylist()
-    return raw
+    return array.cast(pyarrow.large_binary()).to_pylist()
 
 
 def _text(raw: bytes | None, place: str, errors: str) -> str:

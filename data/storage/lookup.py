@@ -9,7 +9,7 @@ import stat
 import zlib
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
-from typing import IO, Any
+from typing import Any
 
 from configs.errors import UserError
 from configs.paths import in_bucket, is_on_hub, is_remote, path_of
@@ -18,7 +18,7 @@ from data.storage import remote
 logger = logging.getLogger(__name__)
 
 
-def open_to_read(name: str, path: Path) -> IO[bytes]:
+def open_to_read(name: str, path: Path) -> io.BufferedReader:
     """Opens a file, a pipe or a terminal; refuses a device, which may never end."""
     if is_remote(path):
         if not path.exists():
