@@ -175,15 +175,11 @@ def _files_without_tensorflow(builder: Any) -> Iterator[None]:
     from tensorflow_datasets.core.download import extractor
 
     candidates: list[Any] = [extractor, sys.modules[type(builder).__module__]]
-    modules = [module for module in candidates if hasattr(module, "tf")]
-    kept = [module.tf for module in modules]
-    for module in modules:
-        module.tf = _LOCAL_FILES
-    try:
+    with contextlib.ExitStack() as stack:
+        for module in (module for module in candidates if hasattr(module, "tf")):
+            stack.callback(setattr, module, "tf", module.tf)
+            module.tf = _LOCAL_FILES
         yield
-    finally:
-        for module, tf in zip(modules, kept, strict=True):
-            module.tf = tf
 
 
 _GFILE = types.SimpleNamespace(GFile=open, glob=lambda pattern: sorted(glob.glob(pattern)))
