@@ -9,7 +9,6 @@ import functools
 import itertools
 import math
 import re
-from typing import NamedTuple
 
 import numpy as np
 
@@ -19,14 +18,6 @@ from layouts.cost.hardware import CHIPS, GPUS, GPUS_OF_A_NODE, Chip
 from layouts.device_order import CHIP_AXES, CORE
 
 RING = {"all-gather": 1, "reduce-scatter": 1, "all-reduce": 2}  # times that the data goes round
-
-
-class GroupOnAxis(NamedTuple):
-    """Describes the positions of a group of devices along one axis of the torus."""
-
-    chips: int  # of the group
-    stride: int  # from one to the next: the number of groups that share the links between them
-    wraps: bool  # whether the last is a neighbour of the first
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,8 +122,12 @@ class Topology:
     def devices(self) -> int:
         return self.chips * self.chip.cores
 
-    def along(self, coordinates: np.ndarray) -> tuple[GroupOnAxis, ...]:
-        """Returns how chips at these coordinates lie along each axis in which they differ."""
+    def along(self, coordinates: np.ndarray) -> list[tuple[int, int, bool]]:
+        """Returns how chips at these coordinates lie along each axis in which they differ.
+
+        That is their number, the stride from one to the next, which as many groups share, and
+        whether the last is a neighbour of the first.
+        """
         along = []
         is_torus = len(self.extents) < 3 or min(self.extents) >= CUBE_SIDE
         for axis, extent in enumerate(self.extents):
@@ -141,8 +136,8 @@ class Topology:
                 continue
             stride = int(coords[-1] - coords[0]) // (len(coords) - 1)
             ring = is_torus and extent % self.chip.wraps == 0 and len(coords) * stride == extent
-            along.append(GroupOnAxis(len(coords), stride, ring))
-        return tuple(along)
+            along.append((len(coords), stride, ring))
+        return along
 
     def seconds(self, kind: str, size_bytes: float, coords: np.ndarray) -> float:
         """Returns the seconds of one collective among these devices.
@@ -185,11 +180,11 @@ class Topology:
             hops = np.abs(np.diff(coords, axis=0)).sum(axis=1)
             return groups * float(hops.max()) * size_bytes / link
         if kind in RING:
-            links = sum((2 if axis.wraps else 1) / axis.stride for axis in along)
+            links = sum((2 if wraps else 1) / stride for _, stride, wraps in along)
             sent_bytes = RING[kind] * size_bytes * (1 - 1 / len(chips))
             return groups * sent_bytes / (links * link)
         chip_bytes = groups * cores * size_bytes
-        crossing = max(a.chips * a.stride / (8 if a.wraps else 4) for a in along)
+        crossing = max(n * stride / (8 if wraps else 4) for n, stride, wraps in along)
         return chip_bytes * crossing / link
 
 
