@@ -1,5 +1,6 @@
 """Reads text and pairs from lines of JSON."""
 
+import functools
 import itertools
 import json
 from collections.abc import Iterator, Sequence
@@ -93,7 +94,7 @@ def records(
     paths: Sequence[str], fields: Sequence[str], setting: str, errors: str, *, chats: bool = False
 ) -> Iterator[list[str]]:
     """Yields the texts of some fields, or chats as JSON, line by line; blank lines have none."""
-    read = messages_of if chats else text_of
+    read = messages_of if chats else functools.partial(field_of, kind=str)
 
     def of_file(path: str) -> Iterator[list[str] | None]:
         for number, line in enumerate(text_files.read_lines(path, errors), 1):
@@ -116,11 +117,6 @@ def records(
             yield texts
 
     return text_files.of_files(paths, map(of_file, paths), setting, "line of JSON")
-
-
-def text_of(value: Any, name: str, place: str) -> str:
-    """Returns the text of a field."""
-    return field_of(value, name, place, str)
 
 
 def field_of(value: Any, name: str, place: str, kind: type) -> Any:
