@@ -98,16 +98,15 @@ class CheckedArray:
         try:
             array = np.load(path, mmap_mode=mmap_mode)
             is_whole = array.dtype.kind in "iu" and array.dtype.isnative
-            if is_whole and array.ndim == dimensions and 0 not in array.shape[1:]:
-                return array
-            error = None
+            if not is_whole or array.ndim != dimensions or 0 in array.shape[1:]:
+                raise ValueError(f"found an array of {array.dtype}, {array.shape}")
+            return array
         except FileNotFoundError:
             raise UserError(f"{path}: is missing.  {self._remedy}") from None
         except OSError:
             raise
-        except Exception as problem:
-            error = problem
-        raise UserError(f"{path}: its header is damaged.  {self._remedy}") from error
+        except Exception as error:
+            raise UserError(f"{path}: its header is damaged.  {self._remedy}") from error
 
     def __len__(self) -> int:
         return int(self.shape[0])
