@@ -60,9 +60,7 @@ class Stack(nnx.Module):
             BlockLayer(parts, spec, inside, source, kind=kind, cross_attention=cross_attention)
             for parts, source, kind in zip(blocks, sources, kinds, strict=True)
         ]
-        if first:
-            self.first = BlockSequence(built[:first])
-        repeated = built[first:]
+        self.first, repeated = BlockSequence(built[:first]), built[first:]
         self.layers_N = repeated[0] if turn == 1 else BlockSequence(repeated)
         positions = spec.positions
         self.bias = positions.build_bias(layout, weights) if positions.shares_bias else None
@@ -74,7 +72,7 @@ class Stack(nnx.Module):
     ) -> tuple[Array, Loads]:
         """Runs whole rows through all layers and the norm; also returns the experts' loads."""
         inputs, loads = (self.contexts(make_contexts), key), Loads()
-        if hasattr(self, "first"):
+        if self.first.names:
             _, weights = nnx.split(self.first)
             run = before_stages(self.layout, self.run_first)
             x_BLD, loads = run(weights, x_BLD, inputs)
@@ -172,9 +170,7 @@ class Stack(nnx.Module):
         def of_layer(weights: Stacked) -> Cache:
             return self.layer(weights).init_cache(batch_sequences, cache_length, memory_BMD)
 
-        first = Cache()
-        if hasattr(self, "first"):
-            first = self.first.init_cache(batch_sequences, cache_length, memory_BMD)
+        first = self.first.init_cache(batch_sequences, cache_length, memory_BMD)
         if isinstance(weights, list):
             return first, list(map(of_layer, weights))
         return first, jax.lax.map(of_layer, weights)
@@ -185,9 +181,7 @@ class Stack(nnx.Module):
         """Runs new tokens through all layers and the norm; returns the caches with them."""
         contexts = self.contexts(make_contexts)
         first, repeats = caches
-        if hasattr(self, "first"):
-            x_BLD, updated_first, _ = self.first(x_BLD, contexts, first)
-            first = updated_first or {}
+        x_BLD, updated_first, _ = self.first(x_BLD, contexts, first)
 
         def run(carry: tuple[Array, Any], numbered: tuple[Stacked, Array]) -> tuple[Any, None]:
             (x_BLD, stacks), (weights, index) = carry, numbered
@@ -204,7 +198,7 @@ class Stack(nnx.Module):
         else:
             numbers = jnp.arange(len(jax.tree.leaves(weights)[0]), dtype=jnp.int32)
             (x_BLD, repeats), _ = jax.lax.scan(run, (x_BLD, repeats), (weights, numbers))
-        return normed(self.norm, x_BLD), (first, repeats)
+        return normed(self.norm, x_BLD), (updated_first or {}, repeats)
 
     def layer(self, weights: Stacked) -> BlockLayer | BlockSequence:
         """Returns one repeat of the blocks with these weights."""
