@@ -120,7 +120,8 @@ def side_by_side(adapters: Sequence[Lora], params: Params, base: Infos) -> Param
     by_path = collections.defaultdict[str, list[tuple[int, str, jax.Array, jax.Array]]](list)
     for number, adapter in enumerate(adapters, 1):
         for path, (kinds, matrices) in adapter.factors(base).items():
-            a, b = (_wide(flat.pop(f"{number}/{matrix}")) for matrix in matrices)
+            pair = [flat.pop(f"{number}/{matrix}") for matrix in matrices]
+            a, b = (x.astype(jnp.promote_types(x.dtype, jnp.float32)) for x in pair)
             by_path[path].append((number, kinds, a * (adapter.alpha / adapter.rank), b))
     for path, members in by_path.items():
         letters, kinds = axes_of_path(path), members[0][1]
@@ -134,10 +135,6 @@ def side_by_side(adapters: Sequence[Lora], params: Params, base: Infos) -> Param
         reads = jax.sharding.reshard(reads, jax.P(*[None] * reads.ndim))
         flat[path] = Adapted(flat[path], a, b, 1.0, kinds, reads)
     return traverse_util.unflatten_dict(flat, sep="/")
-
-
-def _wide(matrix: jax.Array) -> jax.Array:
-    return matrix.astype(jnp.promote_types(matrix.dtype, jnp.float32))
 
 
 def _concatenated(matrices: Sequence[jax.Array], axis: int) -> jax.Array:
