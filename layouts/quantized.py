@@ -39,9 +39,9 @@ class Operand(abc.ABC):
     def astype(self, dtype: DTypeLike) -> Array:
         """Returns an ordinary array."""
 
-    @abc.abstractmethod
     def map(self, place: Callable[..., Array], axes: str, **options: bool) -> Any:
         """Places its arrays by these letters."""
+        return jax.tree.map(lambda array: place(array, axes, **options), self)
 
     @abc.abstractmethod
     def product(
@@ -122,9 +122,6 @@ class RoundedInProducts(Operand):
 
     def astype(self, dtype: DTypeLike) -> Array:
         return self.array.astype(dtype)
-
-    def map(self, place: Callable[..., Array], axes: str, **options: bool) -> Any:
-        return RoundedInProducts(place(self.array, axes, **options), self.rounding)
 
     def product(
         self, layout: Any, equation: str, x: Array, dtype: DTypeLike | None, *, stored: bool
