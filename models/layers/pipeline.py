@@ -252,10 +252,8 @@ def by_microbatch(x: Array, delay: Array | int, schedule: Schedule) -> Array:
 
 def reshape_first(x: Array, count: int, shape: tuple[int, ...]) -> Array:
     """Reshapes the first axes of x, which are whole; one of their new sizes is -1."""
-    rest, remaining = spec_of(x)[count:], -math.prod(x.shape[:count])
-    sizes = tuple(remaining // math.prod(shape) if size == -1 else size for size in shape)
-    place = jax.P(*[None] * len(sizes), *rest)
-    return jax.lax.reshape(x, (*sizes, *x.shape[count:]), out_sharding=place)
+    place = jax.P(*[None] * len(shape), *spec_of(x)[count:])
+    return jnp.reshape(x, (*shape, *x.shape[count:]), out_sharding=place)
 
 
 def without_axes(x: Array, axes: tuple[str, ...], first: tuple[str, ...] | None = None) -> Array:
