@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 import jax
 
-PRODUCT_UTILISATION = 0.85  # of the peak of most chips
+# Of most chips: the Giant Models guide, section 2.4, and GShard, section 5.2.
+PRODUCT_UTILISATION = 0.85
 
 
 class Chip(NamedTuple):
@@ -24,33 +25,14 @@ class Chip(NamedTuple):
     wraps: int
     """An axis of the torus is a ring if its chips are a multiple of this, else a line."""
     source: str
-
-    @property
-    def host_bandwidth(self) -> float:
-        """Returns the bytes/s between a device and the memory of its host.
-
-        Of TPUs that of PCIe in "How to Scale Your Model" (Austin et al. 2025), part 2, of GPUs
-        sixteen lanes of PCIe 5.
-        """
-        return 64e9 if self.platform == "gpu" else 15e9
+    fast_types: str = ""  # in which products are twice as fast as in bfloat16
+    host_bandwidth: float = 15e9  # between a device and the memory of its host, bytes/s
+    product_utilisation: float = PRODUCT_UTILISATION
+    """Share of the peak that products reach whose sizes suit the matrix units."""
 
     def peak_of(self, dtype: str) -> float:
-        """Returns the peak FLOP/s of a device in products of this type.
-
-        The sources in chips.toml give 394, 918 and 1,836 TOPS in int8 for v5e, v5p and v6e, 4,614
-        TFLOP/s in 8-bit floats for tpu7x, and 1,979 in both for H100: twice those in bfloat16.
-        """
-        fast = {"int8": ("TPU v5", "TPU v6", "NVIDIA"), "float8_e4m3fn": ("TPU7x", "NVIDIA")}
-        return self.peak_flops * (2 if self.kind.startswith(fast.get(dtype, ())) else 1)
-
-    @property
-    def product_utilisation(self) -> float:
-        """Returns the share of the peak that products reach whose sizes suit the matrix units.
-
-        The Giant Models guide, section 2.4, and GShard, section 5.2.  For v6e, the mean of what its
-        compiler expects of four products (docs/planning.md).
-        """
-        return 0.72 if self.kind == "TPU v6 lite" else PRODUCT_UTILISATION
+        """Returns the peak FLOP/s of a device in products of this type."""
+        return self.peak_flops * (2 if dtype in self.fast_types.split() else 1)
 
     @property
     def platform(self) -> str:
