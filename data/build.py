@@ -43,20 +43,12 @@ OnProgress = Callable[[str, Counts, float | None], None]
 PackedChunk = tuple[dict[str, np.ndarray], Counts]
 
 
-@dataclasses.dataclass(frozen=True)
-class WrittenChunk:
-    """Describes a chunk whose rows are written."""
-
-    split: str
-    text_hash: str
-    """Hash of the text of the split up to the end of the chunk."""
-    counts: dict[str, int]
-    checksums: dict[str, int]
-    pieces: int = 0
-
-
 class BuildLog:
-    """Keeps a file with a line for the key of a cache, its vocabs, and each chunk and split."""
+    """Keeps a file with a line for the key of a cache, its vocabs, and each chunk and split.
+
+    The line of a "chunk", whose rows are written, has its split, the hash of the text of the split
+    up to its end, its counts, the checksums of its arrays, and the number of its pieces.
+    """
 
     def __init__(self, folder: Path, key: str):
         """Reads the log of a folder; begins a new one where the key is another."""
@@ -67,32 +59,26 @@ class BuildLog:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
             lines = [{"key": key}]
         self.vocab_hashes: dict[str, str] | None = None
-        self.chunks: dict[str, list[WrittenChunk]] = {}
+        self.chunks: dict[str, list[dict[str, Any]]] = {}
         self.splits: dict[str, dict[str, Any]] = {}
         for line in lines[1:]:
-            if "vocabs" in line:
-                self._take_vocabs(line["vocabs"])
-            elif "chunk" in line:
-                chunk = WrittenChunk(**line["chunk"])
-                self.chunks.setdefault(chunk.split, []).append(chunk)
-            else:
-                self.splits[line["split"]] = line["entry"]
+            self._take(line)
         # Without the line that a kill may have cut.
         self._path.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
-    def add_vocabs(self, hashes: dict[str, str]) -> None:
-        self._take_vocabs(hashes)
-        self.add(vocabs=hashes)
-
-    def _take_vocabs(self, hashes: dict[str, str]) -> None:
-        """Forgets the rows of other vocabs."""
-        if hashes != self.vocab_hashes:
+    def _take(self, line: dict[str, Any]) -> None:
+        if "chunk" in line:
+            self.chunks.setdefault(line["chunk"]["split"], []).append(line["chunk"])
+        elif "split" in line:
+            self.splits[line["split"]] = line["entry"]
+        elif line["vocabs"] != self.vocab_hashes:  # the rows of others are forgotten
+            self.vocab_hashes = line["vocabs"]
             self.chunks.clear()
             self.splits.clear()
-        self.vocab_hashes = hashes
 
     def add(self, **line: Any) -> None:
-        """Adds a line, of a "chunk" or of a "split" with its "entry"."""
+        """Adds a line, of "vocabs", of a "chunk" or of a "split" with its "entry"."""
+        self._take(line)
         with self._path.open("a") as file:
             file.write(json.dumps(line) + "\n")
 
@@ -181,7 +167,7 @@ def _make_vocabs(folder: Path, task: Task, given: Vocabs | None, log: BuildLog) 
                 return vocabs
     vocabs = task.make_vocabs(given)
     vocabs.save(folder)
-    log.add_vocabs(vocabs.hashes())
+    log.add(vocabs=vocabs.hashes())
     return vocabs
 
 
@@ -248,15 +234,16 @@ class SplitBuilder:
             chunk = next(chunks, None)
             if chunk is None:
                 return
-            lengths = dict.fromkeys(arrays, before.counts["rows"]) | {"pieces": before.pieces}
+            pieces = before.get("pieces", 0)
+            lengths = dict.fromkeys(arrays, before["counts"]["rows"]) | {"pieces": pieces}
             rows = {name: array.next_rows(lengths[name]) for name, array in arrays.items()}
             kept = {name: array for name, array in rows.items() if array is not None}
-            if before.text_hash != chunk.text_hash or before.checksums != checksums(kept):
+            if before["text_hash"] != chunk.text_hash or before["checksums"] != checksums(kept):
                 rest = itertools.chain([chunk], chunks)
                 break
             for name, array in arrays.items():
                 array.append(kept[name])
-            yield chunk, Counts.read(before.counts), before.pieces
+            yield chunk, Counts.read(before["counts"]), pieces
         sent = list[Chunk]()
 
         def jobs() -> Iterator[workers.Job]:
@@ -269,9 +256,9 @@ class SplitBuilder:
             chunk = sent.pop(0)
             for name, array in arrays.items():
                 array.append(packed[name])
-            sums, pieces = checksums(packed), len(packed["pieces"])
-            written = WrittenChunk(split, chunk.text_hash, dataclasses.asdict(counts), sums, pieces)
-            self.log.add(chunk=dataclasses.asdict(written))
+            written = {"split": split, "text_hash": chunk.text_hash, "checksums": checksums(packed)}
+            pieces = len(packed["pieces"])
+            self.log.add(chunk=written | {"counts": dataclasses.asdict(counts), "pieces": pieces})
             yield chunk, counts, pieces
 
     def _report(self, split: str, before: Counts, now: Counts, share: float | None) -> None:

@@ -201,11 +201,11 @@ def test_a_killed_build_goes_on(
 def test_rows_of_another_vocab_are_forgotten(tmp_path: Path) -> None:
     log = BuildLog(tmp_path, "key")
     for hashes in ({"vocab_hash": "a"}, {"vocab_hash": "b"}):
-        log.add_vocabs(hashes)
+        log.add(vocabs=hashes)
         assert {*log.splits} == {*BuildLog(tmp_path, "key").splits} == set()
         log.add(split="train", entry={})
         log = BuildLog(tmp_path, "key")
-        log.add_vocabs(hashes)
+        log.add(vocabs=hashes)
         assert {*log.splits} == {"train"}
 
 
