@@ -10,8 +10,6 @@ import numpy as np
 from layouts.cost.collectives import checkout_file
 from layouts.cost.dataflow import valid_pairs
 
-ITEM_BITS = {"pred": 8, "s4": 4, "u4": 4, "bf16": 16, "c64": 64, "c128": 128}
-
 
 @dataclasses.dataclass(frozen=True)
 class Instruction:
@@ -103,9 +101,8 @@ def closing(text: str) -> int:
 def shapes(text: str) -> Iterator[tuple[int, int]]:
     """Yields the elements of each array in a printed shape, and the bits of an element."""
     for kind, sizes in re.findall(r"\b([a-z]\w*)\[([\d,]*)\]", text):
-        digits = re.search(r"\d+", kind)
-        bits = ITEM_BITS.get(kind) or (int(digits[0]) if digits else 0)
-        yield math.prod(dims(sizes)), bits
+        digits = re.search(r"\d+", kind.replace("pred", "pred8"))
+        yield math.prod(dims(sizes)), int(digits[0]) if digits else 0
 
 
 def dims(text: str) -> list[int]:
