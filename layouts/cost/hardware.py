@@ -14,6 +14,7 @@ PRODUCT_UTILISATION = 0.85
 class Chip(NamedTuple):
     """Describes one TPU chip or one GPU.  A device, as JAX counts, is a core where `cores` is 2."""
 
+    platform: str  # its name in JAX
     kind: str  # what `Device.device_kind` begins with
     cores: int  # devices on a chip
     peak_flops: float  # of a device, matrix products in bfloat16
@@ -34,15 +35,10 @@ class Chip(NamedTuple):
         """Returns the peak FLOP/s of a device in products of this type."""
         return self.peak_flops * (2 if dtype in self.fast_types.split() else 1)
 
-    @property
-    def platform(self) -> str:
-        """Returns the name of the platform in JAX."""
-        return "gpu" if self.kind.startswith("NVIDIA") else "tpu"
-
 
 TABLE = tomllib.loads(Path(__file__).with_name("chips.toml").read_text())
-CHIPS = {name: Chip(**numbers) for name, numbers in TABLE["tpu"].items()}
-GPUS = {name: Chip(**numbers) for name, numbers in TABLE["gpu"].items()}
+CHIPS = {name: Chip("tpu", **numbers) for name, numbers in TABLE["tpu"].items()}
+GPUS = {name: Chip("gpu", **numbers) for name, numbers in TABLE["gpu"].items()}
 GPUS_OF_A_NODE = (1, 2, 4, 8)
 GPU_TARGETS = {GPUS[name].kind: numbers for name, numbers in TABLE["gpu_target"].items()}
 """What the compiler asks of a GPU besides memory."""
