@@ -5,6 +5,7 @@ the numbers and texts of one device with plain settings.  A case that the lint r
 that JAX or the letters of the model's tensors confirm.
 """
 
+import contextlib
 import dataclasses
 import functools
 import itertools
@@ -30,6 +31,7 @@ from layouts.layout import Layout, pairs, parse_rules
 from layouts.lint.errors import Problem
 from layouts.lint.report import lint
 from layouts.mesh import abstract_mesh, batch_shards, make_mesh, mesh_sizes
+from models import transformer
 from models.api import Decodable
 from models.attention.multi_head import MultiHead, SoftmaxAttention
 from models.decoding.sampling import Sampling
@@ -459,6 +461,7 @@ def served(case: Case, model: Decodable, params: Any, mesh: Mesh, slots: int) ->
     """Answers the requests as `meshloom serve` does, each with its number of new tokens.
 
     Then one of a longer prompt, and one of a prompt that begins as that, whose rest alone is read.
+    With rules for stored weights, the layers are scanned as on accelerators.
     """
     vocab = Digits(case.spec.vocab or 0, begin_id=0, end_id=EOS)
     assert isinstance(case.search, Sampling)
@@ -468,7 +471,9 @@ def served(case: Case, model: Decodable, params: Any, mesh: Mesh, slots: int) ->
         long = [*first.prompt, *[EOS + 1] * SHORTEST]
         turns = (first._replace(prompt=[*long[: SHORTEST + 2], *more]) for more in ([], [EOS + 2]))
         rounds += [[Job(turn, case.search)] for turn in turns]
-    with jax.set_mesh(mesh), unittest.mock.patch.object(slot_engine, "SHORTEST_CACHED", SHORTEST):
+    scans = unittest.mock.patch.object(transformer, "platform", lambda: "tpu")
+    short = unittest.mock.patch.object(slot_engine, "SHORTEST_CACHED", SHORTEST)
+    with jax.set_mesh(mesh), short, scans if case.layout.param_rules else contextlib.nullcontext():
         params = jax.tree.map(jnp.copy, params)  # the engine frees its weights
         engine = SlotEngine(model, params, mesh, vocab, slots, 2 * SHORTEST, cached_prompts=1)
         service = ContinuousService(engine, step=0, queue=len(jobs))
