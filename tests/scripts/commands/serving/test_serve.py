@@ -182,7 +182,11 @@ def test_a_stop_ends_the_text_before_it(running: Client) -> None:
         ({"prompt": "a", "temperatur": 1}, 422, ["temperatur", "Did you mean temperature?"]),
         ({"prompt": "a", "max_tokens": 99}, 422, ["max_tokens = 99", "for a prompt of"]),
         ({"prompt": "kara " * 30}, 422, ["prompt = ", "at most 22"]),
-        ({"prompt": "a", "max_tokens": 2, "min_tokens": 3}, 422, ["min_tokens = 3", "max_tokens, here 2"]),
+        (
+            {"prompt": "a", "max_tokens": 2, "min_tokens": 3},
+            422,
+            ["min_tokens = 3", "max_tokens, here 2"],
+        ),
         ({"prompt": ["a", 3]}, 422, ["prompt", "a text or its tokens, or a list of 1 to 128"]),
         ({"prompt": [3, -1]}, 422, ["prompt = [3, -1]", "tokens from 0 to"]),
         ({"prompt": [[3], [10**6]]}, 422, ["prompt = [1000000]", "tokens from 0 to"]),
