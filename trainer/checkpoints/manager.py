@@ -13,7 +13,7 @@ import math
 import time
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -34,6 +34,7 @@ from trainer.multihost import gather
 from trainer.resume.history import CHECKPOINTS, ITEM, amend_record, starts
 
 Tree = Any
+Score = tuple[float | None, bool]  # a metric, if there is one, and whether a higher one is better
 Described = Mapping[str, jax.ShapeDtypeStruct]  # arrays of a checkpoint, by path
 
 OPTIONAL = "spikes"
@@ -42,13 +43,6 @@ LISTED = 10
 """Arrays named in an error."""
 
 logger = logging.getLogger(__name__)
-
-
-class Score(NamedTuple):
-    """Holds the metric of a checkpoint, if it has one."""
-
-    metric: float | None
-    higher_is_better: bool
 
 
 @dataclasses.dataclass
@@ -184,8 +178,8 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
             try:
                 manifest = integrity.read_manifest(self._path(step))
             except DamagedCheckpoint:
-                return Score(None, self.higher_is_better)
-            self._scores[step] = Score(manifest.metric, manifest.higher_is_better)
+                return None, self.higher_is_better
+            self._scores[step] = manifest.metric, manifest.higher_is_better
         return self._scores[step]
 
     # Saving
@@ -201,7 +195,7 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
         self._set_aside([old for old in self.steps() if old >= step or old in self._damaged])
         metric = metric if metric is not None and math.isfinite(metric) else None
         self._current = step
-        self._scores[step] = Score(metric, self.higher_is_better)
+        self._scores[step] = metric, self.higher_is_better
         try:
             self._manager = self._manager or self._open()
             item = integrity.Save(nested(state))
