@@ -7,7 +7,6 @@ memory.  The kernels are JAX's and tokamax's.
 import functools
 import itertools
 import tomllib
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -80,20 +79,11 @@ class Call(NamedTuple):
         }
 
 
-class Limit(NamedTuple):
-    """Describes a case in which plain attention computes."""
-
-    when: str
-    """The case of a call that is true then."""
-    case: str
-    reason: str
-    kernels: Sequence[KernelName]
-
-
-LIMITS = tuple(
-    Limit(**limit | {"case": limit["case"].format(**globals())})
+LIMITS = [
+    {**limit, "case": limit["case"].format(**globals())}
     for limit in tomllib.loads(Path(__file__).with_suffix(".toml").read_text())["limits"]
-)
+]
+"""The cases in which plain attention computes, as flash.toml describes them."""
 
 
 class Choice(NamedTuple):
@@ -114,9 +104,9 @@ def choose(call: Call) -> Choice:
         return Choice(None, "implementation = 'plain'")
     reason = ""
     for kernel in kernels_of_mesh(interpreted=call.attention.implementation == "flash"):
-        limits = (x for x in LIMITS if kernel.name in x.kernels and call.cases[x.when])
+        limits = (x for x in LIMITS if kernel.name in x["kernels"] and call.cases[x["when"]])
         if not (problem := missing(kernel.name)) and (limit := next(limits, None)):
-            problem = f"{limit.case}: {limit.reason}"
+            problem = f"{limit['case']}: {limit['reason']}"
         if problem is None:
             return Choice(kernel, reason)
         reason = problem

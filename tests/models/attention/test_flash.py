@@ -197,7 +197,10 @@ def test_flash_trains_as_plain_does() -> None:
 
 
 def test_the_docs_show_the_limits_of_the_kernels() -> None:
-    rows = [f"| {limit.case} | {limit.reason} | {', '.join(limit.kernels)} |" for limit in LIMITS]
+    rows = [
+        f"| {limit['case']} | {limit['reason']} | {', '.join(limit['kernels'])} |"
+        for limit in LIMITS
+    ]
     head = ["| plain attention for | because | instead of |", "| --- | --- | --- |"]
     assert "\n".join([*head, *rows]) in (ROOT / "docs" / "attention.md").read_text()
 
@@ -325,10 +328,10 @@ UNLIMITED: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize(("words", "changes"), LIMITED)
 def test_what_a_kernel_cannot_is_plain_and_says_why(words: str, changes: dict[str, Any]) -> None:
-    (limit,) = (limit for limit in LIMITS if words in limit.case)
+    (limit,) = (limit for limit in LIMITS if words in limit["case"])
     for name, device in (("splash", ("TPU v4", "tpu")), ("triton", ("NVIDIA A100", "gpu"))):
         choice = chosen(*device, **changes)
-        assert (choice.kernel is None) == (name in limit.kernels)
+        assert (choice.kernel is None) == (name in limit["kernels"])
         assert words in choice.reason or choice.kernel is not None
 
 
@@ -338,7 +341,7 @@ def test_all_else_a_kernel_can(changes: dict[str, Any]) -> None:
 
 
 def test_each_limit_has_a_test() -> None:
-    assert all(any(words in limit.case for words, _ in LIMITED) for limit in LIMITS)
+    assert all(any(words in limit["case"] for words, _ in LIMITED) for limit in LIMITS)
 
 
 def argument(
