@@ -101,6 +101,8 @@ def train(job: TrainJob, observers: Sequence[Observer] = ()) -> Outcome:
             """Waits for the last step that was dispatched, and reports it once."""
             nonlocal previous
             if previous is not None:
+                if any(watch.notify(Observer.starts_idle, previous[0] + 1)):
+                    jax.block_until_ready(state)
                 watch.notify(Observer.on_step, fetch_finite(run, previous, timer, checkpoints))
             previous = None
 
@@ -109,9 +111,11 @@ def train(job: TrainJob, observers: Sequence[Observer] = ()) -> Outcome:
                 report()
                 compiled, replay, batches = begin_stage(job, step, state, watch, timer)
                 timer.restart()
-            if any(watch.notify(Observer.starts_idle, step + 1)):
+            if is_idle := any(watch.notify(Observer.starts_idle, step + 1)):
                 report()
             watch.notify(Observer.before_step, step + 1)
+            if is_idle:
+                timer.restart()
             with jax.profiler.StepTraceAnnotation("train", step_num=step + 1):
                 with timer.spending("data"):
                     row_ids, batch = next(batches)

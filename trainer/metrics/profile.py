@@ -13,19 +13,20 @@ from typing import Any
 
 import jax
 
-from configs.errors import UserError, brief
+from configs.errors import UserError, brief, one_line
 from data.storage.files import WorkingFolder, atomic_write
 from layouts.cost.collectives import KINDS
 from layouts.hlo.compilation import text_of
 from layouts.hlo.parser import Instruction
 from layouts.hlo.program import FREE, KERNEL, CompiledText, called
 from trainer.observers import CompiledStep, Observer, StepResult
-from trainer.planning.breakdown import part_of
+from trainer.planning.breakdown import OTHER, part_of
 from trainer.planning.figures import SCHEMA_VERSION
 
 logger = logging.getLogger(__name__)
 PROFILE_FOLDER = "profile"  # in the model directory
 PARTS_FILE = "parts.json"  # in that folder
+SEVERAL = "several parts"
 KINDS_OF_TIME = ("products_s", "other_s", "traffic_s")
 PRODUCTS = {"dot", "convolution"}
 PRODUCT_CALL = re.compile(r'custom_call_target="[^"]*(gemm|matmul|conv|fmha)')  # of a library
@@ -55,7 +56,7 @@ class Profile(Observer):
     def __init__(self, model_dir: Path, steps: range):
         self._target, self._steps = model_dir / PROFILE_FOLDER, steps
         self._open = contextlib.ExitStack()
-        self._compiled: CompiledStep | None = None
+        self._compiled: Any = None  # a CompiledStep, before the first step
         self._is_whole = False
 
     def on_compiled(self, compiled: CompiledStep) -> None:
@@ -77,31 +78,28 @@ class Profile(Observer):
             self.close()
 
     def close(self) -> None:
-        self._open.close()
-
-    def _write_parts(self, folder: Path, compiled: CompiledStep | None) -> None:
-        """Writes the time by part, unless steps are missing or several programs ran."""
-        if not self._is_whole or compiled is None or compiled is not self._compiled:
-            return
         try:
-            files = folder.rglob("*.xplane.pb")
-            newest = max(files, key=lambda file: file.stat().st_mtime)
+            self._open.close()
+        except Exception as error:  # a full disk, or a profile of another version
+            logger.warning("Warning: the profile is not whole: %s", brief(one_line(error), 200))
+
+    def _write_parts(self, folder: Path, compiled: CompiledStep) -> None:
+        """Writes the time by part; none if steps are missing, replayed or of several programs."""
+        rows, first, last = list[dict[str, Any]](), self._steps[0], self._steps[-1]
+        if self._is_whole and compiled is self._compiled and compiled.run.replay_every is None:
+            newest = max(folder.rglob("*.xplane.pb"), key=lambda file: file.stat().st_mtime)
             runs = len(self._steps) * len(compiled.mesh.local_devices)
             with warnings.catch_warnings(category=DeprecationWarning, action="ignore"):  # jaxlib's
                 rows = time_by_part(newest, text_of(compiled.executable), runs)
-        except Exception as error:  # of a profile or a program of another version
-            logger.warning("Warning: no time by part of the model: %r", error)
-            return
-        first, last = self._steps[0], self._steps[-1]
+            total_s = sum(map(seconds, rows))
+            shares = ", ".join(f"{row['part']} {seconds(row) / total_s:.1%}" for row in rows)
+            logger.info(
+                "Steps %d to %d: operations take %.3g s a step and device: %s.",
+                first, last, total_s, shares,
+            )  # fmt: skip
         figures = {"schema_version": SCHEMA_VERSION, "first_step": first, "last_step": last,
                    "step_time_by_part": rows}  # fmt: skip
         atomic_write(folder / PARTS_FILE, json.dumps(figures, indent=2) + "\n")
-        total_s = sum(map(seconds, rows))
-        shares = ", ".join(f"{row['part']} {seconds(row) / total_s:.1%}" for row in rows)
-        logger.info(
-            "Steps %d to %d: operations take %.3g s a step and device: %s.",
-            first, last, total_s, shares,
-        )  # fmt: skip
 
 
 def time_by_part(profile: Path, program: str, runs: int) -> list[dict[str, Any]]:
@@ -126,10 +124,25 @@ def time_by_part(profile: Path, program: str, runs: int) -> list[dict[str, Any]]
             if instruction is None or instruction.opcode in FREE:
                 continue
             if stats.get("hlo_module", module) == module:
-                part = parts[part_of(instruction.op_name)]
+                part = parts[part_of_operation(instruction, instructions, compiled)]
                 part[kind_of_time(instruction, compiled)] += event.duration_ns / runs / 1e9
     rows = [{"part": part, **times} for part, times in parts.items()]
     return sorted(rows, key=lambda row: -seconds(row))
+
+
+def part_of_operation(
+    instruction: Instruction, instructions: Mapping[str, Instruction], compiled: CompiledText
+) -> str:
+    """Returns the part of an operation; of one without a name, that of what it computes or reads.
+
+    XLA combines collectives, whose names it joins, and rewrites products without their names.
+    """
+    if instruction.op_name:
+        parts = {part_of(name) for name in instruction.op_name.split(":")} - {OTHER} or {OTHER}
+        return parts.pop() if len(parts) == 1 else SEVERAL
+    fused = (compiled.computations[name].values() for name in called(instruction))
+    near = [*itertools.chain(*fused), *(instructions[name] for name in instruction.operands)]
+    return next((part for i in near if (part := part_of(i.op_name)) != OTHER), OTHER)
 
 
 def kind_of_time(instruction: Instruction, compiled: CompiledText) -> str:

@@ -182,6 +182,7 @@ def run_page(model_dir: Path, pictures: RunPlots, drawn: dict[str, bytes]) -> st
     all_s = sum(spent.values())
     files = {"Settings": directory.config_file, "Layout": directory.layout_file}
     plan = plan_of(model_dir / "plan.json")
+    profile = plan_of(model_dir / PROFILE_FOLDER / PARTS_FILE)
     return render(
         "commands/training/report.html",
         title=model_dir.name,
@@ -196,7 +197,8 @@ def run_page(model_dir: Path, pictures: RunPlots, drawn: dict[str, bytes]) -> st
         parts=[{"part": name, **numbers(part)} for name, part in pictures.parts.items()],
         pictures=[(WORDS["pictures"][name], png) for name, png in drawn.items()],
         prediction=head(plan) if plan else [],
-        profile=profile_rows(plan_of(model_dir / PROFILE_FOLDER / PARTS_FILE), plan),
+        profile=profile_rows(profile, plan),
+        profiled=[profile.get(name) for name in ("first_step", "last_step")],
         files=[
             (title, file.name, file.read_bytes().decode("utf-8", "replace"))
             for title, file in files.items()
@@ -207,7 +209,7 @@ def run_page(model_dir: Path, pictures: RunPlots, drawn: dict[str, bytes]) -> st
 
 def profile_rows(profile: Mapping[str, Any], plan: Mapping[str, Any]) -> list[dict[str, str]]:
     """Writes the time of profiled steps by part of the model, next to what the plan says of it."""
-    total_s = sum(map(seconds, profile.get("step_time_by_part", ())))
+    total_s = sum(map(seconds, profile.get("step_time_by_part", ()))) or 1.0
     planned = {row["part"]: seconds(row) for row in plan.get("step_time_by_part", ())}
     return [
         {

@@ -1,13 +1,17 @@
 """A profile of some steps: of these alone, with the model's names, and its time by part."""
 
+import contextlib
 import dataclasses
 import gzip
 import json
 import logging
 import re
+import time
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
-import numpy as np
+import jax
 import pytest
 
 from configs.errors import UserError
@@ -22,8 +26,9 @@ from trainer.metrics.profile import (
     Profile,
     kind_of_time,
     parse_profile_steps,
+    part_of_operation,
     seconds,
-)  # fmt: skip
+)
 from trainer.observers import CompiledStep, Observer, StepResult
 
 STEPS = range(2, 4)
@@ -71,7 +76,7 @@ def test_a_profile_names_the_steps_and_the_parts_of_the_model(
     assert [step for step in range(1, 6) if f'"step_num":"{step}"' in timeline] == [*STEPS]
     assert '"data"' in timeline and '"device"' in timeline
 
-    traced_us = {"traffic_s": 0.0, "optimizer": 0.0, "all": 0.0}
+    traced_us, counts, unnamed_us = Counter[str](), Counter[str](), 0.0
     for event in json.loads(timeline)["traceEvents"]:
         args = event.get("args", {})
         if args.get("hlo_module") != "jit_train_step":
@@ -79,12 +84,15 @@ def test_a_profile_names_the_steps_and_the_parts_of_the_model(
         [line] = re.findall(rf"^ +(?:ROOT )?%{re.escape(args['hlo_op'])} = .*", program.text, re.M)
         if re.search(r" (while|call|conditional)\(", line):
             continue
+        counts[args["hlo_op"]] += 1
         traced_us["all"] += event["dur"]
         traced_us["traffic_s"] += event["dur"] * ("all-reduce(" in line or "all-gather(" in line)
         scopes = re.findall(r"\b(optimizer|norm|embed|softmax_loss|mlp|attention)\b", line)
-        traced_us["optimizer"] += event["dur"] * (scopes[-1:] == ["optimizer"])
+        traced_us["optimizer"] += event["dur"] * ({*scopes} == {"optimizer"})
+        unnamed_us += event["dur"] * ("op_name" not in line)  # of the part next to it
     rows = parts(tmp_path)
     runs = 4 * len(STEPS)  # on four devices
+    assert {count % runs for count in counts.values()} == {0}
     measured = {
         "all": sum(map(seconds, rows)),
         "traffic_s": sum(row["traffic_s"] for row in rows),
@@ -92,7 +100,9 @@ def test_a_profile_names_the_steps_and_the_parts_of_the_model(
     }
     assert min(measured.values()) > 0
     for name, time_s in measured.items():
-        np.testing.assert_allclose(time_s * runs * 1e6, traced_us[name], rtol=1e-3, err_msg=name)
+        more_us, atol = time_s * runs * 1e6 - traced_us[name], 1e-3 * traced_us[name]
+        assert -atol <= more_us <= atol + unnamed_us * (name == "optimizer"), name
+    assert unnamed_us < traced_us["all"] / 10
     assert [seconds(row) for row in rows] == sorted(map(seconds, rows), reverse=True)
     by_name = {row["part"]: row for row in rows}
     assert {"attention", "feed-forward", "softmax", "norms", "embedding"} <= by_name.keys()
@@ -101,18 +111,44 @@ def test_a_profile_names_the_steps_and_the_parts_of_the_model(
     assert f"{rows[0]['part']} {seconds(rows[0]) / measured['all']:.1%}" in line
 
 
-@pytest.mark.parametrize("last", [0, 2])
+@pytest.mark.parametrize(
+    ("last", "settings"),
+    [(2, {}), (5, {"batch_stages": ((2, 8),)}), (5, {"replay_every": 3})],
+    ids=["ends", "stage", "replay"],
+)
 def test_a_profile_of_several_programs_or_too_few_steps_has_no_times(
-    tmp_path: Path, last: int
+    tmp_path: Path, last: int, settings: dict[str, Any]
 ) -> None:
-    """The batch grows in its last step, or the run ends before it."""
-    run = dataclasses.replace(RUN, batch_stages=((2, 8),)) if not last else RUN
-    try:
+    """Nor those of an older profile."""
+    (tmp_path / PROFILE_FOLDER).mkdir()
+    (tmp_path / PROFILE_FOLDER / PARTS_FILE).write_text("older")
+    with contextlib.suppress(KeyboardInterrupt):
+        run = dataclasses.replace(RUN, **settings)
         train(job(tmp_path, run), [Profile(tmp_path, STEPS), Program(last)])
-    except KeyboardInterrupt:
-        assert last
     assert list((tmp_path / PROFILE_FOLDER).rglob("*.xplane.pb"))
-    assert not (tmp_path / PROFILE_FOLDER / PARTS_FILE).exists()
+    assert parts(tmp_path) == []
+
+
+def test_a_profile_that_cannot_be_written_is_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails() -> None:
+        stop_trace()
+        raise jax.errors.JaxRuntimeError("OUT_OF_RANGE: File too large")
+
+    stop_trace = jax.profiler.stop_trace
+    monkeypatch.setattr(jax.profiler, "stop_trace", fails)
+    outcome = train(job(tmp_path), [Profile(tmp_path, STEPS)])
+    assert outcome.steps == 5 and "the profile is not whole: OUT_OF_RANGE: " in caplog.text
+
+
+def test_the_time_of_writing_a_profile_is_not_that_of_a_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stop_s, stop_trace = 3.0, jax.profiler.stop_trace
+    monkeypatch.setattr(jax.profiler, "stop_trace", lambda: (time.sleep(stop_s), stop_trace()))
+    outcome = train(job(tmp_path), [Profile(tmp_path, STEPS)])
+    assert outcome.step_s is not None and outcome.step_s < stop_s / 4
 
 
 def test_a_profile_ends_with_a_run_that_fails(tmp_path: Path) -> None:
@@ -150,6 +186,31 @@ def test_an_operation_is_a_product_or_traffic_or_other_compute(line: str, kind: 
     )
     compiled = CompiledText.read(text)
     assert kind_of_time(compiled.computations["main"]["op"], compiled) == kind
+
+
+@pytest.mark.parametrize(
+    ("operation", "part"),
+    [
+        ('add(%near, %near), metadata={op_name="jit(f)/jvp(layers)/mlp/add"}', "feed-forward"),
+        ('add(%near, %near), metadata={op_name="jit(f)/add"}', "other"),
+        ("dot(%near, %far)", "experts"),
+        ("dot(%far, %far)", "other"),
+        ("fusion(%far), kind=kLoop, calls=%body", "norms"),
+        ('all-reduce(%near), metadata={op_name="jit(f)/(mlp/mul:reduce_sum)"}', "feed-forward"),
+        ('all-reduce(%near), metadata={op_name="(mlp/mul:norm/mul)"}', "several parts"),
+    ],
+)  # fmt: skip
+def test_an_operation_without_a_name_is_of_the_part_next_to_it(operation: str, part: str) -> None:
+    text = (
+        "HloModule jit_train_step, is_scheduled=true\n\n%body (p: f32[2]) -> f32[2] {\n"
+        '  ROOT %p = f32[2] parameter(0), metadata={op_name="jit(f)/norm/mul"}\n}\n\n'
+        "ENTRY %main () -> f32[2] {\n  %far = f32[2] constant(0)\n"
+        '  %near = f32[2] copy(%far), metadata={op_name="jit(f)/experts/reshape"}\n'
+        f"  ROOT %op = f32[2] {operation}\n}}\n"
+    )
+    compiled = CompiledText.read(text)
+    main = compiled.computations["main"]
+    assert part_of_operation(main["op"], main, compiled) == part
 
 
 @pytest.mark.parametrize("text", ["", "3", "3:", "a:b", "0:2", "4:3", "3:6", "-1:2", "1:2:3"])
