@@ -6,7 +6,7 @@ import json
 import logging
 import re
 import warnings
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,6 @@ from trainer.planning.figures import SCHEMA_VERSION
 logger = logging.getLogger(__name__)
 PROFILE_FOLDER = "profile"  # in the model directory
 PARTS_FILE = "parts.json"  # in that folder
-SEVERAL = "several parts"
 KINDS_OF_TIME = ("products_s", "other_s", "traffic_s")
 PRODUCTS = {"dot", "convolution"}
 PRODUCT_CALL = re.compile(r'custom_call_target="[^"]*(gemm|matmul|conv|fmha)')  # of a library
@@ -113,19 +112,20 @@ def time_by_part(profile: Path, program: str, runs: int) -> list[dict[str, Any]]
     compiled = CompiledText.read(program)
     instructions = {i.name: i for c in compiled.computations.values() for i in c.values()}
     module = program.split(maxsplit=2)[1].rstrip(",")
-    parts = defaultdict[str, dict[str, float]](lambda: dict.fromkeys(KINDS_OF_TIME, 0.0))
     lines = (p.lines for p in jax.profiler.ProfileData.from_file(str(profile)).planes)
+    spent_ns = Counter[str]()
     for line in itertools.chain.from_iterable(lines):
         for event in line.events if line.name != ASYNC_LINE else ():
             stats = dict(event.stats)
             # Events of TPUs have the whole instruction as their name.
             name = stats.get("hlo_op") or event.name.removeprefix("%").partition(" ")[0]
-            instruction = instructions.get(name)
-            if instruction is None or instruction.opcode in FREE:
-                continue
             if stats.get("hlo_module", module) == module:
-                part = parts[part_of_operation(instruction, instructions, compiled)]
-                part[kind_of_time(instruction, compiled)] += event.duration_ns / runs / 1e9
+                spent_ns[name] += event.duration_ns
+    parts = defaultdict[str, dict[str, float]](lambda: dict.fromkeys(KINDS_OF_TIME, 0.0))
+    for name in spent_ns.keys() & instructions.keys():
+        if (instruction := instructions[name]).opcode not in FREE:
+            part = parts[part_of_operation(instruction, instructions, compiled)]
+            part[kind_of_time(instruction, compiled)] += spent_ns[name] / runs / 1e9
     rows = [{"part": part, **times} for part, times in parts.items()]
     return sorted(rows, key=lambda row: -seconds(row))
 
@@ -139,7 +139,7 @@ def part_of_operation(
     """
     if instruction.op_name:
         parts = {part_of(name) for name in instruction.op_name.split(":")} - {OTHER} or {OTHER}
-        return parts.pop() if len(parts) == 1 else SEVERAL
+        return parts.pop() if len(parts) == 1 else "several parts"
     fused = (compiled.computations[name].values() for name in called(instruction))
     near = [*itertools.chain(*fused), *(instructions[name] for name in instruction.operands)]
     return next((part for i in near if (part := part_of(i.op_name)) != OTHER), OTHER)
