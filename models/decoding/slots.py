@@ -345,12 +345,12 @@ class SlotDecoder:
         of_best_B = samples_B & (settings.top_k_B > 0)
         is_limited_B = (settings.top_p_B < 1) | (settings.min_p_B > 0)
         # Texts that are not sampled have some legal temperature.
-        temperature_B11 = jnp.where(samples_B, settings.temperature_B, 1)[:, None, None]
-        top_k_B11, top_p_B11 = settings.top_k_B[:, None, None], settings.top_p_B[:, None, None]
-        min_p_B11 = settings.min_p_B[:, None, None]
+        temperature_B = jnp.where(samples_B, settings.temperature_B, 1)
         # Without a nucleus, round-off of the cumulative sum must not drop the last tokens.
-        top_p_B11 = jnp.where(top_p_B11 < 1, top_p_B11, 2)
-        draw = Draw(settings.seeds_B, steps_B, temperature_B11, top_p_B11, min_p_B11, top_k_B11)
+        top_p_B = jnp.where(settings.top_p_B < 1, settings.top_p_B, 2)
+        by_text = temperature_B, top_p_B, settings.min_p_B, settings.top_k_B
+        by_text_B11 = (layout.broadcast_like(x_B, "B", "BWV") for x_B in by_text)
+        draw = Draw(settings.seeds_B, steps_B, *by_text_B11)
 
         def replace(chosen_B: Array, new: Chosen, old: Chosen) -> Chosen:
             token_BW = jnp.where(chosen_B[:, None], new[0], old[0])

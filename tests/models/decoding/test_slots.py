@@ -199,6 +199,11 @@ def test_no_layout_changes_it() -> None:
     check(EXPERTS, SPLIT, [SEARCHES[-1]] * 8)
 
 
+def test_settings_of_texts_are_placed_as_their_logits() -> None:
+    """The batch gives its mesh axis to the vocabulary, in tensors that have both."""
+    check(DECODER, Layout(mesh="data:2", rules="vocab:data;batch:data?"), MIXED)
+
+
 def test_texts_move_to_more_and_longer_slots_and_back() -> None:
     check(DECODER, WHOLE, MIXED, sizes=[(4, 13), (5, 17), (4, 11)])
     check(EXPERTS, SPLIT, [SEARCHES[-1]] * 8, sizes=[(4, 13), (8, 17)])
