@@ -271,7 +271,7 @@ def _no_such_file(name: str) -> str:
 def _remedy(text: str, error: Exception, file: str | None) -> str:
     """Shows how a statement that gin cannot read is to be written."""
     reason = str(error.args[0]) if error.args else "it ends too early"
-    reason = reason.replace("EOF in multi-line statement", "A bracket is not closed")
+    reason = re.sub("(unexpected )?EOF in multi-line statement", "A bracket is not closed", reason)
     reason = brief(reason.splitlines()[-1].strip().rstrip(".")) + "."
     name, equals, value = (part.strip() for part in text.partition("="))
     named = equals and re.fullmatch(r"[\w/.]+", name)

@@ -61,7 +61,7 @@ class Norm(Part):
         """Makes a norm along the last axis of heads, which has this letter, or along several."""
         raise UserError(
             f"@{type(self).__name__}() does not normalize heads (build_for_heads).  Legal: another "
-            "norm of the model or block, or attention that normalizes no heads (as by qk_norm)."
+            "norm of the model or block, or heads without one (MultiHead.qk_norm = False)."
         )
 
 

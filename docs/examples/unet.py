@@ -343,7 +343,7 @@ class VolumeFiles(Pairs):
                     f"{path}: `volume` has {volume_ZYX.dtype} from {low:g} to {high:g}.  Legal: "
                     "bytes (uint8).  Scale the volumes, all by the same range, to 0 to 255."
                 )
-            yield Pair(as_text(volume_ZYX), as_text((mask_ZYX > 0).astype(np.uint8)))
+            yield Pair(as_text(volume_ZYX), as_text(mask_ZYX > 0))
 
     def fingerprint(self) -> dict[str, Any]:
         stats = {path: Path(path).stat() for split in self.splits() for path in self.paths(split)}

@@ -80,8 +80,8 @@ def statements(error: BaseException) -> Iterator[Statement]:
 
 def code_file(path: str) -> str:
     """Returns the name of a file of this checkout, layouts left out, or of a part of a user."""
-    of_library = path.startswith((str(CHECKOUT), sysconfig.get_path("stdlib"), "<"))
-    return checkout_file(path) or ("" if of_library or "site-packages" in path else path)
+    others = path.startswith((str(CHECKOUT), sysconfig.get_path("stdlib"), "<"))
+    return checkout_file(path) or ("" if others or "site-packages" in path else path)
 
 
 def named_tensors(text: str) -> tuple[str, ...]:

@@ -20,13 +20,12 @@ from layouts.hlo.compilation import text_of
 from layouts.hlo.parser import Instruction
 from layouts.hlo.program import FREE, KERNEL, CompiledText, called
 from trainer.observers import CompiledStep, Observer, StepResult
-from trainer.planning.breakdown import OTHER, part_of
+from trainer.planning.breakdown import OTHER, TIMED, part_of, seconds_of
 from trainer.planning.figures import SCHEMA_VERSION
 
 logger = logging.getLogger(__name__)
 PROFILE_FOLDER = "profile"  # in the model directory
 PARTS_FILE = "parts.json"  # in that folder
-KINDS_OF_TIME = ("products_s", "other_s", "traffic_s")
 PRODUCTS = {"dot", "convolution"}
 PRODUCT_CALL = re.compile(r'custom_call_target="[^"]*(gemm|matmul|conv|fmha)')  # of a library
 ASYNC_LINE = "Async XLA Ops"  # of TPUs: transfers that overlap with operations
@@ -90,8 +89,8 @@ class Profile(Observer):
             runs = len(self._steps) * len(compiled.mesh.local_devices)
             with warnings.catch_warnings(category=DeprecationWarning, action="ignore"):  # jaxlib's
                 rows = time_by_part(newest, text_of(compiled.executable), runs)
-            total_s = sum(map(seconds, rows))
-            shares = ", ".join(f"{row['part']} {seconds(row) / total_s:.1%}" for row in rows)
+            total_s = sum(map(seconds_of, rows))
+            shares = ", ".join(f"{row['part']} {seconds_of(row) / total_s:.1%}" for row in rows)
             logger.info(
                 "Steps %d to %d: operations take %.3g s a step and device: %s.",
                 first, last, total_s, shares,
@@ -121,13 +120,13 @@ def time_by_part(profile: Path, program: str, runs: int) -> list[dict[str, Any]]
             name = stats.get("hlo_op") or event.name.removeprefix("%").partition(" ")[0]
             if stats.get("hlo_module", module) == module:
                 spent_ns[name] += event.duration_ns
-    parts = defaultdict[str, dict[str, float]](lambda: dict.fromkeys(KINDS_OF_TIME, 0.0))
+    parts = defaultdict[str, dict[str, float]](lambda: dict.fromkeys(TIMED, 0.0))
     for name in spent_ns.keys() & instructions.keys():
         if (instruction := instructions[name]).opcode not in FREE:
             part = parts[part_of_operation(instruction, instructions, compiled)]
             part[kind_of_time(instruction, compiled)] += spent_ns[name] / runs / 1e9
     rows = [{"part": part, **times} for part, times in parts.items()]
-    return sorted(rows, key=lambda row: -seconds(row))
+    return sorted(rows, key=seconds_of, reverse=True)
 
 
 def part_of_operation(
@@ -146,14 +145,10 @@ def part_of_operation(
 
 
 def kind_of_time(instruction: Instruction, compiled: CompiledText) -> str:
-    """Returns the kind of an operation: of `KINDS_OF_TIME`."""
+    """Returns the kind of an operation: of `TIMED`."""
     if re.sub("-(start|done)$", "", instruction.opcode).removeprefix("ragged-") in KINDS:
         return "traffic_s"
     fused = (compiled.computations[name].values() for name in called(instruction))
     opcodes = {instruction.opcode, *(i.opcode for i in itertools.chain(*fused))}
     is_product = opcodes & PRODUCTS or PRODUCT_CALL.search(instruction.rest)
     return "products_s" if is_product or KERNEL.search(instruction.rest) else "other_s"
-
-
-def seconds(row: Mapping[str, Any]) -> float:
-    return sum(row[kind] for kind in KINDS_OF_TIME)

@@ -15,6 +15,7 @@ PART_OF_SCOPE = {
     "softmax_loss": "softmax", "optimizer": "optimizer",
 }  # fmt: skip
 OTHER = "other"
+TIMED = ("products_s", "other_s", "traffic_s")  # what adds to a step
 MAX_LINES = 6  # of operations other than products
 
 
@@ -43,9 +44,14 @@ def time_by_part(plan: StepPlan, collectives: Iterable[Mapping[str, Any]]) -> li
     for row in collectives:
         part = sums.setdefault(row["model_part"], defaultdict(float))
         part["overlapped_s" if row["overlaps"] else "traffic_s"] += row["seconds"]
-    names = ("products_s", "other_s", "traffic_s", "overlapped_s", "least_s")
+    names = (*TIMED, "overlapped_s", "least_s")
     rows = [{"part": part, **{name: row[name] for name in names}} for part, row in sums.items()]
-    return sorted(rows, key=lambda row: -sum(row[name] for name in names[:3]))
+    return sorted(rows, key=seconds_of, reverse=True)
+
+
+def seconds_of(row: Mapping[str, Any]) -> float:
+    """Returns what a part of the model takes of a step."""
+    return sum(row[kind] for kind in TIMED)
 
 
 def longest_other(plan: StepPlan) -> list[dict[str, Any]]:

@@ -27,6 +27,7 @@ from scripts.commands.papers.items import RUNS
 from scripts.commands.planning.flags import DecodePlanFlags, PlanFlags
 from scripts.commands.planning.inputs import PlanInputs, best_plan
 from scripts.commands.planning.plan_decode import plan_batch
+from trainer.planning.breakdown import seconds_of
 from trainer.planning.report import as_json, decode_as_json
 
 MEGABYTE = 10**6
@@ -62,8 +63,7 @@ def plan(name: str) -> Figures:
     for row in figures["collectives"]:
         kinds[row["kind"]] += row["seconds"]
     by_kind = {name: parts[name] for name in ("matrix products", "other compute")} | kinds
-    timed, rows = ("products_s", "other_s", "traffic_s"), figures["step_time_by_part"]
-    by_part = {row["part"]: sum(row[kind] for kind in timed) for row in rows}
+    by_part = {row["part"]: seconds_of(row) for row in figures["step_time_by_part"]}
     fits = "yes" if figures["fits"] else "no"
     return {**figures, **by_kind, **parts, **figures["bytes_by_cause"],
             "by_part": by_part, "fits": fits}  # fmt: skip

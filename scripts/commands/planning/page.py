@@ -13,6 +13,7 @@ from scripts.commands.common import open_output
 from scripts.templates import render
 from scripts.terminal import print_table
 from scripts.texts import with_unit
+from trainer.planning.breakdown import seconds_of
 from trainer.planning.figures import FIGURES
 from trainer.planning.report import by_line
 
@@ -29,7 +30,8 @@ TIMES = {
     "time of a token": ("token_parts_s", "token_latency_s"),
     "time of the suffix": ("suffix_parts_s", "suffix_latency_s"),
 }
-TIMED = ("products_s", "other_s", "traffic_s")  # what adds to a step
+PART_COLUMNS = {"products": "products_s", "at the peak": "least_s", "other compute": "other_s",
+                "traffic": "traffic_s", "overlapped traffic": "overlapped_s"}  # fmt: skip
 TABLES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
 SHORTEST = 1e-4  # of a step: less is left out of a table
 MAX_COLLECTIVES = 12  # in a table
@@ -39,7 +41,7 @@ COMPARED = ("fits", "batch_sequences", "bytes_per_device", "cache_bytes", "step_
 
 
 def part_rows(figures: Mapping[str, Any]) -> list[dict[str, str]]:
-    """Writes the time of a step by part of the model."""
+    """Writes the time of a step, planned or profiled, by part of the model."""
 
     def text(seconds: float) -> str:
         is_visible = seconds > SHORTEST * figures["step_time_s"]
@@ -48,12 +50,8 @@ def part_rows(figures: Mapping[str, Any]) -> list[dict[str, str]]:
     return [
         {
             "part of the model": row["part"],
-            "share": f"{sum(row[kind] for kind in TIMED) / figures['step_time_s']:.1%}",
-            "products": text(row["products_s"]),
-            "at the peak": text(row["least_s"]),
-            "other compute": text(row["other_s"]),
-            "traffic": text(row["traffic_s"]),
-            "overlapped traffic": text(row["overlapped_s"]),
+            "share": f"{seconds_of(row) / figures['step_time_s']:.1%}",
+            **{head: text(row[key]) for head, key in PART_COLUMNS.items() if key in row},
         }
         for row in figures.get("step_time_by_part") or ()
     ]
@@ -151,7 +149,7 @@ def write_page(file: str, title: str, figures: Mapping[str, Any]) -> None:
         figures=figures,
         head=head(figures),
         times=[(h, figures.get(parts), figures.get(whole)) for h, (parts, whole) in TIMES.items()],
-        seconds_by_part={row["part"]: sum(row[kind] for kind in TIMED) for row in parts},
+        seconds_by_part={row["part"]: seconds_of(row) for row in parts},
         by_part=part_rows(figures),
         other=rows_of(figures, "longest_other"),
         spent=run_cost_rows(figures),

@@ -16,7 +16,7 @@ from configs.write import values
 from data.sources.text_files import identity, read_lines
 from data.storage.files import atomic_write
 from scripts.commands.common import STREAMS, open_output
-from scripts.commands.planning.page import head
+from scripts.commands.planning.page import head, part_rows
 from scripts.commands.training.flags import ReportFlags
 from scripts.templates import columns, render
 from scripts.terminal import print_note
@@ -25,8 +25,9 @@ from trainer.checkpoints.interval import HOUR_S
 from trainer.metrics.goodput import USES, spent_seconds
 from trainer.metrics.jsonl import WALL_TIME
 from trainer.metrics.plots import RunPlots, compared, curve
-from trainer.metrics.profile import KINDS_OF_TIME, PARTS_FILE, PROFILE_FOLDER, seconds
+from trainer.metrics.profile import PARTS_FILE, PROFILE_FOLDER
 from trainer.model_dir import ModelDir
+from trainer.planning.breakdown import seconds_of
 from trainer.planning.figures import SCHEMA_VERSION
 
 WORDS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
@@ -209,20 +210,12 @@ def run_page(model_dir: Path, pictures: RunPlots, drawn: dict[str, bytes]) -> st
 
 def profile_rows(profile: Mapping[str, Any], plan: Mapping[str, Any]) -> list[dict[str, str]]:
     """Writes the time of profiled steps by part of the model, next to what the plan says of it."""
-    total_s = sum(map(seconds, profile.get("step_time_by_part", ()))) or 1.0
-    planned = {row["part"]: seconds(row) for row in plan.get("step_time_by_part", ())}
-    return [
-        {
-            "part of the model": row["part"],
-            "share": f"{seconds(row) / total_s:.1%}",
-            **{
-                k.removesuffix("_s"): with_unit(row[k], "s") if row[k] else ""
-                for k in KINDS_OF_TIME
-            },
-            **({"planned": with_unit(planned.get(row["part"]), "s")} if planned else {}),
-        }
-        for row in profile.get("step_time_by_part", ())
-    ]
+    planned = {row["part"]: seconds_of(row) for row in plan.get("step_time_by_part", ())}
+    total_s = sum(map(seconds_of, profile.get("step_time_by_part", ())))
+    rows = part_rows({**profile, "step_time_s": total_s or 1.0})
+    for row in rows if planned else ():
+        row["planned"] = with_unit(planned.get(row["part of the model"]), "s")
+    return rows
 
 
 def plan_of(file: Path) -> dict[str, Any]:

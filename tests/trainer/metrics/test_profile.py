@@ -27,9 +27,9 @@ from trainer.metrics.profile import (
     kind_of_time,
     parse_profile_steps,
     part_of_operation,
-    seconds,
 )
 from trainer.observers import CompiledStep, Observer, StepResult
+from trainer.planning.breakdown import seconds_of
 
 STEPS = range(2, 4)
 
@@ -94,21 +94,21 @@ def test_a_profile_names_the_steps_and_the_parts_of_the_model(
     runs = 4 * len(STEPS)  # on four devices
     assert {count % runs for count in counts.values()} == {0}
     measured = {
-        "all": sum(map(seconds, rows)),
+        "all": sum(map(seconds_of, rows)),
         "traffic_s": sum(row["traffic_s"] for row in rows),
-        "optimizer": sum(seconds(row) for row in rows if row["part"] == "optimizer"),
+        "optimizer": sum(seconds_of(row) for row in rows if row["part"] == "optimizer"),
     }
     assert min(measured.values()) > 0
     for name, time_s in measured.items():
         more_us, atol = time_s * runs * 1e6 - traced_us[name], 1e-3 * traced_us[name]
         assert -atol <= more_us <= atol + unnamed_us * (name == "optimizer"), name
     assert unnamed_us < traced_us["all"] / 10
-    assert [seconds(row) for row in rows] == sorted(map(seconds, rows), reverse=True)
+    assert [seconds_of(row) for row in rows] == sorted(map(seconds_of, rows), reverse=True)
     by_name = {row["part"]: row for row in rows}
     assert {"attention", "feed-forward", "softmax", "norms", "embedding"} <= by_name.keys()
     assert by_name["feed-forward"]["products_s"] > 0 == by_name["norms"]["products_s"]
     [line] = [record.message for record in caplog.records if "Steps 2 to 3" in record.message]
-    assert f"{rows[0]['part']} {seconds(rows[0]) / measured['all']:.1%}" in line
+    assert f"{rows[0]['part']} {seconds_of(rows[0]) / measured['all']:.1%}" in line
 
 
 @pytest.mark.parametrize(
