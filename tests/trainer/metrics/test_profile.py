@@ -142,6 +142,21 @@ def test_a_profile_that_cannot_be_written_is_a_warning(
     assert outcome.steps == 5 and "the profile is not whole: OUT_OF_RANGE: " in caplog.text
 
 
+def test_all_devices_finish_the_steps_before_and_the_last_of_a_profile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The metrics of a step, for which the loop waits, may be ready on one device alone."""
+    waited, block = list[int](), jax.block_until_ready
+
+    def noted(state: Any) -> Any:
+        waited.append(int(state["step"]))
+        return block(state)
+
+    monkeypatch.setattr(jax, "block_until_ready", noted)
+    train(job(tmp_path), [Profile(tmp_path, STEPS)])
+    assert waited == [STEPS[0] - 1, STEPS[-1]]
+
+
 def test_the_time_of_writing_a_profile_is_not_that_of_a_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
