@@ -29,7 +29,9 @@ from models.positions.sinusoidal import Sinusoidal
 from models.sizes import Sizes
 
 Remat = Literal["none", "dots", "full"]
-SavedProduct = Literal["query_proj", "key_proj", "value_proj", "out_proj", "mlpwi"]
+SavedProduct = Literal[
+    "query_proj", "key_proj", "value_proj", "context", "out_proj", "mlpwi"
+]  # fmt: skip
 OffloadedValue = Literal["layer_input", SavedProduct]
 PARTS = (
     MultiHead, Latent, Mlp, Moe, RmsNorm, LayerNorm, Learned, NoPositions, Relative, Rotary,
@@ -94,8 +96,9 @@ class TransformerSpec(Sizes):
     remat: Remat = "none"
     """What the backward pass recomputes: nothing, all but matrix products, or everything."""
     remat_saves: tuple[SavedProduct, ...] = ()
-    """Products that remat = "full" saves: queries, keys, values, the output of attention, and the
-    inputs of the activation in dense feed-forward layers."""
+    """Products that remat = "full" saves: queries, keys, values, what attention averages (the TPU's
+    kernel then runs once), the output of attention, and the inputs of the activation in dense
+    feed-forward layers."""
     remat_offloads: tuple[OffloadedValue, ...] = ()
     """What remat = "full" saves in the memory of the host, on TPUs and GPUs: these products, and
     the input of each layer, which it saves otherwise in the memory of the device."""

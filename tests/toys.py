@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import NamedSharding
+from jax.sharding import AbstractDevice, AbstractMesh, AxisType, NamedSharding
 
 from configs import imports
 from data.mixture import shuffled
@@ -133,3 +133,13 @@ def optax_promotion() -> Iterator[None]:
     """optax raises float decays to int32 step counts, which strict promotion forbids."""
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         yield
+
+
+def absent_mesh(kind: str, platform: str, **sizes: int) -> AbstractMesh:
+    """Makes a mesh of devices that are not there."""
+    return AbstractMesh(
+        tuple(sizes.values()),
+        tuple(sizes),
+        axis_types=(AxisType.Explicit,) * len(sizes),
+        abstract_device=AbstractDevice(device_kind=kind, num_cores=None, platform=platform),
+    )

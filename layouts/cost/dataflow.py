@@ -2,10 +2,9 @@
 
 import functools
 import math
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from operator import add, floordiv, mul, sub
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -52,6 +51,9 @@ KERNEL, MOSAIC_KERNEL = "pallas_call", "mpmd_map"
 KERNELS = {KERNEL, MOSAIC_KERNEL}
 CONVOLUTION = "conv_general_dilated"
 PRODUCTS = ("dot_general", CONVOLUTION)
+MATRIX_UNITS = (128, 256)
+"""Rows and columns of the matrix units of TPUs: those of v6e and tpu7x are the larger."""
+EXPONENTIALS = ("exp", "exp2")
 KEY_BYTES = 8  # of a random key, whose type has no size
 
 
@@ -133,10 +135,11 @@ def local_size(aval: Any, mesh: Mapping[str, int]) -> int:
 def bodies(eqn: Any) -> tuple[list[Jaxpr], int]:
     """Returns what an equation runs inside, and how often; the branch that computes the most.
 
-    Of branches for several platforms it is the last: the one for accelerators.
+    Of branches for several platforms it is the last: the one for accelerators.  What has no result,
+    as rematerialization leaves of a call whose results are saved, does not run.
     """
-    inner = list(jaxprs_in_params(eqn.params))
-    if eqn.primitive.name == "cond":
+    inner = list(jaxprs_in_params(eqn.params)) if eqn.outvars or eqn.effects else []
+    if eqn.primitive.name == "cond" and inner:
         inner = [max(reversed(inner), key=total_flops)]
     if eqn.primitive.name == KERNEL:
         return inner, math.prod(n for n in eqn.params["grid_mapping"].grid if isinstance(n, int))
@@ -203,16 +206,37 @@ INDEX_OPS = {"add": add, "sub": sub, "mul": mul, "div": floordiv}
 Index = np.ndarray | int
 
 
-def kernel_flops(eqn: Any) -> int:
-    """Counts the FLOPs of a kernel: as its author estimates them, or of the blocks that run."""
+class KernelWork(NamedTuple):
+    """Holds what one call of a kernel computes on one device."""
+
+    flops: float
+    """As its author estimates them, or of the blocks that run."""
+    flops_128: float = 0.0
+    """The same, with the short axes of products padded to matrix units of 128 x 128."""
+    flops_256: float = 0.0
+    exponentials: float = 0.0
+
+
+def kernel_work(eqn: Any) -> KernelWork:
+    """Counts what a kernel computes: as its author estimates, or all of its body."""
     estimate = eqn.params["cost_estimate"]
     if estimate is not None:
-        return estimate.flops
+        return KernelWork(estimate.flops)
     if eqn.primitive.name == MOSAIC_KERNEL:
-        return mosaic_flops(eqn)
+        return KernelWork(mosaic_flops(eqn))
     (body,), blocks = bodies(eqn)
-    grid = eqn.params["grid_mapping"].grid
-    return round(blocks * causal_share(eqn) * block_flops(body, grid))
+    flops = blocks * causal_share(eqn) * block_flops(body, eqn.params["grid_mapping"].grid)
+    # Loops are of different length, but in each of their iterations the shares are the same.
+    sums = np.zeros(len(KernelWork._fields))  # in the order of the fields
+    for inner, times in executed_equations(body):
+        if inner.primitive.name == "dot_general":
+            product, out = product_flops(inner), inner.outvars[0].aval.shape
+            sides = np.array([product // (2 * math.prod(out)), out[-1]])  # of the matrix
+            padded = (np.prod(-(-sides // unit) * unit / sides) for unit in MATRIX_UNITS)
+            sums[:-1] += times * product * np.array([1, *padded])
+        elif inner.primitive.name in EXPONENTIALS:
+            sums[-1] += times * math.prod(inner.outvars[0].aval.shape)
+    return KernelWork(flops, *(flops / max(sums[0], 1) * sums[1:]))
 
 
 def mosaic_flops(eqn: Any) -> int:
@@ -252,14 +276,13 @@ def causal_share(eqn: Any) -> float:
     return share * (1 - (window - 1) / (2 * keys))
 
 
-def flops_by_kernel(jaxpr: Jaxpr) -> dict[str, float]:
-    """Returns the FLOPs of one call of each kernel of a trace, of calls of a name the mean."""
-    flops, calls = Counter[str](), Counter[str]()
+def work_by_kernel(jaxpr: Jaxpr) -> dict[str, KernelWork]:
+    """Returns the work of one call of each kernel of a trace, of calls of a name the mean."""
+    calls: dict[str, list[KernelWork]] = {}
     for eqn, times in executed_equations(jaxpr):
         if eqn.primitive.name in KERNELS:
-            flops[eqn.params["name"]] += times * kernel_flops(eqn)
-            calls[eqn.params["name"]] += times
-    return {name: flops[name] / calls[name] for name in calls}
+            calls.setdefault(eqn.params["name"], []).extend([kernel_work(eqn)] * times)
+    return {name: KernelWork(*np.mean(works, axis=0).tolist()) for name, works in calls.items()}
 
 
 def block_flops(body: Jaxpr, grid: tuple[int, ...]) -> float:

@@ -1,5 +1,6 @@
 """Reads the published rates of devices from chips.toml, the only table of such numbers."""
 
+import math
 import tomllib
 from collections.abc import Iterable
 from pathlib import Path
@@ -30,6 +31,9 @@ class Chip(NamedTuple):
     host_bandwidth: float = 15e9  # between a device and the memory of its host, bytes/s
     product_utilisation: float = PRODUCT_UTILISATION
     """Share of the peak that products reach whose sizes suit the matrix units."""
+    matrix_unit: int = 0
+    """Rows and columns of a TPU's matrix units, to which the products of a kernel are padded."""
+    exponentials_per_s: float = math.inf  # of a kernel
 
     def peak_of(self, dtype: str) -> float:
         """Returns the peak FLOP/s of a device in products of this type."""

@@ -14,7 +14,16 @@ from jax.extend.core import Jaxpr
 
 from layouts.cost import dataflow
 from layouts.cost.collectives import Collective
-from layouts.cost.dataflow import KERNELS, PRODUCTS, VIEWS, Flow, kernel_flops, local_bytes, places
+from layouts.cost.dataflow import (
+    KERNELS,
+    PRODUCTS,
+    VIEWS,
+    Flow,
+    KernelWork,
+    kernel_work,
+    local_bytes,
+    places,
+)
 from layouts.shards import Entry, mesh_axes
 
 Item = TypeVar("Item", Collective, "OpCost")
@@ -69,6 +78,11 @@ class OpCost(NamedTuple):
     """The named scopes in which it was traced."""
     cycles: int | None = None
     """As the TPU compiler estimates them; None where there is no estimate."""
+    kernel: KernelWork | None = None
+
+    def with_kernel(self, work: KernelWork) -> "OpCost":
+        """Returns the cost with the work of a kernel."""
+        return self._replace(flops=round(work.flops), kernel=work)
 
 
 class WorkCounts(NamedTuple):
@@ -182,7 +196,8 @@ class Counter:
             source = f"{line_of_eqn} {name}".strip() + " (backward)" * is_backward
             if name in KERNELS:
                 size = sum(self.local(v).bytes for v in (*eqn.invars, *eqn.outvars))
-                self.ops.append(OpCost(kernel_flops(eqn), size, 0, times, "", source, inner_scopes))
+                op = OpCost(0, size, 0, times, "", source, inner_scopes)
+                self.ops.append(op.with_kernel(kernel_work(eqn)))
                 continue
             inner, trip_count = dataflow.bodies(eqn)
             if name in MEMORY_OPS:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 
 from layouts.cost.collectives import Collective
+from layouts.cost.dataflow import KernelWork
 from layouts.cost.hardware import PRODUCT_UTILISATION, Chip
 from layouts.cost.interconnect import Topology
 from layouts.cost.jaxpr_cost import OpCost
@@ -90,11 +91,17 @@ def seconds(
 
 
 def op_seconds(chip: Chip, op: OpCost) -> float:
-    """Returns the seconds of an operation, all times: by its cycles, or by FLOPs or bytes."""
+    """Returns the seconds of an operation, all times: by its cycles, or by FLOPs or bytes.
+
+    A kernel takes at least the time of its exponentials.
+    """
     if op.cycles is not None:
         return op.times * op.cycles / chip.clock_hz
-    flops_s = op.flops / chip.peak_of(op.dtype) / chip.product_utilisation
-    return op.times * max(flops_s, op.bytes / chip.memory_bandwidth)
+    kernel = op.kernel or KernelWork(op.flops)
+    padded = {128: kernel.flops_128, 256: kernel.flops_256}.get(chip.matrix_unit, 0.0)
+    flops_s = max(op.flops, padded) / chip.peak_of(op.dtype) / chip.product_utilisation
+    exponentials_s = kernel.exponentials / chip.exponentials_per_s
+    return op.times * max(flops_s, exponentials_s, op.bytes / chip.memory_bandwidth)
 
 
 def compute_s(chip: Chip, ops: Iterable[OpCost]) -> tuple[float, float]:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.ad_checkpoint import checkpoint_name
 
 from layouts.layout import Layout
 from models.attention.bias import Bias, add_bias, bias_gradient
@@ -65,7 +66,8 @@ def attend_with_dropout(
     sum_BJQL1 = layout.broadcast_like(sum_BJQL, "BJQL", "BJQLM")
     weights_BJQLM = (probs_BJQLM / sum_BJQL1).astype(v_BJMK.dtype)
     weights_BJQLM = dropout(layout, key, rate, weights_BJQLM, "BJQLM")
-    return layout.einsum("BJQLM,BJMK->BJQLK", weights_BJQLM, v_BJMK)
+    y_BJQLK = layout.einsum("BJQLM,BJMK->BJQLK", weights_BJQLM, v_BJMK)
+    return checkpoint_name(y_BJQLK, "context")
 
 
 def unnormalized_probs(
@@ -112,7 +114,8 @@ def softmax_attention(layout: Layout, operands: Operands, logit_cap: float | Non
     v_BJMK = operands.v_BJMK
     probs_BJQLM, sum_BJQL = unnormalized_probs(layout, operands, logit_cap)
     y_BJQLK = layout.einsum("BJQLM,BJMK->BJQLK", probs_BJQLM.astype(v_BJMK.dtype), v_BJMK)
-    return y_BJQLK / layout.broadcast_like(sum_BJQL, "BJQL", "BJQLK").astype(v_BJMK.dtype)
+    y_BJQLK /= layout.broadcast_like(sum_BJQL, "BJQL", "BJQLK").astype(v_BJMK.dtype)
+    return checkpoint_name(y_BJQLK, "context")
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -135,7 +138,7 @@ def _attention_forward(layout: Layout, operands: Operands) -> tuple[Array, Resid
     probs_BJQLM = probs_BJQLM.astype(v_BJMK.dtype)
     y_BJQLK = layout.einsum("BJQLM,BJMK->BJQLK", probs_BJQLM, v_BJMK, dtype=float)
     y_BJQLK = y_BJQLK / layout.broadcast_like(sum_BJQL, "BJQL", "BJQLK")
-    y_BJQLK = y_BJQLK.astype(v_BJMK.dtype)
+    y_BJQLK = checkpoint_name(y_BJQLK.astype(v_BJMK.dtype), "context")
     bias = None if bias is None else bias._replace(values=None)  # its gradient needs none
     kept = operands._replace(bias=bias, mask_B11LM=None)
     return y_BJQLK, (kept, probs_BJQLM, sum_BJQL, y_BJQLK)

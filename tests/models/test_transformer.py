@@ -302,7 +302,7 @@ def test_a_target_sees_the_whole_source_of_its_segment_and_no_other(kind: str) -
     [
         {"scan": True},
         {"scan": True, "remat": "dots"},
-        {"remat": "full", "remat_saves": ("query_proj", "value_proj", "out_proj", "mlpwi")},
+        {"remat": "full", "remat_saves": ("query_proj", "value_proj", "context", "mlpwi")},
         {"remat": "full", "remat_offloads": ("layer_input", "out_proj", "mlpwi")},
         {"loss_chunks": 4},
         {"attention": MultiHead(dropout=0.3, combined_qkv=True)},

@@ -15,7 +15,7 @@ import numpy as np
 from jax.sharding import AbstractMesh, Mesh
 
 from configs.errors import RunError
-from layouts.cost.dataflow import flops_by_kernel
+from layouts.cost.dataflow import KernelWork, work_by_kernel
 from layouts.cost.interconnect import Topology
 from layouts.cost.jaxpr_cost import WorkCounts
 from layouts.cost.step_time import Timing, add_up, compute_s, coordinates
@@ -170,8 +170,8 @@ def compile_for(
 
 def count_compiled(step: TracedFunction, text: CompiledText, read_bytes: int = 0) -> WorkCounts:
     """Counts the work in a compiled text."""
-    flops = flops_by_kernel(step.traced.jaxpr.jaxpr)
-    kernels = [op._replace(flops=round(flops.get(name, 0))) for name, op in text.kernels]
+    work = work_by_kernel(step.traced.jaxpr.jaxpr)
+    kernels = [op.with_kernel(work.get(name, KernelWork(0))) for name, op in text.kernels]
     return WorkCounts(
         flops=text.flops + sum(kernel.times * kernel.flops for kernel in kernels),
         collectives=tuple(text.collectives(step.sizes)),

@@ -6,7 +6,7 @@ import pytest
 from jax.experimental import pallas
 from jax.sharding import NamedSharding
 
-from layouts.cost.dataflow import flops_by_kernel, total_flops
+from layouts.cost.dataflow import KernelWork, total_flops, work_by_kernel
 from layouts.cost.jaxpr_cost import WorkCounts, cost_of
 from layouts.cost.peak_memory import peak_bytes
 from layouts.mesh import abstract_mesh
@@ -181,4 +181,6 @@ def test_a_kernel_counts_each_block_of_its_grid() -> None:
     assert cost.flops == total_flops(jaxpr) == 5 * flops
     assert (flops, 2 * array_bytes, 0, 5) in [op[:4] for op in cost.ops]
     assert peak_bytes(jaxpr, {}) == 0  # the loop's result is the caller's
-    assert flops_by_kernel(jaxpr) == {"double": flops}
+    # Of matrix units with 128 rows and columns, 8 of each are used.
+    padded = KernelWork(flops, flops * 16**2, flops * 32**2)
+    assert work_by_kernel(jaxpr) == {"double": padded}

@@ -1,18 +1,24 @@
 """The FLOPs of attention kernels, counted by hand from their masks and blocks."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import pytest
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 
-from layouts.cost.dataflow import flops_by_kernel
+from layouts.cost.dataflow import KernelWork, work_by_kernel
+from layouts.cost.hardware import CHIPS
+from layouts.cost.jaxpr_cost import OpCost
+from layouts.cost.step_time import op_seconds
 from layouts.layout import Layout
 from layouts.mesh import abstract_mesh
 from models.attention.flash import Kernel, flash_attention
 from models.attention.plain import Operands
+from models.attention.splash import splash_attention
 from models.attention.triton import jax_kernels
-from tests.toys import optax_promotion
+from tests.toys import absent_mesh, optax_promotion
 
 B, H, L, K, BLOCK = 2, 3, 1024, 64, 256
 WHOLE_PRODUCT = 2 * B * H * L * L * K
@@ -20,12 +26,16 @@ WHOLE_PRODUCT = 2 * B * H * L * L * K
 UP_TO_DIAGONAL = (L // BLOCK + 1) / (2 * (L // BLOCK))
 
 
-def flops(attend, length: int = L) -> dict[str, float]:
-    """Returns the FLOPs of each kernel of an attention and its gradient."""
+def work(attend, length: int = L) -> dict[str, KernelWork]:
+    """Returns the work of each kernel of an attention and its gradient."""
     x = jax.ShapeDtypeStruct((B, H, length, K), jnp.float32)
     gradient = jax.grad(lambda q, k, v: jnp.sum(attend(q, k, v)), argnums=(0, 1, 2))
     with optax_promotion():
-        return flops_by_kernel(jax.make_jaxpr(gradient)(x, x, x).jaxpr)
+        return work_by_kernel(jax.make_jaxpr(gradient)(x, x, x).jaxpr)
+
+
+def flops(attend, length: int = L) -> dict[str, float]:
+    return {name: kernel.flops for name, kernel in work(attend, length).items()}
 
 
 BLOCKS_OF_A_ROW = L // BLOCK
@@ -33,13 +43,13 @@ BLOCKS_OF_A_ROW = L // BLOCK
 OF_A_WINDOW = (2 * BLOCKS_OF_A_ROW - 1) / BLOCKS_OF_A_ROW**2
 
 
-def splash_flops(mask: masks.Mask) -> dict[str, float]:
+def splash_work(mask: masks.Mask) -> dict[str, KernelWork]:
     names = ("q", "kv", "q_dkv", "kv_dkv", "q_dq", "kv_dq")
     sizes = splash.BlockSizes(**{f"block_{name}": BLOCK for name in names})
     kernel = splash.make_splash_mha_single_device(
         masks.MultiHeadMask([mask] * H), block_sizes=sizes
     )
-    return {name.split("_")[2]: count for name, count in flops(jax.vmap(kernel)).items()}
+    return {name.split("_")[2]: count for name, count in work(jax.vmap(kernel)).items()}
 
 
 @pytest.mark.parametrize(
@@ -55,7 +65,44 @@ def test_splash_attention_computes_the_blocks_that_a_mask_has(
 ) -> None:
     # Products with keys and values; the logits again, and products with two of three gradients.
     expected = {"fwd": 2, "dkv": 4, "dq": 3}
-    assert splash_flops(mask) == {name: share * n * WHOLE_PRODUCT for name, n in expected.items()}
+    counted = {name: kernel.flops for name, kernel in splash_work(mask).items()}
+    assert counted == {name: share * n * WHOLE_PRODUCT for name, n in expected.items()}
+
+
+def test_matrix_units_pad_heads_and_logits_take_exponentials() -> None:
+    logits = UP_TO_DIAGONAL * B * H * L * L
+    for name, kernel in splash_work(masks.CausalMask((L, L))).items():
+        # Heads have K = 64 columns.
+        assert kernel.flops_128 == pytest.approx(2 * kernel.flops)
+        assert kernel.flops_256 == pytest.approx(4 * kernel.flops)
+        # For each block of keys, the forward pass scales 128 copies of its sums.
+        of_sums = 128 / BLOCK if name == "fwd" else 0
+        assert kernel.exponentials == pytest.approx((1 + of_sums) * logits)
+
+
+# Milliseconds of causal attention of 16,384 tokens, forward, in bfloat16, with statistics for the
+# backward pass: heads and their width.  The tables of kernels that tokamax 0.0.17 contains
+# (data/autotuning/tpu_v5, tpu_v6_lite, tpu7x/pallas_mosaic_tpu_flash_attention.json).
+MEASURED_MS = {
+    (32, 64): {"v5p": 6.730, "v6e": 8.051, "tpu7x": 7.414},
+    (16, 128): {"v5p": 3.485, "v6e": 4.304, "tpu7x": 3.809},
+    (8, 256): {"v5p": 3.199, "v6e": 2.503, "tpu7x": 2.175},
+}
+
+
+@pytest.mark.parametrize("chip", ["v5p", "v6e", "tpu7x"])
+@pytest.mark.parametrize(("heads", "width"), MEASURED_MS)
+def test_the_time_of_a_kernel_is_near_what_was_measured(heads: int, width: int, chip: str) -> None:
+    x_BHLK = jax.ShapeDtypeStruct((1, heads, 1, 16384, width), jnp.bfloat16)
+    x_BHMK = jax.ShapeDtypeStruct((1, heads, 16384, width), jnp.bfloat16)
+    segments_BL = jax.ShapeDtypeStruct((1, 16384), jnp.int32)
+    settings = {"causal": True, "window": None, "logit_cap": None}
+    attend = functools.partial(splash_attention, **settings, entry=None, interpret=False)
+    with jax.sharding.use_abstract_mesh(absent_mesh(CHIPS[chip].kind, "tpu", x=1)):
+        traced = jax.make_jaxpr(attend)(x_BHLK, x_BHMK, x_BHMK, segments_BL, segments_BL)
+    (kernel,) = work_by_kernel(traced.jaxpr).values()
+    planned_ms = 1e3 * op_seconds(CHIPS[chip], OpCost(0, 0, 0, 1).with_kernel(kernel))
+    assert 0.8 < planned_ms / MEASURED_MS[heads, width][chip] < 1.08
 
 
 @pytest.mark.parametrize("window", [None, 1024])

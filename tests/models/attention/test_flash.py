@@ -9,9 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from jax.sharding import AbstractDevice, AbstractMesh, AxisType, Mesh, NamedSharding
+from jax.sharding import AbstractMesh, Mesh, NamedSharding
 
 from layouts.absent_devices import has_compiler, topology_mesh
+from layouts.cost.dataflow import executed_equations
 from layouts.layout import Layout
 from layouts.mesh import make_mesh, uncached
 from layouts.padding import with_padding
@@ -30,8 +31,9 @@ from models.loss import Criterion
 from models.positions.relative import Relative
 from models.positions.rotary import Rotary
 from models.precision import Precision
+from models.spec import SavedProduct
 from models.transformer import Transformer
-from tests.toys import ROOT, WHOLE, on_mesh, optax_promotion, pair_rows, toy
+from tests.toys import ROOT, WHOLE, absent_mesh, on_mesh, optax_promotion, pair_rows, toy
 
 LENGTH, MEMORY, ROWS = 512, 256, 2
 SPLASH = Kernel("splash", interpret=True)
@@ -164,8 +166,8 @@ def pairs() -> Batch:
     return pair_rows([[100, 60, 90], [200]], sources, LENGTH, SPEC.vocab, source_length=MEMORY)
 
 
-def gradient_of(spec: Transformer, layout: Layout) -> tuple[bool, Any]:
-    """Returns whether a model's loss has a kernel, and the gradient of its weights."""
+def gradient_of(spec: Transformer, layout: Layout) -> tuple[int, Any]:
+    """Returns how often a kernel attends in a gradient, and the gradient of a model's weights."""
     model, (mesh, batch) = spec.model(layout), on_mesh(layout, pairs())
 
     def objective(params: Any) -> jax.Array:
@@ -175,18 +177,21 @@ def gradient_of(spec: Transformer, layout: Layout) -> tuple[bool, Any]:
         params = jax.jit(model.init)(jax.random.key(0))
         traced = jax.jit(jax.grad(objective)).trace(params)
         gradient = traced.lower().compile()(params)
-        return "pallas_call" in str(traced.jaxpr), jax.device_get(gradient)
+        kernels = executed_equations(traced.jaxpr.jaxpr)
+        calls = (times for eqn, times in kernels if "fwd" in eqn.params.get("name", ""))
+        return sum(calls), jax.device_get(gradient)
 
 
-def test_flash_trains_as_plain_does() -> None:
+@pytest.mark.parametrize("saves", [(), ("context",)])
+def test_flash_trains_as_plain_does(saves: tuple[SavedProduct, ...]) -> None:
     """Encoder, decoder and cross-attention of a whole model, in a scan and rematerialized."""
     layout = Layout(mesh="data:2,model:3", rules="batch:data;heads:model")
     changes = {"encoder_layers": 1, "positions": Rotary(), "scan": True, "remat": "full"}
-    has_kernel, computed = gradient_of(
-        toy(attention=MultiHead(implementation="flash"), **changes), layout
-    )
-    plain_has_kernel, expected = gradient_of(toy(**changes), layout)
-    assert has_kernel and not plain_has_kernel
+    flash = toy(attention=MultiHead(implementation="flash"), remat_saves=saves, **changes)
+    attentions = flash.encoder_layers + 2 * flash.layers
+    calls, computed = gradient_of(flash, layout)
+    plain_calls, expected = gradient_of(toy(**changes), layout)
+    assert (calls, plain_calls) == (attentions if saves else 2 * attentions, 0)
     jax.tree.map(
         lambda flash, plain: np.testing.assert_allclose(
             flash, plain, rtol=0, atol=1e-5 * np.abs(plain).max()
@@ -205,16 +210,6 @@ def test_the_docs_show_the_limits_of_the_kernels() -> None:
     assert "\n".join([*head, *rows]) in (ROOT / "docs" / "attention.md").read_text()
 
 
-def mesh_of(kind: str, platform: str, **sizes: int) -> AbstractMesh:
-    """Makes a mesh of devices that are not there."""
-    return AbstractMesh(
-        tuple(sizes.values()),
-        tuple(sizes),
-        axis_types=(AxisType.Explicit,) * len(sizes),
-        abstract_device=AbstractDevice(device_kind=kind, num_cores=None, platform=platform),
-    )
-
-
 def choice_of(
     spec: Transformer,
     layout: Layout = WHOLE,
@@ -229,7 +224,10 @@ def chosen(kind: str, platform: str, **changes: Any) -> Choice:
     """Returns the choice of an attention on devices of a kind."""
     spec = toy(**{"d_kv": 64, **changes.pop("spec", {})})
     enables_x64 = changes.pop("x64", False)
-    with jax.sharding.use_abstract_mesh(mesh_of(kind, platform, x=2)), jax.enable_x64(enables_x64):
+    with (
+        jax.sharding.use_abstract_mesh(absent_mesh(kind, platform, x=2)),
+        jax.enable_x64(enables_x64),
+    ):
         return choice_of(spec, **changes)
 
 
@@ -360,7 +358,7 @@ def test_the_kernel_for_gpus_lowers_without_one() -> None:
         y_BJQLK = flash_attention(layout, Kernel("triton"), operands, *segments, causal=True)
         return jnp.sum(y_BJQLK.astype(jnp.float32))
 
-    mesh = mesh_of("NVIDIA H100 80GB HBM3", "gpu", data=2, model=2)
+    mesh = absent_mesh("NVIDIA H100 80GB HBM3", "gpu", data=2, model=2)
     with jax.sharding.use_abstract_mesh(mesh), optax_promotion():
         traced = jax.jit(jax.grad(objective, argnums=(0, 1))).trace(
             argument(layout, mesh, "BJQLK", (2, 4, 2, 256, 128), "bfloat16"),

@@ -129,7 +129,14 @@ def products_of_a_gradient(spec: TransformerSpec) -> int:
 
 def test_remat_repeats_no_product_that_it_saves() -> None:
     # Layers read their inputs, so nothing needs the output of wo_FD again.
-    products = {"query_proj": 1, "key_proj": 1, "value_proj": 1, "out_proj": 1, "mlpwi": 2}
+    products = {
+        "query_proj": 1,
+        "key_proj": 1,
+        "value_proj": 1,
+        "context": 1,
+        "out_proj": 1,
+        "mlpwi": 2,
+    }
     spec = toy(layers=3, positions=Rotary(), feed_forward=Mlp(gated=True), remat="full")
     with jax.set_mesh(make_mesh(WHOLE)):
         repeats_all = products_of_a_gradient(spec)
