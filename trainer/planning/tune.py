@@ -33,6 +33,7 @@ T = TypeVar("T")
 MICROBATCHES = (1, 2, 4, 8, 16, 32)
 REMAT: tuple[Remat, ...] = get_args(Remat)
 PROJECTIONS: tuple[SavedProduct, ...] = ("query_proj", "key_proj", "value_proj", "out_proj")
+AVERAGES: tuple[SavedProduct, ...] = ("context",)
 OPTIMISM = 0.9  # of a predicted time, so that what may be faster is tried
 
 
@@ -223,16 +224,17 @@ def describe(candidate: Candidate, trial: Trial) -> str:
 
 
 def recomputations(model: Transformer, *, offload: bool) -> list[Transformer]:
-    """Returns the model with each kind of recomputation; "full" also with saved projections.
+    """Returns the model with each kind of recomputation; "full" also with values that are saved.
 
     With `offload` also with inputs of layers, and projections, in the memory of the host.
     """
     plain = dataclasses.replace(model, remat="full", remat_saves=(), remat_offloads=())
     kinds = [dataclasses.replace(plain, remat=remat) for remat in REMAT]
-    kinds.append(dataclasses.replace(plain, remat_saves=PROJECTIONS))
+    saved = (AVERAGES, PROJECTIONS, (*PROJECTIONS, *AVERAGES))
+    kinds += [dataclasses.replace(plain, remat_saves=names) for names in saved]
     if offload:
         inputs = dataclasses.replace(plain, remat_offloads=("layer_input",))
-        kinds += [inputs, dataclasses.replace(inputs, remat_saves=PROJECTIONS)]
+        kinds += [dataclasses.replace(inputs, remat_saves=names) for names in ((), *saved)]
         kinds.append(dataclasses.replace(plain, remat_offloads=("layer_input", *PROJECTIONS)))
     return list(dict.fromkeys([model, *kinds]))
 

@@ -38,6 +38,7 @@ def test_a_model_that_saves_products_is_compared_with_others() -> None:
     kinds = [(kind.remat, kind.remat_saves) for kind in ALL_RECOMPUTATIONS(model, offload=False)]
     assert kinds[0] == ("full", ("mlpwi",)) and len(set(kinds)) == len(kinds)
     assert {("none", ()), ("full", ()), ("full", tune_module.PROJECTIONS)} < set(kinds)
+    assert ("full", ("context",)) in kinds
 
 
 @pytest.fixture(autouse=True)
