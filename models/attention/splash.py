@@ -27,10 +27,10 @@ MAX_BLOCK_BYTES = 512 * 1024
 """Of a block of one head, so that all of a kernel's blocks are in fast memory together (16 MiB on
 v4)."""
 MAX_COMPUTED_KEYS = 512
-"""Keys whose logits are in fast memory at a time; v5p is faster with half as many."""
-LONG_ROW, LONG_BLOCK = 8192, 2048
-"""Keys from which on v6e and tpu7x are faster with these larger blocks, in the forward pass.  That
-and v5p's are the choices of most measurements for these chips in tokamax 0.0.17."""
+"""Keys whose logits are in fast memory at a time."""
+V5P_COMPUTED_KEYS, LONG_ROW, LONG_BLOCK = 256, 8192, 2048
+"""Of the forward pass on v5p fewer keys at a time, and on v6e and tpu7x larger blocks of rows from
+this length on, are the fastest of most measurements in tokamax 0.0.17."""
 MAX_PARTIAL_SUMS = 4
 """Blocks of keys up to which one kernel computes all gradients.  It writes the queries' gradient
 once for each block of keys; two kernels compute the logits twice, and write it once."""
@@ -130,21 +130,19 @@ def block_sizes(length: int, memory: int, token_bytes: int) -> "BlockSizes":
     """Returns the sizes of blocks for these numbers of queries and keys."""
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as kernels
 
-    def largest(count: int, *larger: int) -> int:
-        fitting = [size for size in (*larger, *BLOCKS) if size * token_bytes <= MAX_BLOCK_BYTES]
-        return next(size for size in (*fitting, BLOCKS[-1]) if count % size == 0)
-
     device = mesh_device()
     kind = "" if device is None else device.device_kind
     is_long = memory >= LONG_ROW and kind.startswith(("TPU v6", "TPU7"))
-    larger = (LONG_BLOCK,) if is_long else ()
-    block_q, block_kv = largest(length), largest(memory)
+    sizes = (LONG_BLOCK, *BLOCKS) if is_long else BLOCKS
+    fitting = [size for size in sizes if size * token_bytes <= MAX_BLOCK_BYTES] or BLOCKS[-1:]
+    block_q = next(size for size in fitting if length % size == 0)
+    block_kv = next(size for size in fitting if memory % size == 0)
     compute = min(block_kv, MAX_COMPUTED_KEYS)
     fused = memory // block_kv <= MAX_PARTIAL_SUMS
     return kernels.BlockSizes(
-        block_q=largest(length, *larger),
-        block_kv=largest(memory, *larger),
-        block_kv_compute=compute // 2 if kind == "TPU v5" and compute > BLOCKS[-1] else compute,
+        block_q=block_q,
+        block_kv=block_kv,
+        block_kv_compute=min(compute, V5P_COMPUTED_KEYS) if kind == "TPU v5" else compute,
         block_q_dkv=block_q,
         block_kv_dkv=block_kv,
         block_kv_dkv_compute=compute,
