@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from configs import write
 from configs.errors import UserError, listed
 from configs.read import FLAG, Binding, Reader, Reference, references_in
-from configs.spec import SPECS, FieldProblem, SpecError, is_spec, names
+from configs.spec import SPECS, SpecError, is_spec, names
 
 T = TypeVar("T")
 
@@ -75,24 +75,24 @@ class Maker:
         try:
             return cls(**values)
         except SpecError as error:
-            for problem in error.problems:
-                if problem.field not in failed:
+            for field_name, problem in error.problems.items():
+                if field_name not in failed:
                     name = "/".join((*scopes, cls.__name__))
-                    self._problem(name, problem, bound.get(problem.field), values)
+                    self._problem(name, field_name, problem, bound.get(field_name), values)
             return _FAILED
 
     def _problem(
-        self, spec_name: str, problem: FieldProblem, binding: Binding | None, values: Any
+        self, spec_name: str, field: str, text: str, binding: Binding | None, values: Any
     ) -> None:
         """Notes a problem; it names the setting with its scope, as the gin file does."""
-        text, setting = problem.text, f"{spec_name}.{problem.field}"
-        if not problem.field:
+        setting = f"{spec_name}.{field}"
+        if not field:
             text = f"@{spec_name}(): {text}" if "/" in spec_name else text
         elif binding:
             text = f"{binding.origin}: {_renamed(text, binding.name)}"
         else:
             text = _renamed(text, setting)
-            if problem.field not in values:
+            if field not in values:
                 text += f'  Set it in a gin file or with {FLAG}="{setting}=...".'
         self.problems.append(text)
 

@@ -52,18 +52,11 @@ ABSTRACT: Mapping[str, type[Any]] = MappingProxyType(_ABSTRACT)
 """Every base class of specs, which gin files cannot name."""
 
 
-class FieldProblem(NamedTuple):
-    """Holds one problem of a spec; `field` is empty where it lies between fields."""
-
-    field: str
-    text: str
-
-
 class SpecError(UserError):
-    """Reports all problems of one spec at once."""
+    """Reports all problems of one spec at once, by field; by "" those that lie between fields."""
 
-    def __init__(self, name: str, problems: tuple[FieldProblem, ...]):
-        super().__init__(listed(name, [problem.text for problem in problems]))
+    def __init__(self, name: str, problems: Mapping[str, str]):
+        super().__init__(listed(name, [*problems.values()]))
         self.problems = problems
 
 
@@ -197,13 +190,13 @@ def _register(cls: type[Any], kind: dict[str, type[Any]]) -> None:
     kind[cls.__name__] = cls
 
 
-def _problems(cls: Any, error: ValidationError) -> tuple[FieldProblem, ...]:
+def _problems(cls: Any, error: ValidationError) -> dict[str, str]:
     """Translates the library's findings, one problem for each field."""
-    by_field: dict[str, FieldProblem] = {}
+    by_field: dict[str, str] = {}
     for detail in error.errors():
         field = str(detail["loc"][0]) if detail["loc"] else ""
-        by_field.setdefault(field, FieldProblem(field, _text(cls, field, detail)))
-    return tuple(by_field.values())
+        by_field.setdefault(field, _text(cls, field, detail))
+    return by_field
 
 
 def _text(cls: Any, field: str, detail: Any) -> str:
