@@ -63,13 +63,6 @@ class BatchShape(NamedTuple):
     new_tokens: int
 
 
-class RequestBatch(NamedTuple):
-    """Holds the indices of requests that are decoded together, and their shape."""
-
-    requests: list[int]
-    shape: BatchShape
-
-
 @dataclasses.dataclass(frozen=True)
 class Decoder:
     """Decodes with a model, its weights and a search."""
@@ -99,14 +92,13 @@ class Decoder:
         """
         shards = batch_shards(self.model.layout, self.mesh.shape, rows_are_groups=True)
         batches = batches_of(requests, self.batch_sequences, shards)
-        self.check_memory([batch.shape for batch in batches])
+        self.check_memory([shape for _, shape in batches])
         started = (
-            (batch, self._start([requests[i] for i in batch.requests], batch.shape))
-            for batch in batches
+            (chosen, self._start([requests[i] for i in chosen], shape)) for chosen, shape in batches
         )
-        for batch, output in dispatch_ahead(started):
-            texts = self._finish([requests[i] for i in batch.requests], output)
-            yield list(zip(batch.requests, texts, strict=True))
+        for chosen, output in dispatch_ahead(started):
+            texts = self._finish([requests[i] for i in chosen], output)
+            yield list(zip(chosen, texts, strict=True))
 
     def decode_batch(self, requests: Sequence[Request], shape: BatchShape) -> list[Hypotheses]:
         """Returns the hypotheses of requests that fit in one batch of a given shape."""
@@ -206,8 +198,10 @@ def abstract_inputs(
     )
 
 
-def batches_of(requests: Sequence[Request], batch_size: int, shards: int) -> list[RequestBatch]:
-    """Batches requests of similar lengths, the longest first.
+def batches_of(
+    requests: Sequence[Request], batch_size: int, shards: int
+) -> list[tuple[list[int], BatchShape]]:
+    """Batches requests of similar lengths, the longest first; returns their indices and shapes.
 
     Every second batch begins with its shortest texts: no device gets the longer ones of all.
     """
@@ -221,9 +215,9 @@ def batches_of(requests: Sequence[Request], batch_size: int, shards: int) -> lis
         rows = rows_of_batch(len(same), batch_size, shards)
         shape = BatchShape(rows, *lengths, padded(requests[same[0]].max_new_tokens))
         starts = range(0, len(same), rows)
-        batches += [RequestBatch(same[start : start + rows], shape) for start in starts]
-    for batch in batches[1::2]:
-        batch.requests.reverse()
+        batches += [(same[start : start + rows], shape) for start in starts]
+    for chosen, _ in batches[1::2]:
+        chosen.reverse()
     return batches
 
 

@@ -33,14 +33,14 @@ def test_lengths_are_padded_to_powers_of_two() -> None:
 def test_a_batch_that_is_not_full_has_the_shortest_texts() -> None:
     requests = [Request([], tokens, source=[7]) for tokens in (3, 9, 5, 20, 7)]
     batches = batches_of(requests, 2, shards=1)
-    assert [batch.requests for batch in batches] == [[3, 1], [2, 4], [0]]
-    assert {batch.shape for batch in batches} == {(2, 16, 0, 32)}
+    assert [chosen for chosen, _ in batches] == [[3, 1], [2, 4], [0]]
+    assert {shape for _, shape in batches} == {(2, 16, 0, 32)}
 
 
 def test_few_requests_of_a_length_make_a_small_batch() -> None:
     requests = [Request([], 5)] * 9 + [Request([7] * 20, 5)] * 2
     batches = batches_of(requests, 16, shards=2)
-    assert [(len(batch.requests), batch.shape) for batch in batches] == [
+    assert [(len(chosen), shape) for chosen, shape in batches] == [
         (2, (2, 0, 32, 16)),
         (9, (16, 0, 0, 16)),
     ]
