@@ -10,7 +10,7 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -31,6 +31,9 @@ Names = Sequence[str]  # of devices
 Kinds = dict[str, list[jax.Array]]
 WEIGHTS = "weights"
 Numbers = tuple[float, ...]
+Replayed = tuple[Kinds, dict[int, Numbers]]
+"""What a step on the other mesh gives, and the lengths of the changes of each device's shards, by
+its place in the mesh."""
 TOLERANCE = 0.1
 """Largest distance of two changes of a shard, as a share of the change.  Round-off of sums over
 devices stays below it, though Adam may give tiny gradients of another sign whole updates."""
@@ -58,14 +61,6 @@ def moved(tree: Any, mesh: Mesh, other: Mesh) -> Any:
         return jax.make_array_from_single_device_arrays(array.shape, sharding, shards)
 
     return jax.tree.map(move, tree)
-
-
-class Replayed(NamedTuple):
-    """Holds what a step on the other mesh gives."""
-
-    compared: Kinds
-    changes: dict[int, Numbers]
-    """Lengths of the changes of each device's shards, by its place in the mesh."""
 
 
 class Replay:
@@ -96,15 +91,15 @@ class Replay:
         after, _ = self._step_there(*copies)
         compared = moved(self._compared(after), self._there, self._mesh)
         changes = on_each_device(self._mesh, change, compared, self._compared(state))
-        return Replayed(compared, by_place(changes))
+        return compared, by_place(changes)
 
     def check(self, step: int, replayed: Replayed, state: State) -> None:
         """Raises RunError where the state after a step is not the one there, or replicas of its
         shards differ."""
         here, there = ([*map(str, m.devices.flat)] for m in (self._mesh, self._there))
-        compared = self._compared(state)
-        apart = by_place(on_each_device(self._mesh, distance, replayed.compared, compared))
-        shares = {p: max(map(share, apart[p], replayed.changes[p])) for p in apart}
+        compared, changes = replayed
+        apart = by_place(on_each_device(self._mesh, distance, compared, self._compared(state)))
+        shares = {p: max(map(share, apart[p], changes[p])) for p in apart}
         if wrong := {place: part for place, part in shares.items() if not part <= TOLERANCE}:
             odd = [here[place] for place in odd_ones(probes(self._mesh))]
             raise RunError(describe(step, wrong, here, there, odd))
