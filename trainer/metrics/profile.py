@@ -21,7 +21,7 @@ from layouts.hlo.parser import Instruction
 from layouts.hlo.program import FREE, KERNEL, CompiledText, called
 from trainer.observers import CompiledStep, Observer, StepResult
 from trainer.planning.breakdown import OTHER, TIMED, part_of, seconds_of
-from trainer.planning.figures import SCHEMA_VERSION
+from trainer.planning.report import SCHEMA_VERSION
 
 logger = logging.getLogger(__name__)
 PROFILE_FOLDER = "profile"  # in the model directory

@@ -2,9 +2,10 @@
 
 import json
 import logging
+import tomllib
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
@@ -21,12 +22,30 @@ from trainer.planning import training
 from trainer.planning.breakdown import longest_other, part_of, time_by_part
 from trainer.planning.counts import Compilation, ProgramPlan, excess_flops
 from trainer.planning.decoding import DecodePlan
-from trainer.planning.figures import SCHEMA_VERSION
 from trainer.planning.run_cost import ASSUMED, Assumptions, run_cost
 from trainer.planning.training import StepPlan
 
 logger = logging.getLogger(__name__)
 MAX_WEIGHTS = 12  # in a list of the largest
+SCHEMA_VERSION = 2
+"""Rises with each change of a key, a unit or a meaning; new keys leave it as it is."""
+
+
+class Figure(NamedTuple):
+    """Describes a figure of a plan."""
+
+    label: str
+    meaning: str
+    unit: str = ""
+    """One of bytes, s, hours, chip-hours, FLOPs, tokens/s, share; empty for counts and names."""
+    null: str = ""
+    """What it means where there is none."""
+
+
+FIGURES = {
+    key: Figure(**figure)
+    for key, figure in tomllib.loads(Path(__file__).with_name("figures.toml").read_text()).items()
+}
 
 
 def as_json(

@@ -14,8 +14,7 @@ from scripts.templates import render
 from scripts.terminal import print_table
 from scripts.texts import with_unit
 from trainer.planning.breakdown import seconds_of
-from trainer.planning.figures import FIGURES
-from trainer.planning.report import by_line
+from trainer.planning.report import FIGURES, by_line
 
 HEAD = ("fits", "bytes_per_device", "memory_bytes", "cache_bytes", "devices", "parameters",
         "batch_sequences", "source_tokens", "prompt_tokens", "new_tokens", "suffix_tokens",

@@ -28,7 +28,7 @@ from trainer.metrics.plots import RunPlots, compared, curve
 from trainer.metrics.profile import PARTS_FILE, PROFILE_FOLDER
 from trainer.model_dir import ModelDir
 from trainer.planning.breakdown import seconds_of
-from trainer.planning.figures import SCHEMA_VERSION
+from trainer.planning.report import SCHEMA_VERSION
 
 WORDS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
 """Units of numbers; titles and captions of pictures."""

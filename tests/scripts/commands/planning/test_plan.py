@@ -21,8 +21,7 @@ from tests.scripts.conftest import Meshloom, Place
 from tests.trainer.command import settings
 from tests.trainer.planning.runs import toy_run
 from trainer.planning import tune
-from trainer.planning.figures import FIGURES, SCHEMA_VERSION
-from trainer.planning.report import by_line
+from trainer.planning.report import FIGURES, SCHEMA_VERSION, by_line
 from trainer.planning.run_cost import Assumptions
 from trainer.planning.tune import Candidate, Trial
 

@@ -15,7 +15,7 @@ from tests.scripts.conftest import Meshloom, Place
 from trainer.metrics.jsonl import read_lines
 from trainer.metrics.plots import RunPlots
 from trainer.metrics.profile import PARTS_FILE, PROFILE_FOLDER
-from trainer.planning.figures import SCHEMA_VERSION
+from trainer.planning.report import SCHEMA_VERSION
 
 HOSTILE = "<b onclick=x>\"'&lt;</td>$\\frac$"
 ELEMENTS = {"html", "meta", "title", "style", "h1", "h2", "table", "tr", "th", "td", "img", "p",
