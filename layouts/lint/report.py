@@ -20,9 +20,9 @@ from layouts.layout import Layout, Rule
 from layouts.lint import errors
 from layouts.lint.errors import LintContext, Problem, SourcedRule, find_conflicts, first_names
 from layouts.lint.recorder import Product, Record, Tensor, Weight, error_of, find_statement
+from layouts.mesh import slice_counts
 from layouts.padding import with_axes
 from layouts.shards import mesh_axes
-from layouts.slices import slice_counts
 
 MIN_SPLIT_SHARE = 0.5  # of the FLOPs that a mesh axis should split
 MAX_REPLICATED_SHARE = 0.02  # of the parameter bytes

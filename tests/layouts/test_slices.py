@@ -12,8 +12,7 @@ from layouts.cost.interconnect import Topology
 from layouts.device_order import TopologyDevice, coordinates, device_permutation, topology_devices
 from layouts.layout import Layout
 from layouts.lint.report import lint
-from layouts.mesh import make_mesh, over_slices
-from layouts.slices import slice_counts, slices_of
+from layouts.mesh import make_mesh, over_slices, slice_counts, slices_of
 from tests.layouts.lint.recorded import recorded
 from tests.toys import SPLITTABLE
 
