@@ -1,4 +1,4 @@
-"""Computes BLEU, chrF and TER of translations by sacrebleu, with its signatures."""
+"""Computes BLEU, chrF and TER by sacrebleu, with its signatures; finds its test sets."""
 
 import dataclasses
 import hashlib
@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from sacrebleu.dataset import DATASETS
+from sacrebleu.dataset.wmt_xml import WMTXMLDataset
 from sacrebleu.metrics.base import Metric, Score
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF, CHRFScore
@@ -16,6 +18,7 @@ from sacrebleu.tokenizers.tokenizer_spm import SPM_MODELS
 from sacrebleu.utils import SACREBLEU_DIR
 
 from configs.errors import UserError, did_you_mean
+from data.sources.text_files import read_lines
 
 References = Sequence[Sequence[str]]  # one or more whole references, each with a text a sentence
 RESAMPLES = 1000
@@ -157,6 +160,40 @@ def check_texts(name: str, texts: Sequence[str], references: References) -> None
                 f"{name}: {len(texts)} sentences, but the {which} has {len(reference)}.  "
                 "Give one translation per reference, in the same order."
             )
+
+
+def read_test_set(name: str, languages: str) -> tuple[list[str], list[list[str]]]:
+    """Returns sources and references of sacrebleu's test set, such as wmt14/full and en-de.
+
+    Reads sacrebleu's cache and never downloads.
+    """
+    if name not in DATASETS:
+        raise UserError(
+            f"test set {name}: unknown to sacrebleu.{did_you_mean(name, DATASETS)}  "
+            "See: sacrebleu --list."
+        )
+    dataset = DATASETS[name]
+    if languages not in dataset.langpairs:
+        raise UserError(
+            f"test set {name}, languages {languages}: no such pair."
+            f"{did_you_mean(languages, dataset.langpairs)}  "
+            f"Legal: {', '.join(sorted(dataset.langpairs))}."
+        )
+    # The fields of an XML set would be read out of its archive, which is downloaded if need be.
+    if isinstance(dataset, WMTXMLDataset):
+        fields = dataset._get_langpair_allowed_refs(languages)
+    else:
+        fields = [field for field in dataset.fieldnames(languages) if field.startswith("ref")]
+    paths = [dataset._get_txt_file_path(languages, field) for field in ("src", *fields)]
+    if not all(map(os.path.exists, paths)):
+        raise UserError(
+            f"test set {name}, languages {languages}: not in sacrebleu's cache at "
+            f"{os.path.dirname(paths[0])}.  With a network connection, fetch it with: "
+            f"sacrebleu -t {name} -l {languages} --echo src.  Or give files."
+        )
+    sources, *references = [list(read_lines(path)) for path in paths]
+    check_texts(paths[0], sources, references)
+    return sources, references
 
 
 def check_settings(tokenize: str | None = None, languages: str | None = None) -> None:

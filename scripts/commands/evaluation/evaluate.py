@@ -33,8 +33,7 @@ from trainer.prepare import prepare
 from trainer.run import Run
 from trainer.traces import trace_evaluate_step
 from trainer.translation import evaluate as translation
-from trainer.translation.metrics import check_settings, check_texts
-from trainer.translation.test_sets import read_test_set
+from trainer.translation.metrics import check_settings, check_texts, read_test_set
 
 SPLIT = "validation"
 

@@ -7,7 +7,7 @@ import pytest
 from sacrebleu.dataset import DATASETS
 
 from configs.errors import UserError
-from trainer.translation.test_sets import read_test_set
+from trainer.translation.metrics import read_test_set
 
 
 @pytest.fixture(autouse=True)
