@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import logging
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -21,7 +22,6 @@ from models.api import Batch, Model, Params
 from models.distillation import DistilledModel
 from models.loss import Criterion, LossSums, TokenLosses, token_weights
 from models.spec import TransformerSpec
-from trainer.metrics.grad_norms import grad_norms
 from trainer.model_dir import teacher_spec
 from trainer.optimizers.moving_average import keep_average
 from trainer.optimizers.optimizer import OptimizerSpec
@@ -38,6 +38,17 @@ Metrics = dict[str, Any]  # numbers; with experts also their loads
 UNKNOWN_STEPS = 2**30
 """Steps of a run of epochs while its rows are not known: only shapes and weights are of use."""
 Total = tuple[Params, LossSums]
+WEIGHT_PARTS = {
+    r"/(router_DE|bias_E)$": "router",
+    r"(^|/|_)norm/|scale_[A-Z]$": "norms",
+    r"/mlp/(\w+/)*w\w*_E": "experts",
+    r"source_attention/": "source_attention",
+    r"attention/": "attention",
+    r"mlp/": "mlp",
+    r"embed_|positions_": "embed",
+    r"softmax_": "softmax",
+}
+"""Parts of the model whose gradients have a norm of their own, by what paths of weights have."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -245,6 +256,29 @@ def with_deferred_sums(model: Model, params: Params) -> Params:
         return defer_sum(weight, rows, (*rows, *columns)) if info.reads else weight
 
     return jax.tree.map_with_path(deferred, params)
+
+
+def part_of(path: str) -> str:
+    """Returns the part of the model that a weight belongs to.
+
+    >>> part_of("decoder/layers_N/block1/mlp/wi_EDF"), part_of("decoder/layers_N/mlp_norm/scale_D")
+    ('experts', 'norms')
+    """
+    return next((p for words, p in WEIGHT_PARTS.items() if re.search(words, path)), "other")
+
+
+def grad_norms(gradients: Params) -> dict[str, Array]:
+    """Returns the norm of all gradients, "grad_norm", and of each part, "grad_norm/attention".
+
+    Each gradient is read, and its sum crosses devices, once for both.  Sums have JAX's float type.
+    """
+    parts = dict[str, list[Array]]()
+    squares = jax.tree.map(lambda gradient: jnp.sum(jnp.square(gradient.astype(float))), gradients)
+    for path, square in jax.tree.leaves_with_path(squares):
+        part = part_of(leaf_path(path))
+        parts.setdefault(f"grad_norm/{part}", []).append(square)
+    every = {"grad_norm": jax.tree.leaves(squares), **parts}
+    return {name: jnp.sqrt(optax.tree.sum(part)) for name, part in every.items()}
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))

@@ -15,7 +15,7 @@ from models.feed_forward.moe.layer import Moe
 from models.parts import Block
 from models.positions.relative import Relative
 from tests.toys import TOY, WHOLE
-from trainer.metrics.grad_norms import grad_norms
+from trainer.step import grad_norms
 
 DENSE = {"attention", "mlp", "norms", "embed", "softmax"}
 EXPERTS = (Block(), Block(feed_forward=Moe(experts=4)))
