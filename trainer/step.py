@@ -23,7 +23,7 @@ from models.distillation import DistilledModel
 from models.loss import Criterion, LossSums, TokenLosses, token_weights
 from models.spec import TransformerSpec
 from trainer.model_dir import teacher_spec
-from trainer.optimizers.moving_average import keep_average
+from trainer.optimizers.chain import keep_average
 from trainer.optimizers.optimizer import OptimizerSpec
 from trainer.optimizers.spikes import SkipSpikes
 from trainer.run import Run

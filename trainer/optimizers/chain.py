@@ -1,9 +1,10 @@
-"""Provides what optimizers share: clipping, weight decay of matrices, and weights by path."""
+"""Provides what optimizers share: clipping, weight decay, weights by path, a moving average."""
 
 from collections.abc import Collection
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
+import jax.numpy as jnp
 import optax
 from flax import traverse_util
 
@@ -13,6 +14,9 @@ from trainer.optimizers.schedules import Schedule
 
 Tree = Any
 Transform: TypeAlias = optax.GradientTransformation
+FIRST_UPDATES = 10.0
+"""After t updates the average moves by at least this / (this + t): the first has it forget the
+weights that the run began with.  TensorFlow's ExponentialMovingAverage has 9 / (10 + t)."""
 
 
 def clip(norm: float | None) -> Transform:
@@ -72,3 +76,39 @@ def placed_by_compiler(transform: Transform) -> Transform:
         return jax.sharding.auto_axes(transform.update, out_sharding=out)(updates, state, params)
 
     return Transform(transform.init, update)
+
+
+class AverageState(NamedTuple):
+    """Holds the state of an optimizer, and the average of the weights that it updates."""
+
+    inner: Any
+    average: Any
+    """In float32, or the type of the weights where that is wider."""
+    updates: jax.Array
+
+
+def keep_average(transform: Transform, decay: float) -> Transform:
+    """Adds to the state an exponential moving average of the weights after each update.
+
+    It decodes better than the last ones.  What an update leaves to others, as a router's balance,
+    enters with the next one.
+    """
+
+    def init(params: Any) -> AverageState:
+        average = jax.tree.map(
+            lambda weight: jnp.array(weight, jnp.promote_types(weight.dtype, jnp.float32)), params
+        )
+        return AverageState(transform.init(params), average, jnp.zeros((), jnp.int32))
+
+    def update(updates: Any, state: AverageState, params: Any = None) -> tuple[Any, AverageState]:
+        changes, inner = transform.update(updates, state.inner, params)
+        share = jnp.maximum(1 - decay, FIRST_UPDATES / (FIRST_UPDATES + state.updates))
+
+        def moved(average: jax.Array, weight: jax.Array) -> jax.Array:
+            dtype = average.dtype
+            return average + share.astype(dtype) * (weight.astype(dtype) - average)
+
+        average = jax.tree.map(moved, state.average, optax.apply_updates(params, changes))
+        return changes, AverageState(inner, average, state.updates + 1)
+
+    return Transform(init, update)

@@ -18,7 +18,7 @@ from tests.trainer.test_loop import RUN, Recorder, job
 from trainer.checkpoints.manager import Checkpoints
 from trainer.loop import train
 from trainer.memory import shard_bytes
-from trainer.optimizers.moving_average import keep_average
+from trainer.optimizers.chain import keep_average
 from trainer.optimizers.spikes import SkipSpikes
 from trainer.resume.changes import check_changes
 from trainer.step import abstract_state, train_step_spec
