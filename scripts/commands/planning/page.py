@@ -10,8 +10,7 @@ import click
 
 from layouts.cost.collectives import size_text
 from scripts.commands.common import open_output
-from scripts.templates import render
-from scripts.terminal import print_table
+from scripts.templates import render, text_table
 from scripts.texts import with_unit
 from trainer.planning.breakdown import seconds_of
 from trainer.planning.report import FIGURES, by_line
@@ -121,7 +120,7 @@ def print_comparison(plans: Mapping[str, Mapping[str, Any]]) -> None:
         received_bytes = sum(row["received_bytes"] for row in figures["collectives"])
         row = {FIGURES[key].label: value_text(figures, key) for key in COMPARED if key in figures}
         rows.append({"layout": name} | row | {"traffic per device": size_text(received_bytes)})
-    print_table([*rows[0]], [[*row.values()] for row in rows])
+    print(text_table(rows))
 
 
 def print_plan(title: str, figures: Mapping[str, Any]) -> None:
