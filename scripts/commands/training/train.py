@@ -102,12 +102,10 @@ def train_locked(flags: TrainFlags) -> None:
 
 def stage_origins(run: Run, stage: Run) -> dict[str, str]:
     """Returns the settings that decide the batch and the length of a stage's rows."""
-    origins = dict[str, str]()
     if stage.task.length != run.task.length:
-        origins = dict.fromkeys(("batch", "length"), "Run.length_stages")
-    elif stage.batch_sequences != run.batch_sequences:
-        origins = {"batch": "Run.batch_stages"}
-    return origins
+        return dict.fromkeys(("batch", "length"), "Run.length_stages")
+    changes_batch = stage.batch_sequences != run.batch_sequences
+    return {"batch": "Run.batch_stages"} if changes_batch else {}
 
 
 def profile_observers(flags: TrainFlags, run: Run, first_step: int) -> list[Profile]:
