@@ -83,7 +83,8 @@ def describe(seconds: Mapping[str, float]) -> str:
 
 def _spent(step: int, begin: float, lines: Sequence[Line], kept: int | None) -> dict[str, float]:
     """Returns the seconds of a start at a step, whose steps after `kept` were made again."""
-    totals, steps = [*map(_totals, lines)], [step, *(line["step"] for line in lines)]
+    names, steps = ("host", *ACTIVITIES), [step, *(line["step"] for line in lines)]
+    totals = [{name: line.get(f"{name}_total_s") or 0.0 for name in names} for line in lines]
     last = made = totals[-1]
     if kept is not None:  # the steps between two lines are taken to be equally long
         spent = {name: [0.0, *(each[name] for each in totals)] for name in IN_STEPS}
@@ -95,10 +96,6 @@ def _spent(step: int, begin: float, lines: Sequence[Line], kept: int | None) -> 
         "starting": lines[-1][WALL_TIME] - begin - sum(last.values()),
         **seconds,
     }
-
-
-def _totals(line: Line) -> dict[str, float]:
-    return {name: line.get(f"{name}_total_s") or 0.0 for name in ("host", *ACTIVITIES)}
 
 
 def timed_lines(path: Path) -> list[Line]:
