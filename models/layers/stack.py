@@ -49,7 +49,8 @@ class Stack(nnx.Module):
         layers, blocks, first = spec.layers, spec.blocks, len(spec.first_blocks)
         if is_encoder:
             layers, blocks, first = spec.encoder_layers, spec.encoder_blocks, 0
-        keys = [kind_of(parts) for parts in blocks]
+        # Blocks of one kind share their contexts.
+        keys = [(parts.attention, parts.source_attention, parts.positions) for parts in blocks]
         each_kind = list(dict.fromkeys(keys))
         self.kinds = tuple(blocks[keys.index(key)] for key in each_kind)
         kinds = [each_kind.index(key) for key in keys]
@@ -203,8 +204,3 @@ class Stack(nnx.Module):
     def layer(self, weights: Stacked) -> BlockLayer | BlockSequence:
         """Returns one repeat of the blocks with these weights."""
         return nnx.merge(nnx.split(self.layers_N)[0], weights)
-
-
-def kind_of(parts: BlockParts) -> object:
-    """Returns what the contexts of a block depend on: blocks of one kind share them."""
-    return parts.attention, parts.source_attention, parts.positions
