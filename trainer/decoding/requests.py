@@ -103,6 +103,11 @@ def continuation_requests(
     return requests
 
 
+def check_prefix(options: DecodeOptions, task: Task) -> None:
+    if options.prefix is not None and not task.has_source:
+        raise UserError(f"--prefix: {task.name} has no translations.  Begin prompts with it.")
+
+
 def translation_requests(
     sources: Sequence[str],
     task: Task,
@@ -221,8 +226,7 @@ class LineDecoder:
         if task.has_source:
             return translation_requests(lines, task, self.vocabs, options, self.max_length, name)
         check_tag(options.tag, task)
-        if options.prefix is not None:
-            raise UserError(f"--prefix: {task.name} has no translations.  Begin prompts with it.")
+        check_prefix(options, task)
         prompts = list(map(task.prompt, lines))
         requests = continuation_requests(
             prompts, self.vocabs, options, self.max_length, task.length // 2

@@ -79,16 +79,21 @@ class BatchService(Service):
         self.notify([*jobs])
 
 
-def batch_shapes(rows: int, longest: int, options: DecodeOptions, room: int) -> list[BatchShape]:
+def batch_shapes(
+    rows: int, longest: int, prefix: int, options: DecodeOptions, room: int
+) -> list[BatchShape]:
     """Returns the shapes of full batches for sources of at most `longest` tokens.
 
     A translation has at most `length_factor` tokens for each of its source and `length_extra`
     ones, or `max_tokens`, where that is more; always at most `room`.
 
-    >>> [(each.source, each.new_tokens) for each in batch_shapes(8, 40, DecodeOptions(), 1000)]
+    >>> [(each.source, each.new_tokens) for each in batch_shapes(8, 40, 0, DecodeOptions(), 1000)]
     [(16, 64), (32, 64), (64, 128)]
     """
     factor, extra, least = options.length_factor, options.length_extra, options.max_tokens or 0
     sources = powers(2, padded(1), padded(longest))
     news = [min(max(int(source * factor) + extra, least), room) for source in sources]
-    return [BatchShape(rows, n, 0, padded(new)) for n, new in zip(sources, news, strict=True)]
+    return [
+        BatchShape(rows, n, padded(prefix), padded(new))
+        for n, new in zip(sources, news, strict=True)
+    ]

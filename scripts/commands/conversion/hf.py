@@ -265,9 +265,9 @@ def export_peft(flags: ExportPeftFlags) -> None:
     adapter, (model, settings, _) = run.model.adapter, exported_model(model_dir, run)
     if adapter is None:
         raise UserError(f"{model_dir}: no adapters there.  `meshloom export hf` writes the model.")
-    weights = peft.weights_of(model, adapter, FAMILIES[settings["model_type"]])
+    weights = peft.weights_of(model, adapter, family := FAMILIES[settings["model_type"]])
     kept = model_dir / HUGGINGFACE / peft.SETTINGS
-    made = json_bytes(peft.settings_of(adapter, weights))
+    made = json_bytes(peft.settings_of(model, adapter, family, weights))
     files = {peft.SETTINGS: kept.read_bytes() if kept.is_file() else made}
     stems = {f"/{p.rpartition('_')[0]}/b_": f for p, f in convert.factors(model, settings).items()}
     scales = {w.path: f for w in weights for stem, f in stems.items() if stem in w.path}

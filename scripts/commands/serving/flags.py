@@ -38,6 +38,8 @@ class ServeFlags(FlagGroup):
     """Texts that are continued, or translated, together."""
     max_length: Annotated[int | None, Flag(min=2)] = None
     """Tokens of a prompt and its continuation. Default: the row length of the task."""
+    prefix: str | None = None
+    """Text that each translation begins with, as `decode --prefix`: such as a language token."""
     cached_prompts: Annotated[int, Flag(min=0, max=1000)] = 4
     """Prompts in the prefix cache, of 65 tokens or more: of a prompt that begins with the same
     tokens, such as the next turn of a chat, only the rest is read. 0: no cache."""

@@ -31,7 +31,7 @@ from scripts.terminal import print_note
 from trainer.checkpoints.restore import TrainedModel, chosen_steps, restore_adapters
 from trainer.checks import TraceFn
 from trainer.decoding.decoder import Decoder, prepared
-from trainer.decoding.requests import DecodeOptions
+from trainer.decoding.requests import DecodeOptions, check_prefix
 from trainer.run import Run
 from trainer.serving.batches import BatchService, batch_shapes
 from trainer.serving.continuous import ContinuousService
@@ -173,7 +173,8 @@ def served_model(members: Sequence[TrainedModel], flags: ServeFlags) -> ServedMo
         params |= trained.params
     else:
         model, params = as_ensemble(trained.model, [member.params for member in members])
-    options = DecodeOptions(max_tokens=flags.search.max_tokens)
+    options = DecodeOptions(max_tokens=flags.search.max_tokens, prefix=flags.prefix)
+    check_prefix(options, run.task)
     task, search = run.task, served_search(flags.search, run.task)
     rows = batch_of(trained, flags.slots)
     room = 2**31 if run.model.max_length is None else run.model.max_length - 1
@@ -185,7 +186,9 @@ def served_model(members: Sequence[TrainedModel], flags: ServeFlags) -> ServedMo
         weights, special = prepared(model, params, mesh), vocabs.target.special
         decoder = Decoder(model, weights, mesh, search, rows, **special)
         length = task.row_lengths["source_length"]
-        shapes = batch_shapes(rows, length, options, room)
+        [prefix] = vocabs.target.encode([options.prefix or ""])
+        room -= len(prefix)
+        shapes = batch_shapes(rows, length, len(prefix), options, room)
         service: Service = BatchService(decoder, step, flags.queue, shapes=shapes)
         max_new_tokens = min(shapes[-1].new_tokens, room)
     else:

@@ -68,6 +68,8 @@ class ReportFlags(FlagGroup):
     samples: Annotated[str | None, Flag(metavar="NAME")] = None
     """Name of a file of texts in each model directory, which `decode --output` wrote for the same
     input: the page of several runs has their lines side by side."""
+    gin_import_path: Annotated[Strings, Flag(metavar="FOLDER")] = ()
+    """Allows the settings of the runs to import, and so to run, the Python modules of FOLDER."""
 
 
 class SuperviseFlags(FlagGroup):

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from configs.errors import UserError, listed
+from layouts.axes import letters_of
 from layouts.layout import Layout
 from layouts.low_rank import RANK
 from models.adapters.lora import Lora
@@ -13,21 +14,27 @@ from trainer.checkpoints.huggingface.families import Family, Settings
 from trainer.checkpoints.huggingface.weights import ConvertedWeight, Infos, common_type
 
 SETTINGS, TENSORS = "adapter_config.json", "adapter_model.safetensors"
-LEGAL = {"peft_type": "LORA", "bias": "none", "init_lora_weights": True}
+LEGAL = {
+    "peft_type": ("LORA",),
+    "bias": ("none",),
+    "init_lora_weights": (True, "gaussian", "orthogonal"),
+}
 FREE = (
-    "alpha", "auto_mapping", "base_model_name_or_path", "exclude_modules", "inference_mode",
-    "lora_alpha", "lora_dropout", "megatron_core", "peft_version", "qalora_group_size", "r",
-    "revision", "target_modules", "task_type",
+    "alpha", "auto_mapping", "base_model_name_or_path", "exclude_modules", "fan_in_fan_out",
+    "inference_mode", "lora_alpha", "lora_dropout", "megatron_core", "peft_version",
+    "qalora_group_size", "r", "revision", "target_modules", "task_type",
 )  # fmt: skip
 """Settings that the tensors show, or that change no logit; all others must be empty."""
+INPUTS_FIRST = "GPT2LMHeadModel"
+"""The architecture whose linear layers have inputs x outputs; adapters are the same for all."""
 
 
 def check_settings(settings: Settings, source: object) -> None:
     """Refuses adapters of another kind."""
     problems = [
-        f"{name} = {value!r}: legal: {LEGAL.get(name)!r}."
+        f"{name} = {value!r}: legal: {', '.join(map(repr, LEGAL.get(name, (None,))))}."
         for name, value in settings.items()
-        if name not in FREE and value and value != LEGAL.get(name)
+        if name not in FREE and value and value not in LEGAL.get(name, ())
     ]
     problems += [f"{n} is missing." for n in ("r", "lora_alpha") if settings.get(n) is None]
     if problems:
@@ -40,19 +47,28 @@ def adapter_of(model: Transformer, family: Family, settings: Settings, tensors: 
     targets += ["softmax"] * (not model.tied)
     every = Lora(rank=settings["r"], alpha=settings["lora_alpha"], targets=tuple(targets))
     weights = weights_of(model, every, family, tensors)
-    paths = [weight.path for weight in weights if weight.names[0] in tensors]
+    paths = [weight.path for weight in weights if any(name in tensors for name in weight.names)]
+    if not paths:
+        given = next(iter(tensors), "nothing")
+        raise UserError(
+            f"{TENSORS}: no adapter of this model: found {given}.  Legal: names such as "
+            f"{weights[0].names[0]}."
+        )
     names = dict.fromkeys("/".join(path.split("/")[1:-1][-2:]) for path in paths)
     store = common_type(info.dtype for info in tensors.values())
     return replace(every, targets=tuple(names), store=store)
 
 
-def settings_of(adapter: Lora, weights: Sequence[ConvertedWeight]) -> Settings:
+def settings_of(
+    model: Transformer, adapter: Lora, family: Family, weights: Sequence[ConvertedWeight]
+) -> Settings:
     """Makes the settings of adapters."""
+    task = "SEQ_2_SEQ_LM" if model.has_encoder else "CAUSAL_LM"
     return {
-        "peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": None,
+        "peft_type": "LORA", "task_type": task, "base_model_name_or_path": None,
         "r": adapter.rank, "lora_alpha": adapter.alpha, "lora_dropout": 0.0, "bias": "none",
         "target_modules": sorted({weight.names[0].split(".")[-3] for weight in weights}),
-        "fan_in_fan_out": False, "inference_mode": True,
+        "fan_in_fan_out": family.architecture == INPUTS_FIRST, "inference_mode": True,
     }  # fmt: skip
 
 
@@ -70,7 +86,7 @@ def weights_of(
             "embedding.  `meshloom export hf` writes the merged model."
         )
     by_path = {weight.path: weight for weight in convert.weights_of(model, family)}
-    for path, (_, matrices) in factors.items():
+    for path, (kinds, matrices) in factors.items():
         weight = by_path[path]
         whole, _, joined = weight.names[0].partition("/")
         stem = whole.removesuffix(".weight")
@@ -81,10 +97,13 @@ def weights_of(
                 f"{whole} joins several weights: PEFT's adapters are of all of them together.  "
                 "`meshloom export hf` writes the merged model."
             )
-        (outputs, inputs), sizes = weight.axes.split(), {**weight.sizes, RANK.letter: adapter.rank}
-        kinds = ("lora_A", f"{RANK.letter} {inputs}"), ("lora_B", f"{outputs} {RANK.letter}")
+        sizes = {**weight.sizes, RANK.letter: adapter.rank}
+        # The inputs are the side whose axes a product with the weight sums over.
+        read = {x for x, kind in zip(letters_of(path), kinds, strict=True) if kind == "i"}
+        outputs, inputs = sorted(weight.axes.split(), key=lambda side: not read.isdisjoint(side))
+        sides = ("lora_A", f"{RANK.letter} {inputs}"), ("lora_B", f"{outputs} {RANK.letter}")
         stems = [f"base_model.model.{name.removesuffix('.weight')}" for name in weight.names]
-        for path, (kind, axes) in zip(matrices, kinds, strict=True):
+        for path, (kind, axes) in zip(matrices, sides, strict=True):
             names = tuple(f"{stem}.{kind}.weight" for stem in stems)
             converted.append(ConvertedWeight(path, names, axes, sizes))
     return converted

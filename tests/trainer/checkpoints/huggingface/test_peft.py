@@ -16,7 +16,7 @@ from scripts.commands.conversion import hf
 from scripts.commands.conversion.flags import ExportPeftFlags, ImportPeftFlags
 from scripts.commands.shared_flags import CheckpointFlags, SettingsFlags, Strings
 from tests.scripts.conftest import call
-from tests.toys import ROOT, WHOLE
+from tests.toys import ROOT, WHOLE, toy
 from tests.trainer.checkpoints.huggingface.test_convert import (
     BASE,
     export_hf,
@@ -43,7 +43,13 @@ SETTINGS = {
     "lora_dropout": 0.1, "target_modules": ["q_proj", "o_proj", "down_proj"], "rank_pattern": {},
     "base_model_name_or_path": "some/llama", "init_lora_weights": True, "modules_to_save": None,
 }  # fmt: skip
-TARGETS = {"llama": r"(q_proj|o_proj|down_proj)\.weight", "qwen3_moe": r"(v_proj|up_proj)\.weight"}
+TARGETS = {
+    "llama": r"(q_proj|o_proj|down_proj)\.weight",
+    "qwen3_moe": r"(v_proj|up_proj)\.weight",
+    "gpt2": r"(attn\.c_proj|mlp\.c_fc)\.weight",
+}
+INPUTS_FIRST = "transformer.h."
+"""What names weights of inputs x outputs."""
 
 
 def import_peft(
@@ -67,6 +73,8 @@ def write_adapter(folder: Path, model: Path, targets: str, dtype: Any = np.float
     for name, weight in sorted(load_file(model / "model.safetensors").items()):
         if re.search(targets, name):
             stem, (rows, columns) = name.removesuffix(".weight"), np.atleast_2d(weight).shape
+            if name.startswith(INPUTS_FIRST):
+                rows, columns = columns, rows
             for kind, shape in (("lora_A", (RANK, columns)), ("lora_B", (rows, RANK))):
                 tensor = rng.normal(0, 0.5, shape).astype(dtype)
                 tensors[f"base_model.model.{stem}.{kind}.weight"] = tensor
@@ -82,6 +90,7 @@ def merged_by_numpy(model: Path, adapter: Path) -> dict[str, np.ndarray]:
             a = factors[name.replace(".lora_B.", ".lora_A.")]
             product = b.astype(np.float64) @ a.astype(np.float64) * ALPHA / RANK
             path = name.removeprefix("base_model.model.").replace(".lora_B", "")
+            product = product.T if path.startswith(INPUTS_FIRST) else product
             tensors[path] = (tensors[path] + product).astype(np.float32)
     return tensors
 
@@ -173,6 +182,31 @@ REFUSED = {
     "no rank": ({"r": None, "lora_alpha": None}, "(?s)r is missing.*lora_alpha is missing"),
     "other rank": ({"r": 4}, r"12 of another shape"),
 }
+
+
+def test_settings_tell_the_kind_of_model_and_of_its_weights() -> None:
+    kinds = {
+        "llama": ("CAUSAL_LM", False),
+        "gpt2": ("CAUSAL_LM", True),
+        "t5": ("SEQ_2_SEQ_LM", False),
+    }
+    for kind, expected in kinds.items():
+        model = toy(encoder_layers=2) if kind == "t5" else toy()
+        made = peft.settings_of(model, Lora(), FAMILIES[kind], ())
+        assert (made["task_type"], made["fan_in_fan_out"]) == expected
+        peft.check_settings(made | {"init_lora_weights": "gaussian"}, "made")
+
+
+def test_adapters_of_some_layers_are_refused_by_the_names_that_are_missing(
+    folder: Path, tmp_path: Path
+) -> None:
+    for targets, message in {
+        r"layers\.1\..*q_proj\.weight": r"(?s)missing:.*layers\.0\.self_attn\.q_proj\.lora_A",
+        "norm": "no adapter of this model: found base_model.model.model.layers.0.input_layernorm",
+    }.items():
+        write_adapter(tmp_path / "lora", folder / "llama", targets)
+        with pytest.raises(UserError, match=message):
+            import_peft(tmp_path / "lora", folder / "llama run", tmp_path / "run")
 
 
 @pytest.mark.parametrize("case", REFUSED)
