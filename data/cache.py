@@ -23,7 +23,7 @@ from data.manifest import CacheKey
 from data.packing.rows import Rows
 from data.sources.compression import counted_bytes
 from data.sources.text import SPLITS
-from data.storage import folders, locks, lookup, remote
+from data.storage import folders, lookup, remote
 from data.storage.arrays import REBUILD, CheckedArray
 from data.task import Example, Task
 from data.vocabs import Vocabs
@@ -110,7 +110,7 @@ def prepare(
         if match.stored is not None and not rebuild:
             return caches.open(match)
         copy = folders.local_copy(match.folder)
-        with locks.lock(copy):
+        with folders.lock(copy):
             # Another process may have built it meanwhile, or another cache of this name.
             if caches.find(allow_damaged=rebuild) != match:
                 continue

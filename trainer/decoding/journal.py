@@ -12,8 +12,7 @@ from configs.errors import UserError
 from configs.json_reader import whole_lines
 from configs.paths import is_remote
 from data.storage.files import atomic_open, atomic_write, write_errors
-from data.storage.folders import local_copy
-from data.storage.locks import open_alone
+from data.storage.folders import local_copy, open_alone
 from trainer.processes.training_lock import lock_object
 
 Hypotheses = list[list[Any]]

@@ -22,7 +22,7 @@ from configs.errors import UserError, one_line
 from configs.json_reader import read_json
 from configs.paths import is_remote
 from data.storage.files import write_errors
-from data.storage.locks import try_lock
+from data.storage.folders import try_lock
 from data.storage.remote import ConditionalObject
 from trainer.multihost import gather, is_first_process
 from trainer.processes.ending import FAILED, end_process

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from configs.errors import RunError, UserError
-from data.storage import locks, lookup
+from data.storage import lookup
 from data.storage.files import (
     WorkingFolder,
     atomic_open,
@@ -19,7 +19,7 @@ from data.storage.files import (
     check_output,
     write_errors,
 )
-from data.storage.folders import whole_folder
+from data.storage.folders import lock, whole_folder
 from tests.toys import ROOT
 
 
@@ -142,7 +142,7 @@ def test_a_full_disk_and_a_forbidden_place_are_different_errors(tmp_path):
         file.write("x" * 100_000)
     (tmp_path / "file").write_text("")
     forbidden = pytest.raises(UserError, match=r"cannot be written: .*  Give another --data_dir")
-    with forbidden, locks.lock(tmp_path / "file" / "x"):
+    with forbidden, lock(tmp_path / "file" / "x"):
         pass
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
 
