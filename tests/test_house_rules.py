@@ -125,7 +125,6 @@ TESTED_ELSEWHERE = {
     "configs/read.py": "configs/test_load.py",
     "data/manifest.py": "data/test_cache.py",
     "data/corpora/phrase_*.py": "data/corpora/test_phrases.py",
-    "data/tasks/encoder.py": "data/tasks/test_translation.py",
     "data/tasks/pairs.py": "data/tasks/test_translation.py",
     "layouts/cost/hardware.py": "layouts/cost/test_interconnect.py",  # a table
     "layouts/lint/errors.py": "layouts/lint/test_report.py",

@@ -1,15 +1,17 @@
-"""Defines tasks of pairs: what they have in common."""
+"""Defines what tasks of pairs, and tasks of models with an encoder, have in common."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from configs.spec import abstract_spec
-from data.packing.pair_rows import LONG
-from data.packing.rows import hashed_pair
+from data.packing.pack import place_dtype
+from data.packing.pair_rows import LONG, PairRows
+from data.packing.rows import Counts, hashed_pair
 from data.sources.clean import Clean
 from data.sources.pairs import Pair, Pairs
-from data.task import Digest, PartOfText, Task, hashed
+from data.task import Digest, Length, PartOfText, Task, hashed
+from data.vocabs import TARGET_FILE, Vocabs
 
 
 @abstract_spec
@@ -48,3 +50,38 @@ class PairTask(Task):
         self, dropped: Mapping[str, int], parts: Sequence[Mapping[str, Any]]
     ) -> dict[str, Any]:
         return {"dropped": dict(dropped), "parts": list(parts)}
+
+
+@abstract_spec
+class EncoderTask(Task):
+    """Defines a task whose rows have a source, which an encoder reads, and a target."""
+
+    source_length: Length
+    """Source tokens per row."""
+
+    rows_kind = PairRows
+
+    @property
+    def row_lengths(self) -> dict[str, int]:
+        return {**super().row_lengths, "source_length": self.source_length}
+
+    @property
+    def array_lengths(self) -> dict[str, int]:
+        names = ("inputs_BM", "segments_BM", "positions_BM")
+        return {**dict.fromkeys(names, self.source_length), **super().array_lengths}
+
+    @property
+    def source_vocab_file(self) -> str:
+        return TARGET_FILE
+
+    def columns(self, vocabs: Vocabs) -> dict[str, tuple[int, type]]:
+        return {
+            **super().columns(vocabs),
+            "sources": (self.source_length, vocabs.of_source.dtype),
+            "source_segments": (self.source_length, place_dtype(self.source_length)),
+        }
+
+    def fills(self, counts: Counts) -> dict[str, float]:
+        """Returns the share of slots in the rows that hold a token, on each side."""
+        source_fill = counts.source_tokens / (counts.rows * self.source_length)
+        return {**super().fills(counts), "source_fill": source_fill}

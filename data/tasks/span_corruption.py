@@ -15,7 +15,7 @@ from data.packing import pack
 from data.packing.rows import Counts, Rows
 from data.sources.text_files import without_carriage_return
 from data.task import Length, PackChunk
-from data.tasks.encoder import EncoderTask
+from data.tasks.pairs import EncoderTask
 from data.vocab import Vocab
 from data.vocabs import Vocabs
 

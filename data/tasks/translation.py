@@ -8,8 +8,7 @@ from data.packing.pair_rows import packed_pairs
 from data.packing.rows import Counts
 from data.sources.pairs import Pair, tag_word
 from data.task import Length, PackChunk
-from data.tasks.encoder import EncoderTask
-from data.tasks.pairs import PairTask
+from data.tasks.pairs import EncoderTask, PairTask
 from data.vocab import Tokenizer
 from data.vocabs import SOURCE_FILE, TARGET_FILE, Vocabs
 
