@@ -18,7 +18,6 @@ from data.task import Task
 from data.tokenizers.labels import Labels
 from data.tokenizers.sentence_piece import SentencePiece
 from data.vocabs import Vocabs
-from layouts.candidates import candidates
 from layouts.layout import Layout
 from layouts.mesh import make_mesh
 from models.loss import CROSS_ENTROPY
@@ -31,6 +30,7 @@ from trainer.loop import TrainJob, train
 from trainer.observers import Observer, StepResult
 from trainer.optimizers.adamw import AdamW
 from trainer.optimizers.schedules import Constant
+from trainer.planning.search import candidates
 from trainer.run import Run
 from trainer.step import TrainStepSpec, init_state, train_step
 

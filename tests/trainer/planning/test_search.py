@@ -5,13 +5,15 @@ import functools
 
 import pytest
 
-from layouts.candidates import DATA_PARALLEL, FSDP, FSDP_AND_MODEL
 from layouts.cost.calibration import HostRates
 from layouts.cost.interconnect import Topology
 from layouts.layout import Layout
 from tests.toys import optax_promotion
 from tests.trainer.planning.runs import DENSE, toy_run
 from trainer.planning.search import (
+    DATA_PARALLEL,
+    FSDP,
+    FSDP_AND_MODEL,
     legal_layouts,
     one_line,
     plan_layouts,

@@ -4,14 +4,6 @@ import dataclasses
 
 import pytest
 
-from layouts.candidates import (
-    DATA_PARALLEL,
-    FSDP,
-    FSDP_AND_MODEL,
-    candidates,
-    shapes,
-    with_shard_axis,
-)
 from layouts.layout import Layout
 from layouts.lint.report import lint
 from layouts.mesh import mesh_sizes
@@ -19,6 +11,14 @@ from models.feed_forward.moe.layer import Moe
 from models.parts import Block
 from tests.layouts.lint.recorded import recorded
 from tests.toys import SPLITTABLE
+from trainer.planning.search import (
+    DATA_PARALLEL,
+    FSDP,
+    FSDP_AND_MODEL,
+    candidates,
+    shapes,
+    with_shard_axis,
+)
 
 DENSE = recorded(SPLITTABLE, 16, 24)
 EXPERTS = recorded(
