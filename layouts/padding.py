@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from configs.errors import UserError
 from layouts.axes import Axis, alphabet, letters_of
 from layouts.layout import Layout
 from layouts.quantized import Operand
@@ -121,9 +122,21 @@ class ModelLayout(Layout):
         if isinstance(x, Operand):
             return x.map(self.reshard, axes, stored=stored)
         place = like_sums(x, self.place(axes, stored=stored))
-        sizes = zip(axes, x.shape, self.unpadded_shape(axes, x.shape), strict=True)
-        whole = tuple(true if axis.islower() else size for axis, size, true in sizes)
+        whole = self._without_padding(axes, x.shape, "".join(filter(str.islower, axes)))
         return resized(x, self.padded_shape(axes, whole), place)
+
+    def _without_padding(self, axes: str, shape: tuple[int, ...], without: str) -> tuple[int, ...]:
+        """Returns a shape with true sizes of some axes, which must be known of a part's own."""
+        known = {name for name, _ in self.sizes}
+        for letter in without.upper():
+            axis = next((axis for axis in self.declared_axes if axis.letter == letter), None)
+            if axis and axis.name not in known and self.size_multiple(letter) > 1:
+                raise UserError(
+                    f"The rule of axis {axis.name!r} pads it, but its layout knows no size of it.  "
+                    f"In `build`: with_padding(with_axes(layout, ...), {letter}=size)."
+                )
+        sizes = zip(axes, shape, self.unpadded_shape(axes, shape), strict=True)
+        return tuple(true if axis in without else size for axis, size, true in sizes)
 
     def random(
         self,
@@ -149,8 +162,7 @@ class ModelLayout(Layout):
         return filled(resized(drawn, padded, place), true, place, 0)
 
     def mask_padding(self, x: Array, axes: str, letter: str, fill: float) -> Array:
-        sizes = zip(axes, x.shape, self.unpadded_shape(axes, x.shape), strict=True)
-        shape = tuple(true if axis == letter else size for axis, size, true in sizes)
+        shape = self._without_padding(axes, x.shape, letter)
         return filled(x, shape, self.place(axes), fill)
 
 

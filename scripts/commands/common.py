@@ -15,9 +15,12 @@ from configs.read import FLAG
 from configs.spec import SPECS
 from data.cache import TaskCaches
 from data.packing.rows import Counts
+from data.sources.clean import Clean
+from data.sources.text import Source
 from data.sources.text_files import decoded_lines, read_lines, without_carriage_return
 from data.storage.files import atomic_open, write_errors
 from data.task import Task
+from data.vocab import Tokenizer
 from scripts.commands.shared_flags import SavedSettingsFlags, Strings
 from scripts.terminal import print_note
 from trainer.metrics import jsonl
@@ -87,9 +90,15 @@ def warn_unused(config: Config, *used: type | str, kinds: tuple[type, ...] = (ob
 
 
 def task_of(config: Config) -> Task:
-    """Returns the task that the settings name; a run's other settings may be missing."""
+    """Returns the task that the settings name; a run's other settings may be missing.
+
+    Warns of settings of data that nothing uses.
+    """
     task = config.value("Run.task")
-    return task if isinstance(task, Task) else config.make(Task)
+    task = task if isinstance(task, Task) else config.make(Task)
+    used = "Run.task" if "Run.task" in config.bound else type(task)
+    warn_unused(config, used, kinds=(Task, Source, Tokenizer, Clean))
+    return task
 
 
 def with_known_steps(run: Run, model_dir: Path | None, data_dir: Path | None) -> Run:

@@ -43,6 +43,7 @@ def trained_models(
     config = common.settings(flags.model_dir, flags.gin_file, flags.gin_param)
     common.check_same_settings(config)
     run, layout = config.make(Run), config.make(Layout)
+    common.warn_unused(config, Run, Layout)
     checks.check_model_lengths(run)
     mesh, origins = make_mesh(layout), config.origins
     sizes = dict(mesh.shape)

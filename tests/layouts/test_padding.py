@@ -8,9 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from configs.errors import UserError
+from layouts.axes import Axis
 from layouts.layout import Layout
 from layouts.mesh import make_mesh
-from layouts.padding import pad_batch, with_padding, without_padding
+from layouts.padding import pad_batch, with_axes, with_padding, without_padding
 from layouts.random_bytes import random_bytes
 from tests.toys import WHOLE
 
@@ -90,6 +92,25 @@ def test_only_the_padding_of_the_named_axis_is_masked() -> None:
         x_BLV = PADDED.reshard(jnp.zeros((8, 5, 24)), "BLV")
         masked = np.asarray(jax.jit(lambda x: PADDED.mask_padding(x, "BLV", "V", 7.0))(x_BLV))
     assert (masked[:, :, 23:] == 7).all() and not masked[:, :, :23].any()
+
+
+def test_a_part_that_pads_its_axis_says_its_size() -> None:
+    """Else a lowercase axis, and what is masked, would have the padding, without a word."""
+    paths = Axis("P", "paths", "ways through a layer", pads=True)
+    unknown = with_axes(Layout(mesh="data:2,model:4", rules="paths:model+"), paths)
+    known = with_padding(unknown, P=3)
+    with jax.set_mesh(make_mesh(unknown)):
+        x_DP = unknown.reshard(jnp.ones((10, 3)), "DP")
+        assert x_DP.shape == (10, 4) and known.reshard(x_DP, "Dp").shape == (10, 3)
+        for use in (
+            lambda: unknown.reshard(x_DP, "Dp"),
+            lambda: unknown.mask_padding(x_DP, "DP", "P", 0.0),
+        ):
+            with pytest.raises(UserError, match=r"'paths' pads it.*with_padding\(.*P=size\)"):
+                use()
+    whole = with_axes(Layout(mesh="data:8", rules="paths:model+"), paths)
+    with jax.set_mesh(make_mesh(whole)):
+        assert whole.reshard(jnp.ones((10, 3)), "Dp").shape == (10, 3)
 
 
 @pytest.mark.parametrize(

@@ -128,9 +128,10 @@ def evaluate_model(flags: EvaluateFlags) -> list[dict[str, Any]]:
         rows, train_pairs = evaluation_rows(models, data_dir, flags.text, given)
         if left_out := rows.counts.left_out:
             lengths = ", ".join(f"{name} {length}" for name, length in task.row_lengths.items())
+            others = ", the translations do not" * task.translates
             print_note(
-                f"{left_out:,} of {rows.counts.lines + left_out:,} pairs do not fit a row "
-                f"({lengths}): the loss leaves them out, the translations do not."
+                f"{left_out:,} of {rows.counts.lines + left_out:,} examples do not fit a row "
+                f"({lengths}): the loss leaves them out{others}."
             )
         to_translate = list[translation.EvaluationSet]()
         if task.translates and flags.sentences != 0:

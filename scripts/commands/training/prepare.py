@@ -4,10 +4,6 @@ from collections.abc import Iterator, Mapping
 
 from data.batch_sizes import BatchSizes
 from data.packing.rows import Rows
-from data.sources.clean import Clean
-from data.sources.text import Source
-from data.task import Task
-from data.vocab import Tokenizer
 from scripts.commands import common
 from scripts.commands.training.flags import PrepareFlags
 from scripts.commands.training.progress import build_bar
@@ -16,8 +12,6 @@ from trainer.model_dir import starting_vocabs
 from trainer.prepare import prepare
 from trainer.run import Run
 
-KINDS = (Task, Source, Tokenizer, Clean)  # a gin file may have other settings, for a run
-
 
 def prepare_task(flags: PrepareFlags) -> None:
     """Prepares a task and prints what its splits hold."""
@@ -25,8 +19,6 @@ def prepare_task(flags: PrepareFlags) -> None:
     config = common.settings(None, flags.settings.gin_file, flags.settings.gin_param)
     common.check_same_settings(config)
     task = common.task_of(config)
-    used = "Run.task" if "Run.task" in config.bound else type(task)
-    common.warn_unused(config, used, kinds=KINDS)
     others = ("Run.start_from", "Teacher.model_dir", "Dpo.model_dir")
     named = {name: config.value(name) for name in others}
     folders = {name: folder for name, folder in named.items() if isinstance(folder, str)}

@@ -605,9 +605,11 @@ def closest_family(model: Transformer, kind: str | None = None) -> tuple[str, Se
     kinds = [k for k, f in families.FAMILIES.items() if f.has_encoder == model.has_encoder]
     problems = {kind: inexpressible(model, kind) for kind in ([kind] if kind else kinds)}
 
-    def distance(family: tuple[str, Sequence[str]]) -> tuple[bool, int]:
-        has_other_layers = any(row.startswith("Transformer.feed_forward ") for row in family[1])
-        return has_other_layers, len(family[1])
+    def distance(family: tuple[str, Sequence[str]]) -> tuple[bool, bool, int]:
+        kind, rows = family
+        has_other_layers = any(row.startswith("Transformer.feed_forward ") for row in rows)
+        # A family that cannot have the model at all has one row, which begins with its name.
+        return "".join(rows[:1]).startswith(kind), has_other_layers, len(rows)
 
     return min(problems.items(), key=distance)
 

@@ -24,7 +24,8 @@ def test_prompts_that_do_not_fit_a_row_are_counted(
     )  # fmt: skip
     assert run("train", place.model_dir, *flags).code == 0
     answer = run("evaluate", place.model_dir, flags[0], f"--json={json_file}")
-    assert "1 of 91 pairs do not fit a row (length 24)" in answer.error
+    note = "1 of 91 examples do not fit a row (length 24): the loss leaves them out.\n"
+    assert note in answer.error
     assert json.loads(json_file.read_text())["left_out_pairs"] == 1
 
 
@@ -43,8 +44,9 @@ def test_commands_load_the_average(run: Meshloom, place: Place) -> None:
     assert numbers["ema"]["loss"] != numbers["1"]["loss"]
     for command in ("decode", "score"):
         flags = [f"--input={place.text}", f"--output={place.folder / 'out'}", "--average=ema"]
-        answer = run(command, place.model_dir, *flags)
+        answer = run(command, place.model_dir, *flags, "--gin_param=Tsv.test = 'other.tsv'")
         assert answer.code == 0 and "Loaded opt_state/average of step 4." in answer.error
+        assert "Warning: --gin_param: Tsv.test is set, but nothing uses it." in answer.error
 
     outputs = {average: place.folder / f"exported {average}" for average in ("1", "ema")}
     for average, output in outputs.items():

@@ -91,6 +91,16 @@ def test_the_maximum_of_tokens_may_exceed_what_sources_suggest(place: Place) -> 
     assert answer["hypotheses"][0]["text"] == expected[0].text
 
 
+def test_translations_begin_with_the_prefix_of_the_server(place: Place) -> None:
+    with serving(place.folder / "run", prefix="lora mitu") as client:
+        [answer] = client.post("/v1/translate", text="kara lora").json["translations"]
+        assert client.metric("meshloom_compilations_total") == 0
+    with restored(place.folder / "run") as model:
+        [expected] = decoded(model, ["kara lora"], prefix="lora mitu")
+    assert [each["text"] for each in answer["hypotheses"]] == [expected[0].text]
+    assert expected[0].text.startswith("lora mitu")
+
+
 def test_a_translation_model_continues_no_prompts(client: Client) -> None:
     assert client.post(prompt="kara").status == 404
     assert client.get("/v1/models").json["data"][0]["kind"] == "translation"

@@ -32,6 +32,7 @@ from models.attention.multi_head import MultiHead
 from models.attention.plain import capped
 from models.decoding.sampling import Sampling
 from models.feed_forward.mlp import Mlp
+from models.feed_forward.moe.layer import Moe
 from models.parts import Block
 from models.positions.learned import Learned
 from models.positions.rope_scaling import YarnScaling
@@ -46,6 +47,7 @@ from trainer.checkpoints.huggingface.convert import (
     check_settings,
     closest_family,
     exported_settings,
+    inexpressible,
     settings_of,
     spec_of,
 )
@@ -970,6 +972,14 @@ def test_a_model_that_no_family_expresses_is_refused(changes: dict[str, Any], wo
     assert exported_settings(scaled, None)["model_type"] == "mistral"
     with pytest.raises(UserError, match=re.escape(words)):
         exported_settings(dataclasses.replace(spec, **changes), None)
+
+
+def test_a_family_that_refuses_a_size_is_not_the_closest() -> None:
+    spec = spec_of({**BASE, "model_type": "llama"}, "float32", "made")
+    model = dataclasses.replace(spec, feed_forward=Moe(experts=4))
+    assert inexpressible(model, "glm4_moe")[0].startswith("glm4_moe: Moe.shared_d_ff = 0")
+    kind, problems = closest_family(model)
+    assert kind in ("mixtral", "qwen3_moe", "olmoe") and all(" = " in row for row in problems)
 
 
 @pytest.mark.parametrize("name", CASES)
