@@ -79,7 +79,8 @@ def messages_of(value: Any, name: str, place: str) -> str:
         if not all(isinstance(text, str) for text in texts) or message.get("weight", 1) != 1:
             raise UserError(
                 f"{place}, message {number} of field {name!r}: found {brief(repr(given))}.  Legal: "
-                '{"role": "user", "content": "a text"}, or {"from": "human", "value": "a text"}.'
+                '{"role": "user", "content": "a text"}, or {"from": "human", "value": "a text"}; '
+                "no weight but 1."
             )
         messages.append(message)
     if "assistant" not in (roles := {message["role"]: None for message in messages}):

@@ -108,7 +108,7 @@ def test_a_part_that_pads_its_axis_says_its_size() -> None:
         ):
             with pytest.raises(UserError, match=r"'paths' pads it.*with_padding\(.*P=size\)"):
                 use()
-    whole = with_axes(Layout(mesh="data:8", rules="paths:model+"), paths)
+    whole = with_axes(Layout(mesh="data:8,model:1", rules="paths:model+"), paths)
     with jax.set_mesh(make_mesh(whole)):
         assert whole.reshard(jnp.ones((10, 3)), "Dp").shape == (10, 3)
 

@@ -93,6 +93,8 @@ Hardware = Topology | HostRates
 MIN_GAIN = 0.005  # of a step: a smaller one is not worth an order in the file
 STANDARD = {DATA_PARALLEL: 1, FSDP: 1, FSDP_AND_MODEL: 2}
 """Rules of layouts that are always compiled, each with the number of its mesh shapes."""
+OF_WEIGHTS = ("parameters", "optimizer state", "gradients")
+"""Causes of memory that are sharded as weights are."""
 OVERESTIMATE = 1.25
 """What a trace needs over what the compiled program needs, at most (docs/planning.md)."""
 
@@ -279,13 +281,20 @@ def suggest_slice(plan: StepPlan) -> str:
     Some layout splits batch and model over its devices.
     """
     assert plan.topology is not None
-    run, topology, all_bytes = plan.run, plan.topology, plan.memory.needed_bytes * plan.devices
+    run, topology, record = plan.run, plan.topology, record_loss(plan.run)
+    by_cause = plan.memory.bytes_by_cause
+    weight_bytes = sum(math.prod(w.shape) * w.dtype.itemsize for w in record.weights)
+    # Copies of the weights, and of what is sharded as they are, are counted once.
+    copied = 1 - weight_bytes / max(by_cause["parameters"] * plan.devices, weight_bytes)
+    copied *= sum(by_cause.get(name, 0) for name in OF_WEIGHTS)
+    all_bytes = plan.devices * (plan.memory.needed_bytes - copied)
     devices = math.ceil(all_bytes / topology.chip.memory_bytes)
-    needed = f"Split evenly, it needs at least {devices:,} devices"
+    needed = f"Split evenly, these settings need about {devices:,} devices"
+    if devices <= plan.devices:
+        return f"{needed}: a layout that shards weights may fit, such as layouts/fsdp.gin."
     *_, largest = offered = offered_slices(topology.kind)
     if devices > largest.devices:
         return f"{needed}; the largest slice, {largest.name}, has {largest.devices:,}."
-    record = record_loss(run)
     by_devices = {other.devices: other for other in reversed(offered) if other.devices >= devices}
     for number, other in sorted(by_devices.items()):
         if next(candidates(record, number, run.microbatch_rows), None) is not None:

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from configs.errors import UserError
 from layouts.layout import Layout
 from layouts.lint.recorder import record
 from models.attention.multi_head import MultiHead
@@ -27,6 +28,14 @@ KINDS = {
     ),
     "relative, chunks": toy(positions=Relative(), loss_chunks=3, tied=False),
 }
+
+
+def test_a_weight_whose_name_has_other_axes_is_refused() -> None:
+    def trace(layout: Layout) -> object:
+        return {"mlp": {"wi": layout.random(jax.random.normal, jax.random.key(0), "DF", (2, 3))}}
+
+    with pytest.raises(UserError, match=r"weight mlp/wi: found 2 axes, and a name for 0.*as wi_DF"):
+        record(trace)
 
 
 @pytest.mark.parametrize("kind", KINDS)
