@@ -186,8 +186,8 @@ def record(trace: Callable[[Layout], Any], declared: Iterable[Axis] = ()) -> Rec
         of_type, of_path = letters_of_type(out.aval, axes), axes_of_path(path)
         if len(of_type) != len(of_path):
             raise UserError(
-                f"weight {path}: found {len(of_type)} axes, and a name for {len(of_path)}.  End its "
-                "name with the letters of its axes, as wi_DF."
+                f"weight {path}: found {len(of_type)} axes, and a name for {len(of_path)}.  End "
+                "its name with the letters of its axes, as wi_DF."
             )
         pairs = zip(of_type, of_path, strict=True)
         letters = "".join(path_letter if of == "_" else of for of, path_letter in pairs)
