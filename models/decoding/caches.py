@@ -9,6 +9,7 @@ from jax import Array
 
 from layouts.axes import letters_of
 from layouts.layout import Layout
+from layouts.shards import spec_of
 from models.api import Cache
 
 ModelStep = Callable[[Cache, Array, Array, Array, Array], tuple[Cache, Array]]
@@ -130,12 +131,15 @@ def change_arrays(
     """Changes the arrays of a cache, given their letters with W, stacked layers one by one.
 
     The arrays of a source are equal for all hypotheses of a sentence, so they need no reordering.
+    Axes that are whole, as those of a part, have lowercase letters: they stay so, whatever rules
+    the layout has for common axes of their letters.
     """
 
     def changed(path: tuple[jax.tree_util.DictKey, ...], x: Array) -> Array:
         name = path[-1].key
         letters = letters_of(name)
-        axes = f"BW{letters[1:]}"
+        places = zip(letters[1:], spec_of(x)[1 - len(letters) :], strict=True)
+        axes = "BW" + "".join(n if entry else n.lower() for n, entry in places)
         if name.startswith("source") and not with_sources:
             return x
         if x.ndim > len(letters):

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from layouts.layout import Layout
 from layouts.mesh import make_mesh
 from models.decoding.caches import HypothesisCaches
 from tests.toys import WHOLE
@@ -49,3 +50,30 @@ def test_a_suffix_sees_its_prompt_its_text_and_itself(flat: bool) -> None:
             *range(first, first + place + 1),
         }
         assert set(np.flatnonzero(mask_BWLM[row, hypothesis, place])) == visible
+
+
+def test_axes_of_a_part_stay_whole_whatever_common_axes_have_their_letters() -> None:
+    layout = Layout(mesh="x:2,y:2", rules="batch:x;kernel_width:y")
+    caches = HypothesisCaches(
+        layout, False, ROWS, WIDTH, PROMPT, NEW, SUFFIX, lambda *_: ({}, None)
+    )
+    rotated = np.arange(ROWS * 5 * 4.0).reshape(ROWS, 5, 4)
+    parents = np.array([[2, 0, 0], [1, 1, 2]])
+    with jax.set_mesh(make_mesh(layout)):
+        x_BMp = layout.reshard(jnp.asarray(rotated), "BMp")
+        cache = jax.jit(caches.expand)({"rotated_BMP": x_BMp})
+        numbered = jnp.arange(0.0, ROWS * WIDTH).reshape(-1, 1, 1) + cache["rotated_BMP"] * 10
+        mask_BWM = layout.reshard(jnp.ones((ROWS, WIDTH, 5), bool), "BWM")
+        moved, _ = jax.jit(caches.reorder)(
+            {"rotated_BMP": numbered}, mask_BWM, layout.reshard(jnp.asarray(parents), "BW")
+        )
+    assert (
+        cache["rotated_BMP"].sharding.spec
+        == moved["rotated_BMP"].sharding.spec
+        == x_BMp.sharding.spec
+    )
+    np.testing.assert_array_equal(cache["rotated_BMP"], rotated.repeat(WIDTH, axis=0))
+    of_parents = (np.arange(ROWS)[:, None] * WIDTH + parents).reshape(-1, 1, 1)
+    np.testing.assert_array_equal(
+        moved["rotated_BMP"], of_parents + 10 * rotated.repeat(WIDTH, axis=0)
+    )
