@@ -95,8 +95,9 @@ def _labels(specs: Iterable[Any], scopes: Mapping[Any, str]) -> dict[Any, str]:
             free = name not in labels.values()
             assert free or field, f"two top-level specs of the class {name}"
             bare = free and not (in_tuple and kinds[type(made)] > 1 and not is_default(made))
-            is_known = [*scopes.values()].count(scopes.get(made, "")) == 1
-            scope = scopes[made] if is_known else f"{field}_{len(labels)}"
+            scope = scopes.get(made, "")
+            if [*scopes.values()].count(scope) != 1 or scope.startswith(f"{field}_"):
+                scope = f"{field}_{len(labels)}"  # which no scope that is kept begins like
             labels[made] = name if bare else f"{scope}/{name}"
     return labels
 

@@ -25,7 +25,7 @@ class Sizes(ModelSpec):
     d_kv: Count
     """Width of one head."""
     length: Count = 256
-    """Size of the table of @Learned() positions, which have no longer rows; others have any."""
+    """Size of the table of @Learned() positions: the longest row. Other positions have no limit."""
     dropout: Fraction = 0.0
     """Rate of dropout on the embeddings, on the residual branches and, unless Mlp.dropout has
     another rate, inside feed-forward layers."""

@@ -95,6 +95,10 @@ def test_a_dump_keeps_scopes_that_no_two_specs_share(tmp_path: Path) -> None:
     (tmp_path / "dump.gin").write_text(text)
     again = load([str(tmp_path / "dump.gin")], ["deep/GinModel.layers = 7"])
     assert [model.layers for model in again.make(GinStack).models] == [1, 7]
+    # A scope like those that a dump makes could be that of another spec.
+    numbered = {stack.models[0]: "models_3", stack.models[1]: "models_2"}
+    (tmp_path / "dump.gin").write_text(dump([stack], scopes=numbered))
+    assert load([str(tmp_path / "dump.gin")]).make(GinStack) == stack
     # Specs of two kinds may have one scope in a file; in a dump, one would leak into the other.
     scopes = {**config.scopes(GinStack), stack.norms[0]: "deep"}
     text = dump([stack], scopes=scopes)
