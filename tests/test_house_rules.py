@@ -137,7 +137,6 @@ TESTED_ELSEWHERE = {
     "scripts/benchmarks/*": "scripts/benchmarks/test_rounds.py",  # run by hand
     # Flags have no logic, and a command few calls: tests run it as a user does.
     "scripts/*flags.py": "scripts/test_command_line.py",
-    "scripts/commands/doctor/*": "scripts/commands/doctor/test_doctor.py",
     "scripts/commands/papers/*": "scripts/commands/papers/test_papers.py",
     "scripts/commands/planning/*": "scripts/commands/planning/test_plan.py",
     "scripts/commands/serving/*": "scripts/commands/serving/test_serve.py",
