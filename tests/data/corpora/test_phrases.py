@@ -13,7 +13,7 @@ from babel import Locale
 from configs.errors import UserError
 from data.corpora import phrase_words as say
 from data.corpora import phrases
-from data.corpora.phrase_kinds import shared_names
+from data.corpora.phrases import shared_names
 
 SPLITS = ("train", "validation", "test")
 
