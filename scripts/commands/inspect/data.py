@@ -4,11 +4,13 @@ import dataclasses
 import itertools
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from configs.errors import UserError
+from data.batch_sizes import BatchSizes, value_at
 from data.cache import Prepared
 from data.contamination import overlaps
 from data.packing.rows import Rows, read_rows
@@ -18,11 +20,10 @@ from scripts.commands.inspect.flags import InspectDataFlags
 from scripts.flag import given_flags
 from scripts.terminal import print_note, print_table, progress_bar
 from scripts.texts import shortened
-from trainer.ledger import Ledger
 from trainer.model_dir import ModelDir
 from trainer.prepare import prepare
-from trainer.resume.history import last_saved
-from trainer.run import Run
+from trainer.resume.history import last_saved, values_by_step
+from trainer.run import MAX_STEPS, Run
 
 TOGETHER = (["--step", "--counts"], ["--ngram", "--contamination"])
 MOST_DOCUMENTS = 1000
@@ -31,6 +32,7 @@ MOST_ITEMS, MOST_LINES = 8, 50
 """What a table has of a list, such as steps, and of the lines of a test; the JSON has all."""
 NOT_IN_TABLES = ("pieces", "source_pieces", "source_tokens")
 Line = dict[str, Any]
+Stages = tuple[tuple[int, int], ...]
 MEASURES: dict[str, tuple[str, Callable[[Line], bool]]] = {
     "gpt3_dirty": ("an n-gram occurs (GPT-3: dirty)", lambda line: line["ngrams"] > 0),
     "palm": ("70% of the n-grams do (PaLM: contaminated)", lambda line: line["ngrams"] >= 0.7),
@@ -65,6 +67,59 @@ def data(flags: InspectDataFlags) -> None:
         ledger, last_step = Ledger.of(run, rows, model_dir), flags.step or run.total_steps
     inspection = Inspection(flags, task, prepared, rows, ledger, last_step)
     getattr(inspection, f"show_{given[-1][2:] if given else 'rows'}")()
+
+
+@dataclasses.dataclass(frozen=True)
+class Ledger:
+    """Knows the rows of each step of a run: they follow from its seed, its data and its settings.
+
+    Steps count from 1, as in metrics.
+    """
+
+    rows: Rows
+    seed: int
+    periods: Sequence[tuple[int, int, BatchSizes, Rows, Stages]]
+    """Two numbers of steps; of the steps after the first, to the second, the sizes of batches, all
+    rows without the documents that are excluded, and the stages of their lengths."""
+
+    @classmethod
+    def of(cls, run: Run, rows: Rows, model_dir: Path | None = None) -> "Ledger":
+        """Takes the settings of a run, and from its directory those of its earlier steps."""
+        names = ("batch_sequences", "batch_stages", "exclude", "length_stages")
+        values = values_by_step(model_dir, {f"Run.{name}": getattr(run, name) for name in names})
+        stops = [*(step for step, _ in values[1:]), MAX_STEPS]
+        periods = [
+            (step, stop, BatchSizes(batch, batch_stages), rows.without(exclude), length_stages)
+            for (step, now), stop in zip(values, stops, strict=True)
+            for batch, batch_stages, exclude, length_stages in [now.values()]
+        ]
+        return cls(rows, run.seed, periods)
+
+    def rows_of_step(self, step: int) -> tuple[np.ndarray, Rows]:
+        """Returns the numbers of the rows of a step, and the rows as the step reads them."""
+        [(_, _, sizes, rows, stages)] = [x for x in self.periods if x[0] < step <= x[1]]
+        rows = dataclasses.replace(rows, batch_length=value_at(step - 1, None, stages))
+        return rows.order.rows_of_step(self.seed, step - 1, sizes), rows
+
+    def steps_of_segment(self, row: int, segment: int, last_step: int) -> Iterator[int]:
+        """Yields the steps up to the last that read a segment; one that reads it twice, twice."""
+        for first, stop, sizes, rows, _ in self.periods:
+            span = first, min(stop, last_step)
+            if segment in rows.segments_BL[np.array([row])]:
+                steps = self.rows.order.steps_of_row(self.seed, row, sizes, *span)
+                yield from (step + 1 for step in steps)
+
+    def counts(self, last_step: int) -> list[dict[str, Any]]:
+        """Counts the rows, and the epochs, that the steps up to the last read of each part."""
+        names = [part.name for part in self.rows.parts] if self.rows.mix else ["all"]
+        read = np.zeros(len(names), np.int64)
+        for first, stop, sizes, *_ in self.periods:
+            read += self.rows.order.drawn_before(self.seed, min(stop, last_step), sizes)
+            read -= self.rows.order.drawn_before(self.seed, min(first, last_step), sizes)
+        return [
+            {"part": name, "rows": rows, "rows_read": count, "epochs": count / rows}
+            for name, rows, count in zip(names, self.rows.order.rows, read.tolist(), strict=True)
+        ]
 
 
 @dataclasses.dataclass(frozen=True)

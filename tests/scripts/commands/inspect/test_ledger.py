@@ -16,7 +16,7 @@ from data.batch_sizes import BatchSizes
 from data.documents import Documents
 from data.mixture import MixtureOrder
 from data.packing.rows import Counts, Rows, RowsOfPart
-from trainer.ledger import Ledger
+from scripts.commands.inspect.data import Ledger
 from trainer.resume.history import Start, record_start
 
 STEPS = 60
