@@ -14,16 +14,7 @@ from jax.extend.core import Jaxpr
 
 from layouts.cost import dataflow
 from layouts.cost.collectives import Collective
-from layouts.cost.dataflow import (
-    KERNELS,
-    PRODUCTS,
-    VIEWS,
-    Flow,
-    KernelWork,
-    kernel_work,
-    local_bytes,
-    places,
-)
+from layouts.cost.dataflow import KERNELS, PRODUCTS, VIEWS, Flow, KernelWork, local_bytes, places
 from layouts.shards import Entry, mesh_axes
 
 Item = TypeVar("Item", Collective, "OpCost")
@@ -197,7 +188,7 @@ class Counter:
             if name in KERNELS:
                 size = sum(self.local(v).bytes for v in (*eqn.invars, *eqn.outvars))
                 op = OpCost(0, size, 0, times, "", source, inner_scopes)
-                self.ops.append(op.with_kernel(kernel_work(eqn)))
+                self.ops.append(op.with_kernel(dataflow.kernel_work(eqn)))
                 continue
             inner, trip_count = dataflow.bodies(eqn)
             if name in MEMORY_OPS:

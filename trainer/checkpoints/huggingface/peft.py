@@ -14,11 +14,8 @@ from trainer.checkpoints.huggingface.families import Family, Settings
 from trainer.checkpoints.huggingface.weights import ConvertedWeight, Infos, common_type
 
 SETTINGS, TENSORS = "adapter_config.json", "adapter_model.safetensors"
-LEGAL = {
-    "peft_type": ("LORA",),
-    "bias": ("none",),
-    "init_lora_weights": (True, "gaussian", "orthogonal"),
-}
+INITIAL = (True, "gaussian", "orthogonal")  # those that leave the base as it is
+LEGAL = {"peft_type": ("LORA",), "bias": ("none",), "init_lora_weights": INITIAL}
 FREE = (
     "alpha", "auto_mapping", "base_model_name_or_path", "exclude_modules", "fan_in_fan_out",
     "inference_mode", "lora_alpha", "lora_dropout", "megatron_core", "peft_version",
