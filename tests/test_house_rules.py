@@ -130,7 +130,6 @@ TESTED_ELSEWHERE = {
     "layouts/lint/errors.py": "layouts/lint/test_report.py",
     "models/api.py": "models/test_transformer.py",  # protocols
     "models/attention/*": "models/attention/test_flash.py",  # kernels
-    "models/feed_forward/moe/grouped_matmul.py": "models/feed_forward/moe/test_grouped_kernel.py",
     "models/network_model.py": "models/test_convolutional.py",
     "models/parts.py": "models/layers/test_blocks.py",  # protocols and defaults
     "models/positions/none.py": "models/test_transformer.py",

@@ -15,8 +15,14 @@ from layouts.mesh import uncached
 from models.feed_forward.mlp import Mlp
 from models.feed_forward.moe import grouped_matmul
 from models.feed_forward.moe.dispatch import block_slots
-from models.feed_forward.moe.grouped_kernel import padded_size, tile_of, zeroing_blocks
-from models.feed_forward.moe.grouped_matmul import block_tokens, gated_product, grouped_product
+from models.feed_forward.moe.grouped_matmul import (
+    block_tokens,
+    gated_product,
+    grouped_product,
+    padded_size,
+    tile_of,
+    zeroing_blocks,
+)
 from models.feed_forward.moe.layer import Moe
 from models.feed_forward.moe.routing import TopK
 from models.initializers import Weights
