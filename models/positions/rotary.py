@@ -1,18 +1,198 @@
-"""Rotates queries and keys by angles that grow with the position."""
+"""Rotates queries and keys by angles that grow with the position; scales these for rows longer than
+in training.
 
+Rates are the angles per position, the fastest first: theta to the power of 0, -2/d, -4/d, ...
+"""
+
+import math
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from configs.errors import UserError
-from configs.spec import Positive, spec
+from configs.spec import Count, Positive, abstract_spec, spec
 from layouts.einsum import platform
 from layouts.layout import Layout
 from models.parts import BlockParts, Positions
-from models.positions.rope_scaling import RopeScaling, plain_rates
 from models.sizes import Sizes
+
+Rates = np.ndarray
+
+
+def plain_rates(theta: float, d_kv: int) -> Rates:
+    """Returns the rate of each pair of columns.  Su et al. 2021 (RoFormer), section 3.2.2."""
+    half = d_kv // 2
+    return theta ** (-np.arange(half) / half)
+
+
+@abstract_spec
+class RopeScaling:
+    """Scales the rates of rotary positions down, for longer rows."""
+
+    @property
+    def magnitude(self) -> float:
+        """Returns what multiplies rotated queries and keys."""
+        return 1.0
+
+    @property
+    def max_length(self) -> int | None:
+        """Returns the tokens of the longest row that it is for; None is no limit."""
+        return None
+
+    def check(self, pairs: int) -> None:
+        """Raises for heads of which it cannot scale as many rates as columns rotate in pairs."""
+
+    def scaled(self, rates_k: Rates, theta: float) -> Rates:
+        """Returns the rates in place of the plain ones."""
+        raise NotImplementedError
+
+
+@spec
+class LinearScaling(RopeScaling):
+    """Divides all rates by one factor (position interpolation).  Chen et al. 2023."""
+
+    factor: Positive
+    """Divides the rates: how many times as long rows may become."""
+
+    def scaled(self, rates_k: Rates, theta: float) -> Rates:
+        return rates_k / self.factor
+
+
+@spec
+class Llama3Scaling(RopeScaling):
+    """Divides only the low rates by a factor.  Grattafiori et al. 2024 (Llama 3.1)."""
+
+    factor: Positive
+    """Divides the low rates."""
+    original_length: Count
+    """Tokens in the rows of the original training."""
+    low_freq_factor: Positive = 1.0
+    """Rates with at most this many rotations in such a row are divided by the whole factor."""
+    high_freq_factor: Positive = 4.0
+    """Rates with at least this many rotations in such a row are unchanged; between the two bounds,
+    a rate is a weighted mean of both."""
+
+    def __post_init__(self) -> None:
+        if self.high_freq_factor <= self.low_freq_factor:
+            raise UserError(
+                f"Llama3Scaling.high_freq_factor = {self.high_freq_factor}: found "
+                f"low_freq_factor = {self.low_freq_factor}.  Legal: above it."
+            )
+
+    def scaled(self, rates_k: Rates, theta: float) -> Rates:
+        rotations_k = rates_k * self.original_length / (2 * math.pi)
+        kept_k = np.interp(rotations_k, [self.low_freq_factor, self.high_freq_factor], [0, 1])
+        return kept_k * rates_k + (1 - kept_k) * (rates_k / self.factor)
+
+
+@spec
+class YarnScaling(RopeScaling):
+    """Divides only the low rates, by a ramp over their indices.  Peng et al. 2023 (YaRN)."""
+
+    factor: Positive
+    """Divides the low rates."""
+    original_length: Count
+    """Tokens in the rows of the original training."""
+    beta_fast: Positive = 32.0
+    """Rates with at least this many rotations in such a row are unchanged."""
+    beta_slow: Positive = 1.0
+    """Rates with at most this many rotations in such a row are divided by the whole factor."""
+    truncate: bool = True
+    """Begins and ends the ramp at whole indices of rates."""
+    attention_factor: Positive | None = None
+    """Multiplies rotated queries and keys. None: 0.1 ln(factor) + 1."""
+
+    def __post_init__(self) -> None:
+        if self.beta_fast <= self.beta_slow:
+            raise UserError(
+                f"YarnScaling.beta_fast = {self.beta_fast}: found beta_slow = {self.beta_slow}.  "
+                "Legal: above it."
+            )
+
+    @property
+    def magnitude(self) -> float:
+        """Returns what multiplies rotated queries and keys (equation 22)."""
+        if self.attention_factor is not None:
+            return self.attention_factor
+        return 0.1 * math.log(self.factor) + 1 if self.factor > 1 else 1.0
+
+    def scaled(self, rates_k: Rates, theta: float) -> Rates:
+        width = 2 * len(rates_k)
+
+        def number(rotations: float) -> float:
+            """Returns the index of the rate with this many rotations in a row (section 3.2)."""
+            rate = rotations * 2 * math.pi / self.original_length
+            return -width * math.log(rate) / (2 * math.log(theta))
+
+        first, last = number(self.beta_fast), number(self.beta_slow)
+        if self.truncate:
+            first, last = math.floor(first), math.ceil(last)
+        first, last = max(first, 0), min(last, width - 1)
+        ramp_k = (np.arange(len(rates_k)) - first) / (last - first or 0.001)
+        kept_k = 1 - np.clip(ramp_k, 0, 1)
+        return kept_k * rates_k + (1 - kept_k) * (rates_k / self.factor)
+
+
+@spec
+class DynamicScaling(RopeScaling):
+    """Raises theta for rows longer than in training (dynamic NTK), the same for all rows."""
+
+    factor: Positive
+    """Raises theta the more: about how many times as long rows may become."""
+    original_length: Count
+    """Tokens in the rows of the original training."""
+    length: Count | None = None
+    """Tokens of the longest row, by which theta is raised. None: `original_length`, unraised."""
+
+    @property
+    def max_length(self) -> int:
+        return self.length or self.original_length
+
+    def scaled(self, rates_k: Rates, theta: float) -> Rates:
+        width, longer = 2 * len(rates_k), max(self.max_length / self.original_length - 1, 0)
+        return plain_rates(theta * (1 + self.factor * longer) ** (width / max(width - 2, 1)), width)
+
+
+@spec
+class LongRopeScaling(RopeScaling):
+    """Divides each rate by a factor of its own, one in longer rows.  Ding et al. 2024 (LongRoPE).
+
+    A text has the same rates throughout, so a run reads either short rows or long ones.
+    """
+
+    short_factor: tuple[Positive, ...]
+    """Divides the rates in rows of up to `original_length` tokens."""
+    long_factor: tuple[Positive, ...]
+    """Divides the rates in longer rows."""
+    original_length: Count
+    """Tokens in the rows of the original training."""
+    attention_factor: Positive
+    """Multiplies rotated queries and keys."""
+    long: bool = False
+    """Reads rows of any length by `long_factor`, in place of rows of up to `original_length` by
+    `short_factor`."""
+
+    @property
+    def magnitude(self) -> float:
+        return self.attention_factor
+
+    @property
+    def max_length(self) -> int | None:
+        return None if self.long else self.original_length
+
+    def check(self, pairs: int) -> None:
+        for name in ("short_factor", "long_factor"):
+            if len(getattr(self, name)) != pairs:
+                raise UserError(
+                    f"LongRopeScaling.{name} has {len(getattr(self, name))} numbers.  Legal: "
+                    f"{pairs}, one for each pair of the columns that rotate."
+                )
+
+    def scaled(self, rates_k: Rates, theta: float) -> Rates:
+        return rates_k / np.array(self.long_factor if self.long else self.short_factor)
 
 
 @spec

@@ -24,8 +24,7 @@ from models.norms.rms import RmsNorm
 from models.parts import Block, BlockParts
 from models.positions.none import NoPositions
 from models.positions.relative import Relative
-from models.positions.rope_scaling import YarnScaling
-from models.positions.rotary import Rotary
+from models.positions.rotary import Rotary, YarnScaling
 from models.positions.sinusoidal import Sinusoidal
 from models.precision import Precision
 from models.transformer import Transformer, TransformerModel

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from configs.errors import UserError
-from models.positions.rope_scaling import (
+from models.positions.rotary import (
     DynamicScaling,
     LinearScaling,
     Llama3Scaling,

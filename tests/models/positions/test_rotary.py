@@ -7,8 +7,7 @@ import pytest
 
 from configs.errors import UserError
 from layouts.mesh import make_mesh
-from models.positions.rope_scaling import LinearScaling
-from models.positions.rotary import Rotary, swap_by_product
+from models.positions.rotary import LinearScaling, Rotary, swap_by_product
 from tests.toys import WHOLE
 
 

@@ -5,15 +5,15 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from configs.spec import names
-from models.positions.rope_scaling import (
+from models.positions.rotary import (
     DynamicScaling,
     LinearScaling,
     Llama3Scaling,
     LongRopeScaling,
     RopeScaling,
+    Rotary,
     YarnScaling,
 )
-from models.positions.rotary import Rotary
 from trainer.checkpoints.huggingface.families import Settings
 
 LENGTH = "original_max_position_embeddings"

@@ -35,8 +35,7 @@ from models.feed_forward.mlp import Mlp
 from models.feed_forward.moe.layer import Moe
 from models.parts import Block
 from models.positions.learned import Learned
-from models.positions.rope_scaling import YarnScaling
-from models.positions.rotary import Rotary
+from models.positions.rotary import Rotary, YarnScaling
 from models.transformer import TransformerModel
 from scripts.commands.conversion import folders, hf
 from scripts.commands.conversion.flags import ExportHfFlags, ImportHfFlags

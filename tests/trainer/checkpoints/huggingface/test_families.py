@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from models.positions.rope_scaling import LinearScaling
-from models.positions.rotary import Rotary
+from models.positions.rotary import LinearScaling, Rotary
 from tests.trainer.checkpoints.huggingface.test_convert import CASES
 from trainer.checkpoints.huggingface import convert
 from trainer.checkpoints.huggingface.families import DEFAULTS, FAMILIES, IGNORED, SIZES

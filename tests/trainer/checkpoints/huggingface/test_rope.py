@@ -4,8 +4,7 @@ from typing import Any
 
 import pytest
 
-from models.positions.rope_scaling import DynamicScaling, LinearScaling
-from models.positions.rotary import Rotary
+from models.positions.rotary import DynamicScaling, LinearScaling, Rotary
 from tests.toys import TOY
 from trainer.checkpoints.huggingface import rope
 from trainer.checkpoints.huggingface.families import DEFAULTS
