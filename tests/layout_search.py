@@ -56,7 +56,7 @@ from trainer.checkpoints.manager import Checkpoints
 from trainer.checkpoints.restore import StatePadding
 from trainer.checks import record_loss
 from trainer.decoding.decoder import SHORTEST, Decoder, Request
-from trainer.feed import BatchSharding
+from trainer.feed import BatchSharding, whole_batch
 from trainer.planning.decoding import trace_decode
 from trainer.run import Run
 from trainer.serving import slot_engine
@@ -161,6 +161,9 @@ def programs(case: Case) -> dict[str, Callable[[], object]]:
     run, layout = case.run, case.layout
     mesh = abstract_mesh(mesh_sizes(layout.mesh, None))
     sources = SHORTEST if run.model.has_encoder else 0
+    # As commands round the rows of a batch that they score, in which each row is a group.
+    rows = whole_batch(run, layout, dict(mesh.shape), run.batch_sequences)
+    scored = dataclasses.replace(run, batch_sequences=rows, microbatches=1)
     shape = DecodeShape(
         case.search, decoded_rows(run, layout), sources, case.prompt_tokens, SHORTEST
     )
@@ -172,7 +175,7 @@ def programs(case: Case) -> dict[str, Callable[[], object]]:
     return {
         "train": trains,
         "evaluate": lambda: trace_evaluate_step(run, layout, mesh),
-        "score": lambda: trace_score_step(run, layout, mesh),
+        "score": lambda: trace_score_step(scored, layout, mesh),
         "decode": lambda: trace_decode(run, layout, mesh, shape),
     }
 
