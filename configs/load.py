@@ -30,8 +30,6 @@ class Maker:
         self.noted: dict[tuple[str, str, str], Binding] = {}
         self.references = 0
         self.used: set[str] = set()
-        self.scopes: dict[Any, str] = {}
-        """The scope of each spec whose reference has one."""
         self.problems: list[str] = []
 
     def make(self, cls: type[T]) -> T:
@@ -116,10 +114,7 @@ class Maker:
         if self.references > MAX_REFERENCES or len(chain) > MAX_CHAIN:
             raise UserError(f"{at}: {value}: too many references to follow.")
         if value[0] == "@":
-            made = self._spec(SPECS[value.target], value.scopes or scopes, chain, None)
-            if value.scopes:
-                self.scopes[made] = "/".join(value.scopes)
-            return made
+            return self._spec(SPECS[value.target], value.scopes or scopes, chain, None)
         macro = self.bound[value.target]
         self.used.add(macro.name)
         return self._value(macro.value, scopes, chain, macro.origin)
@@ -163,10 +158,6 @@ class Config:
     def table(self, *classes: type[Any]) -> tuple[Binding, ...]:
         """Lists every parameter of these specs and of all specs nested in them."""
         return tuple(self._made(classes).noted.values())
-
-    def scopes(self, cls: type[Any]) -> dict[Any, str]:
-        """Returns the scopes that files give to specs which are nested in this one."""
-        return self._made((cls,)).scopes
 
     def unused(self, *parts: type[Any] | str) -> tuple[Binding, ...]:
         """Lists the bindings that none of these specs or settings, nor any spec in them, reads."""

@@ -11,14 +11,9 @@ from configs.spec import is_spec, names
 _PLAIN = (int, float, str, type(None))
 
 
-def dump(
-    specs: Iterable[Any], imports: Iterable[str] = (), scopes: Mapping[Any, str] | None = None
-) -> str:
-    """Writes these specs and all nested in them as one gin text without includes.
-
-    Where a spec needs a scope, it keeps its own, if no other has that.
-    """
-    labels = _labels(specs, scopes or {})
+def dump(specs: Iterable[Any], imports: Iterable[str] = ()) -> str:
+    """Writes these specs and all nested in them as one gin text without includes."""
+    labels = _labels(specs)
     lines = [f"import {module}\n" for module in imports]
     for made, label in labels.items():
         lines += ["\n"] if lines else []
@@ -31,7 +26,7 @@ def values(specs: Iterable[Any]) -> dict[str, Any]:
 
     Numbers, texts and None stay as they are; other values are spelt as in a gin file.
     """
-    labels = _labels(specs, {})
+    labels = _labels(specs)
     return {
         f"{label}.{name}": value if isinstance(value, _PLAIN) else shown(value, labels)
         for made, label in labels.items()
@@ -77,7 +72,7 @@ def _fields(made: Any) -> list[tuple[str, Any]]:
     return [(name, getattr(made, name)) for name in names(type(made))]
 
 
-def _labels(specs: Iterable[Any], scopes: Mapping[Any, str]) -> dict[Any, str]:
+def _labels(specs: Iterable[Any]) -> dict[Any, str]:
     """Names each distinct spec: its bare class name, or a scope of its own where that is taken.
 
     No scope is used twice, so nothing leaks from one spec into another that is nested in it.  A run
@@ -95,10 +90,7 @@ def _labels(specs: Iterable[Any], scopes: Mapping[Any, str]) -> dict[Any, str]:
             free = name not in labels.values()
             assert free or field, f"two top-level specs of the class {name}"
             bare = free and not (in_tuple and kinds[type(made)] > 1 and not is_default(made))
-            scope = scopes.get(made, "")
-            if [*scopes.values()].count(scope) != 1 or scope.startswith(f"{field}_"):
-                scope = f"{field}_{len(labels)}"  # which no scope that is kept begins like
-            labels[made] = name if bare else f"{scope}/{name}"
+            labels[made] = name if bare else f"{field}_{len(labels)}/{name}"
     return labels
 
 

@@ -80,7 +80,7 @@ class ModelDir:
         self.model_dir.mkdir(parents=True, exist_ok=True)
         for name, model in vocabs.files().items():
             atomic_write(self.model_dir / name, model)
-        settings = dump([run], config.imports, config.scopes(type(run)))
+        settings = dump([run], config.imports)
         record = {"time": time_now(), "vocab": vocabs.hashes(), "settings": settings, **record}
         record_start(self.model_dir, Start(step, **record))
         atomic_write(self.config_file, settings)

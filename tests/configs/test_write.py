@@ -74,37 +74,9 @@ def test_dump_spells_everything_out():
 def test_a_file_is_read_over_the_dump_of_its_specs(tmp_path: Path, text: str) -> None:
     (tmp_path / "run.gin").write_text(text)
     stack = load([str(tmp_path / "run.gin")]).make(GinStack)
-    scopes = load([str(tmp_path / "run.gin")]).scopes(GinStack)
-    assert set(scopes.values()) in ({"fine"}, {"wide", "deep"})
-    for known in ({}, scopes):
-        (tmp_path / "dump.gin").write_text(dump([stack], scopes=known))
-        both = load([str(tmp_path / name) for name in ("dump.gin", "run.gin")])
-        assert both.make(GinStack) == stack
-
-
-def test_a_dump_keeps_scopes_that_no_two_specs_share(tmp_path: Path) -> None:
-    (tmp_path / "run.gin").write_text(
-        "GinStack.models = (@wide/GinModel(), @deep/GinModel())\nwide/GinModel.layers = 1\n"
-        "deep/GinModel.layers = 2\nGinStack.norms = (@a/GinNorm(), @a/b/GinNorm())\n"
-        "a/GinNorm.epsilon = 0.5\na/b/GinNorm.epsilon = 0.25\n"
-    )
-    config = load([str(tmp_path / "run.gin")])
-    stack = config.make(GinStack)
-    text = dump([stack], scopes=config.scopes(GinStack))
-    assert "(@wide/GinModel(), @deep/GinModel())" in text and "\ndeep/GinModel.layers = 2" in text
-    (tmp_path / "dump.gin").write_text(text)
-    again = load([str(tmp_path / "dump.gin")], ["deep/GinModel.layers = 7"])
-    assert [model.layers for model in again.make(GinStack).models] == [1, 7]
-    # A scope like those that a dump makes could be that of another spec.
-    numbered = {stack.models[0]: "models_3", stack.models[1]: "models_2"}
-    (tmp_path / "dump.gin").write_text(dump([stack], scopes=numbered))
-    assert load([str(tmp_path / "dump.gin")]).make(GinStack) == stack
-    # Specs of two kinds may have one scope in a file; in a dump, one would leak into the other.
-    scopes = {**config.scopes(GinStack), stack.norms[0]: "deep"}
-    text = dump([stack], scopes=scopes)
-    assert "deep/" not in text and "wide/GinModel" in text
-    (tmp_path / "dump.gin").write_text(text)
-    assert load([str(tmp_path / "dump.gin")]).make(GinStack) == stack
+    (tmp_path / "dump.gin").write_text(dump([stack]))
+    both = load([str(tmp_path / name) for name in ("dump.gin", "run.gin")])
+    assert both.make(GinStack) == stack
 
 
 norms = st.builds(GinNorm, epsilon=st.floats(allow_nan=False, allow_infinity=False))

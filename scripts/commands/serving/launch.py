@@ -188,6 +188,11 @@ def served_model(members: Sequence[TrainedModel], flags: ServeFlags) -> ServedMo
         length = task.row_lengths["source_length"]
         [prefix] = vocabs.target.encode([options.prefix or ""])
         room -= len(prefix)
+        if room < 1:
+            raise UserError(
+                f"--prefix has {len(prefix)} tokens, which leave no room for a translation.  "
+                "Shorten it."
+            )
         shapes = batch_shapes(rows, length, len(prefix), options, room)
         service: Service = BatchService(decoder, step, flags.queue, shapes=shapes)
         max_new_tokens = min(shapes[-1].new_tokens, room)

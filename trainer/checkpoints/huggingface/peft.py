@@ -14,6 +14,7 @@ from trainer.checkpoints.huggingface.families import Family, Settings
 from trainer.checkpoints.huggingface.weights import ConvertedWeight, Infos, common_type
 
 SETTINGS, TENSORS = "adapter_config.json", "adapter_model.safetensors"
+PREFIX = "base_model.model."
 INITIAL = (True, "gaussian", "orthogonal")  # those that leave the base as it is
 LEGAL = {"peft_type": ("LORA",), "bias": ("none",), "init_lora_weights": INITIAL}
 FREE = (
@@ -61,10 +62,11 @@ def settings_of(
 ) -> Settings:
     """Makes the settings of adapters."""
     task = "SEQ_2_SEQ_LM" if model.has_encoder else "CAUSAL_LM"
+    paths = [weight.names[0].removeprefix(PREFIX).split(".") for weight in weights]
     return {
         "peft_type": "LORA", "task_type": task, "base_model_name_or_path": None,
         "r": adapter.rank, "lora_alpha": adapter.alpha, "lora_dropout": 0.0, "bias": "none",
-        "target_modules": sorted({weight.names[0].split(".")[-3] for weight in weights}),
+        "target_modules": sorted({".".join(path[-4:-2]) for path in paths}),
         "fan_in_fan_out": family.architecture == INPUTS_FIRST, "inference_mode": True,
     }  # fmt: skip
 
@@ -99,7 +101,7 @@ def weights_of(
         read = {x for x, kind in zip(letters_of(path), kinds, strict=True) if kind == "i"}
         outputs, inputs = sorted(weight.axes.split(), key=lambda side: not read.isdisjoint(side))
         sides = ("lora_A", f"{RANK.letter} {inputs}"), ("lora_B", f"{outputs} {RANK.letter}")
-        stems = [f"base_model.model.{name.removesuffix('.weight')}" for name in weight.names]
+        stems = [f"{PREFIX}{name.removesuffix('.weight')}" for name in weight.names]
         for path, (kind, axes) in zip(matrices, sides, strict=True):
             names = tuple(f"{stem}.{kind}.weight" for stem in stems)
             converted.append(ConvertedWeight(path, names, axes, sizes))

@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from configs.errors import UserError
+from models.spec import TransformerSpec
 from scripts.commands.shared_flags import BeamFlags
 from tests.scripts.commands.serving.browser import opened
 from tests.scripts.commands.serving.client import Client
@@ -99,6 +101,17 @@ def test_translations_begin_with_the_prefix_of_the_server(place: Place) -> None:
         [expected] = decoded(model, ["kara lora"], prefix="lora mitu")
     assert [each["text"] for each in answer["hypotheses"]] == [expected[0].text]
     assert expected[0].text.startswith("lora mitu")
+
+
+def test_a_prefix_leaves_room_for_a_translation(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(TransformerSpec, "max_length", 40)
+    with (
+        pytest.raises(UserError, match=r"--prefix has \d+ tokens, which leave no room"),
+        serving(place.folder / "run", prefix="lora mitu " * 40),
+    ):
+        pass
 
 
 def test_a_translation_model_continues_no_prompts(client: Client) -> None:

@@ -31,7 +31,7 @@ from tests.trainer.checkpoints.huggingface.test_convert import (
 from trainer.checkpoints.huggingface import peft
 from trainer.checkpoints.huggingface.convert import spec_of
 from trainer.checkpoints.huggingface.families import FAMILIES
-from trainer.checkpoints.huggingface.weights import TensorInfo
+from trainer.checkpoints.huggingface.weights import ConvertedWeight, TensorInfo
 from trainer.checkpoints.manager import Checkpoints
 from trainer.checkpoints.restore import ModelRestorer
 from trainer.model_dir import ModelDir
@@ -195,6 +195,13 @@ def test_settings_tell_the_kind_of_model_and_of_its_weights() -> None:
         made = peft.settings_of(model, Lora(), FAMILIES[kind], ())
         assert (made["task_type"], made["fan_in_fan_out"]) == expected
         peft.check_settings(made | {"init_lora_weights": "gaussian"}, "made")
+    # PEFT matches the ends of names, and GPT-2 has a c_proj in attention as well.
+    names = "transformer.h.0.mlp.c_proj", "transformer.h.1.mlp.c_proj", "lm_head"
+    weights = [
+        ConvertedWeight("", (f"base_model.model.{name}.lora_A.weight",), "", {}) for name in names
+    ]
+    made = peft.settings_of(toy(), Lora(), FAMILIES["gpt2"], weights)
+    assert made["target_modules"] == ["lm_head", "mlp.c_proj"]
 
 
 def test_adapters_of_some_layers_are_refused_by_the_names_that_are_missing(
