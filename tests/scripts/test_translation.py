@@ -167,7 +167,7 @@ def test_pairs_that_do_not_fit_a_row_are_counted(
         "evaluate", place.model_dir, data_dir(place), f"--input={source}",
         f"--references={target}", "--sentences=0", f"--json={json_file}",
     )  # fmt: skip
-    assert "1 of 2 pairs do not fit a row (length 32, source_length 24)" in answer.error
+    assert "1 of 2 examples do not fit a row (length 32, source_length 24)" in answer.error
     assert json.loads(json_file.read_text())["left_out_pairs"] == 1
 
 
