@@ -96,9 +96,9 @@ class TransformerSpec(Sizes):
     remat: Remat = "none"
     """What the backward pass recomputes: nothing, all but matrix products, or everything."""
     remat_saves: tuple[SavedProduct, ...] = ()
-    """Products that remat = "full" saves: queries, keys, values, what attention averages (the TPU's
-    kernel then runs once), the output of attention, and the inputs of the activation in dense
-    feed-forward layers."""
+    """Products that remat = "full" saves: queries, keys, values, the weighted sums of values
+    ("context", with which the TPU's kernel runs once), the output of attention, and the inputs of
+    the activation in dense feed-forward layers."""
     remat_offloads: tuple[OffloadedValue, ...] = ()
     """What remat = "full" saves in the memory of the host, on TPUs and GPUs: these products, and
     the input of each layer, which it saves otherwise in the memory of the device."""

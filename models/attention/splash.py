@@ -29,8 +29,9 @@ v4)."""
 MAX_COMPUTED_KEYS = 512
 """Keys whose logits are in fast memory at a time."""
 V5P_COMPUTED_KEYS, LONG_ROW, LONG_BLOCK = 256, 8192, 2048
-"""Of the forward pass on v5p fewer keys at a time, and on v6e and tpu7x larger blocks of rows from
-this length on, are the fastest of most measurements in tokamax 0.0.17."""
+"""On v5p fewer keys at a time, and on v6e and tpu7x larger blocks of rows from this length on, are
+the fastest of most measurements of the forward pass in tokamax 0.0.17.  All are without a window,
+which larger blocks would fill with masked logits."""
 MAX_PARTIAL_SUMS = 4
 """Blocks of keys up to which one kernel computes all gradients.  It writes the queries' gradient
 once for each block of keys; two kernels compute the logits twice, and write it once."""
@@ -78,7 +79,7 @@ def splash_attention(
         mask = masks.FullMask((length, memory))
     kernel = kernels.make_splash_mha(
         masks.MultiHeadMask([mask] * (kv_heads * queries)),
-        block_sizes=block_sizes(chunk, memory, width * q_BJQLK.dtype.itemsize),
+        block_sizes=block_sizes(chunk, memory, width * q_BJQLK.dtype.itemsize, window),
         attn_logits_soft_cap=logit_cap,
         residual_checkpoint_name="context",
         head_shards=1,
@@ -126,13 +127,13 @@ def positions_of_shards(shards: int, length: int, *, is_dealt: bool) -> np.ndarr
     return chunks.ravel()
 
 
-def block_sizes(length: int, memory: int, token_bytes: int) -> "BlockSizes":
+def block_sizes(length: int, memory: int, token_bytes: int, window: int | None) -> "BlockSizes":
     """Returns the sizes of blocks for these numbers of queries and keys."""
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as kernels
 
     device = mesh_device()
     kind = "" if device is None else device.device_kind
-    is_long = memory >= LONG_ROW and kind.startswith(("TPU v6", "TPU7"))
+    is_long = window is None and memory >= LONG_ROW and kind.startswith(("TPU v6", "TPU7"))
     sizes = (LONG_BLOCK, *BLOCKS) if is_long else BLOCKS
     fitting = [size for size in sizes if size * token_bytes <= MAX_BLOCK_BYTES] or BLOCKS[-1:]
     block_q = next(size for size in fitting if length % size == 0)

@@ -285,9 +285,9 @@ def suggest_slice(plan: StepPlan) -> str:
     by_cause = plan.memory.bytes_by_cause
     weight_bytes = sum(math.prod(w.shape) * w.dtype.itemsize for w in record.weights)
     # Copies of the weights, and of what is sharded as they are, are counted once.
-    copied = 1 - weight_bytes / max(by_cause["parameters"] * plan.devices, weight_bytes)
-    copied *= sum(by_cause.get(name, 0) for name in OF_WEIGHTS)
-    all_bytes = plan.devices * (plan.memory.needed_bytes - copied)
+    share = 1 - weight_bytes / max(by_cause["parameters"] * plan.devices, weight_bytes)
+    copied_bytes = share * sum(by_cause.get(name, 0) for name in OF_WEIGHTS)
+    all_bytes = plan.devices * (plan.memory.needed_bytes - copied_bytes)
     devices = math.ceil(all_bytes / topology.chip.memory_bytes)
     needed = f"Split evenly, these settings need about {devices:,} devices"
     if devices <= plan.devices:

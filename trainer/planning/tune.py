@@ -33,7 +33,7 @@ T = TypeVar("T")
 MICROBATCHES = (1, 2, 4, 8, 16, 32)
 REMAT: tuple[Remat, ...] = get_args(Remat)
 PROJECTIONS: tuple[SavedProduct, ...] = ("query_proj", "key_proj", "value_proj", "out_proj")
-AVERAGES: tuple[SavedProduct, ...] = ("context",)
+CONTEXT: tuple[SavedProduct, ...] = ("context",)
 OPTIMISM = 0.9  # of a predicted time, so that what may be faster is tried
 
 
@@ -230,7 +230,7 @@ def recomputations(model: Transformer, *, offload: bool) -> list[Transformer]:
     """
     plain = dataclasses.replace(model, remat="full", remat_saves=(), remat_offloads=())
     kinds = [dataclasses.replace(plain, remat=remat) for remat in REMAT]
-    saved = (AVERAGES, PROJECTIONS, (*PROJECTIONS, *AVERAGES))
+    saved = (CONTEXT, PROJECTIONS, (*PROJECTIONS, *CONTEXT))
     kinds += [dataclasses.replace(plain, remat_saves=names) for names in saved]
     if offload:
         inputs = dataclasses.replace(plain, remat_offloads=("layer_input",))

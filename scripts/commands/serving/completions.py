@@ -232,7 +232,7 @@ async def answer(
         for choice, job in zip(choices, scored, strict=True):
             log_p = job.prompt_log_probabilities[-len(suffix) :]
             choice.suffix_log_p = statistics.fmean(log_p or [0.0])
-        jobs += scored  # by newer weights, if there are any
+        jobs = [*jobs, *scored]  # by newer weights, if there are any
     best = likeliest_of(choices, body.samples, body.n)
     return JSONResponse(
         head

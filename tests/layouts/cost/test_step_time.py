@@ -2,10 +2,11 @@
 
 import pytest
 
-from layouts.cost.hardware import PRODUCT_UTILISATION
+from layouts.cost.dataflow import KernelWork
+from layouts.cost.hardware import CHIPS, GPUS, PRODUCT_UTILISATION
 from layouts.cost.interconnect import Topology
 from layouts.cost.jaxpr_cost import OpCost
-from layouts.cost.step_time import Timing, compute_s
+from layouts.cost.step_time import Timing, compute_s, op_seconds
 
 CHIP = Topology.named("v3:2x2").chip
 
@@ -27,3 +28,20 @@ def test_an_operation_takes_its_flops_or_its_bytes() -> None:
     multiply_s = 1e12 / CHIP.peak_flops / PRODUCT_UTILISATION
     assert products_s == pytest.approx(3 * multiply_s + 2 * read_s)
     assert other_s == pytest.approx(5 * read_s)
+
+
+def test_a_kernel_takes_the_longest_of_three_times() -> None:
+    """Of its products, padded to the matrix units of the chip, its exponentials and its bytes."""
+    flops = 10**12
+    kernel = OpCost(0, 8, 0, times=3).with_kernel(KernelWork(flops, 2 * flops, 4 * flops))
+    for name, padding in {"v5p": 2, "v6e": 4}.items():
+        chip = CHIPS[name]
+        multiply_s = padding * flops / chip.peak_flops / chip.product_utilisation
+        assert op_seconds(chip, kernel) == pytest.approx(3 * multiply_s)
+        assert op_seconds(chip, kernel._replace(bytes=10**15)) > 3 * multiply_s
+        many = kernel.with_kernel(KernelWork(flops, exponentials=chip.exponentials_per_s))
+        assert op_seconds(chip, many) == pytest.approx(3)
+    h100 = GPUS["h100"]  # whose kernels are not padded
+    assert op_seconds(h100, kernel) == pytest.approx(
+        3 * flops / h100.peak_flops / PRODUCT_UTILISATION
+    )

@@ -13,6 +13,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding
 
 from layouts.absent_devices import has_compiler, topology_mesh
 from layouts.cost.dataflow import executed_equations
+from layouts.cost.hardware import CHIPS
 from layouts.layout import Layout
 from layouts.mesh import make_mesh, uncached
 from layouts.padding import with_padding
@@ -25,7 +26,7 @@ from models.attention.latent import Latent
 from models.attention.mosaic import key_ranges
 from models.attention.multi_head import MultiHead, MultiHeadAttention, SoftmaxAttention
 from models.attention.plain import Operands
-from models.attention.splash import deal, positions_of_shards
+from models.attention.splash import block_sizes, deal, positions_of_shards
 from models.initializers import Weights
 from models.loss import Criterion
 from models.positions.relative import Relative
@@ -199,6 +200,26 @@ def test_flash_trains_as_plain_does(saves: tuple[SavedProduct, ...]) -> None:
         computed,
         expected,
     )
+
+
+@pytest.mark.parametrize(
+    ("chip", "length", "window", "expected"),
+    [
+        ("v5e", 8192, None, (1024, 512)),
+        ("v5p", 8192, None, (1024, 256)),
+        ("v6e", 4096, None, (1024, 512)),
+        ("v6e", 8192, None, (2048, 512)),
+        ("tpu7x", 16384, None, (2048, 512)),
+        ("tpu7x", 8192, 128, (1024, 512)),
+    ],
+)
+def test_blocks_are_those_of_the_chip(
+    chip: str, length: int, window: int | None, expected: tuple[int, int]
+) -> None:
+    with jax.sharding.use_abstract_mesh(absent_mesh(CHIPS[chip].kind, "tpu", x=1)):
+        sizes = block_sizes(length, length, 256, window)
+    assert (sizes.block_q, sizes.block_kv_compute) == expected
+    assert sizes.block_q == sizes.block_kv == sizes.block_q_dkv == sizes.block_kv_dkv
 
 
 def test_the_docs_show_the_limits_of_the_kernels() -> None:
