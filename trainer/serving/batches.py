@@ -87,13 +87,11 @@ def batch_shapes(
     A translation has at most `length_factor` tokens for each of its source and `length_extra`
     ones, or `max_tokens`, where that is more; always at most `room`.
 
-    >>> [(each.source, each.new_tokens) for each in batch_shapes(8, 40, 0, DecodeOptions(), 1000)]
-    [(16, 64), (32, 64), (64, 128)]
+    >>> [shape[1:] for shape in batch_shapes(8, 40, 0, DecodeOptions(), 1000)]
+    [(16, 0, 64), (32, 0, 64), (64, 0, 128)]
     """
     factor, extra, least = options.length_factor, options.length_extra, options.max_tokens or 0
     sources = powers(2, padded(1), padded(longest))
     news = [min(max(int(source * factor) + extra, least), room) for source in sources]
-    return [
-        BatchShape(rows, n, padded(prefix), padded(new))
-        for n, new in zip(sources, news, strict=True)
-    ]
+    prompt = padded(prefix) if prefix else 0
+    return [BatchShape(rows, n, prompt, padded(new)) for n, new in zip(sources, news, strict=True)]
