@@ -26,8 +26,8 @@ class Axis(NamedTuple):
 AXES = (
     Axis("A", "microbatches", "slices of the batch whose gradients are added up"),
     Axis("B", "batch", "sequences", pads=True),
-    Axis("L", "length", "query or target positions", meets="M"),
-    Axis("M", "memory", "key/value or source positions", meets="L"),
+    Axis("L", "length", "query or target positions", meets="M", pads=True),
+    Axis("M", "memory", "key/value or source positions", meets="L", pads=True),
     Axis("D", "d_model", "residual width"),
     Axis("F", "d_ff", "feed-forward width", pads=True),
     Axis("H", "heads", "query heads = kv_heads x queries", pads=True),

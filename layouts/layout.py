@@ -353,7 +353,12 @@ class Layout:
 
     def pads(self, letter: str) -> bool:
         """Returns whether an axis is padded where its size does not divide."""
-        return any(rule.pads for rule in self.rules_for(letter))
+        return any(rule.pads for each in self.padded_with(letter) for rule in self.rules_for(each))
+
+    def padded_with(self, letter: str) -> str:
+        """Returns the letters of axes that are padded together: a row has queries and keys."""
+        axis = alphabet(self.declared_axes).by_letter.get(letter)
+        return "LM" if axis is not None and axis.name in ("length", "memory") else letter
 
     def rules_for(self, letter: str) -> tuple[Rule, ...]:
         """Returns the rules of an axis, those of stored weights last."""

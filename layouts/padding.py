@@ -6,7 +6,9 @@ Only what devices hold is padded: what is drawn, counted and saved has true size
 
 import dataclasses
 import functools
+import itertools
 import math
+import sys
 from collections.abc import Callable, Mapping
 
 import jax
@@ -52,22 +54,27 @@ def padded_axes(layout: Layout) -> frozenset[str]:
 def pad_batch(
     layout: Layout, batch: dict[str, Array], groups: Mapping[str, int]
 ) -> tuple[Layout, dict[str, Array]]:
-    """Adds empty rows to a batch until its rows divide; the layout then knows the original number.
+    """Adds empty rows to a batch, and empty positions to rows, until they divide; the layout then
+    knows the original sizes.
 
     `groups` has the tokens of a group, by array: the number of groups divides as well.  An array
     may have a leading axis of microbatches.
     """
-    if not isinstance(layout, ModelLayout) or not layout.pads("B"):
+    if not isinstance(layout, ModelLayout) or not any(map(layout.pads, "BLM")):
         return layout, batch
     axes_of = {name: letters_of(name).rjust(array.ndim, "a") for name, array in batch.items()}
-    rows = next(batch[name].shape[axes.index("B")] for name, axes in axes_of.items())
+    sizes = dict[str, int]()
+    for name, axes in axes_of.items():
+        sizes |= zip(axes, layout.unpadded_shape(axes, batch[name].shape), strict=True)
+    rows = sizes["B"] = next(batch[name].shape[axes.index("B")] for name, axes in axes_of.items())
     shards = num_shards(layout.place("G")[0])
     units = [layout.size_multiple("B"), shards]
     for name, size in groups.items():
-        length = batch[name].shape[-1]
+        length = sizes[axes_of[name][-1]]
         together = math.gcd(rows * length, size) * shards
         units.append(together // math.gcd(together, length))
-    padded_rows = -(-rows // math.lcm(*units)) * math.lcm(*units)
+    unit = math.lcm(*units) if layout.pads("B") else 1
+    padded_rows = -(-rows // unit) * unit
 
     def padded(axes: str, array: Array) -> Array:
         sizes = zip(axes, array.shape, strict=True)
@@ -75,7 +82,14 @@ def pad_batch(
         return resized(array, layout.padded_shape(axes, shape), layout.place(axes))
 
     batch = {name: padded(axes_of[name], array) for name, array in batch.items()}
-    return layout.with_sizes(B=rows), batch
+    keys = {"M": sizes["L"]} if "L" in sizes else {}  # those of the row, without a source
+    return layout.with_sizes(**keys | {x: sizes[x] for x in "BLM" if x in sizes}), batch
+
+
+def of_rows(layout: Layout, letter: str) -> Layout:
+    """Returns the layout where all rows have the length of targets, L, or of sources, M."""
+    (length,) = layout.unpadded_shape(letter, (sys.maxsize,))
+    return layout.with_sizes(L=length, M=length)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -106,7 +120,8 @@ class ModelLayout(Layout):
         """Returns what the padded size of an axis is a multiple of, on the mesh that is set."""
         if not self.pads(letter):
             return 1
-        places = (self.place(letter, stored=stored) for stored in (False, True))
+        letters = itertools.product(self.padded_with(letter), (False, True))
+        places = (self.place(each, stored=stored) for each, stored in letters)
         return math.lcm(*(num_shards(place[0]) for place in places))
 
     def unpadded_shape(self, axes: str, shape: tuple[int, ...]) -> tuple[int, ...]:

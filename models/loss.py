@@ -261,11 +261,11 @@ def _slices(
 
     The first array has the axes BLD, the others as many of them as they have.
     """
-    length = arrays[0].shape[1]
+    length = layout.unpadded_shape("BL", arrays[0].shape[:2])[1]
     count = math.gcd(chunks, length)
     axes = "BLD" if count == 1 else "BlD"
     rows = [layout.reshard(array, axes[: array.ndim]) for array in arrays]
-    step = length // count
+    step = rows[0].shape[1] // count
 
     def take(index: Array | int) -> list[Array]:
         return [jax.lax.dynamic_slice_in_dim(array, index * step, step, axis=1) for array in rows]

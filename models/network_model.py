@@ -40,7 +40,9 @@ class NetworkModel(abc.ABC, Generic[NetworkT]):
 
     def __post_init__(self) -> None:
         layout = with_axes(self.layout, *self.spec.axes)
-        object.__setattr__(self, "layout", with_padding(layout, **self.spec.sizes))
+        # Rows have lengths of their own, which `pad_batch` finds.
+        sizes = {letter: size for letter, size in self.spec.sizes.items() if letter != "L"}
+        object.__setattr__(self, "layout", with_padding(layout, **sizes))
 
     @abc.abstractmethod
     def make_network(self, weights: Weights) -> NetworkT:
@@ -137,11 +139,11 @@ class NetworkModel(abc.ABC, Generic[NetworkT]):
         return params
 
     def token_losses(self, params: Params, batch: Batch) -> TokenLosses:
-        rows = len(batch["targets_BL"])
+        shape = batch["targets_BL"].shape
         layout, batch, x_BLD, softmax_VD = self.hidden(params, batch)
         output = LogitOperands(x_BLD, softmax_VD, self.logit_bias(params))
         targets_BL, counted_BL = batch["targets_BL"], counted_targets(batch)
         losses = loss.token_losses(layout, output, targets_BL, counted_BL, self.spec.logit_cap)
-        if len(losses.loss_BL) == rows:
+        if losses.loss_BL.shape == shape:
             return losses
-        return TokenLosses(*(layout.reshard(array, "bL") for array in losses))
+        return TokenLosses(*(layout.reshard(array, "bl") for array in losses))

@@ -14,7 +14,7 @@ from configs.spec import spec
 from layouts.axes import axes_of_path
 from layouts.einsum import platform
 from layouts.layout import Layout
-from layouts.padding import pad_batch
+from layouts.padding import of_rows, pad_batch
 from layouts.shards import num_shards
 from models import loss
 from models.api import Batch, Cache, Params, step_layout
@@ -56,7 +56,7 @@ class Network(nnx.Module):
         if spec.embed_norm and spec.has_encoder:
             self.source_embed_norm = spec.norm.build(layout, weights)
         if spec.has_encoder:
-            self.encoder = Stack(spec, layout, weights, is_encoder=True)
+            self.encoder = Stack(spec, of_rows(layout, "M"), weights, is_encoder=True)
         self.decoder = Stack(spec, layout, weights)
 
     def __call__(
@@ -124,7 +124,7 @@ class Network(nnx.Module):
         )
         x_BLD = self.embed(tokens_BL, positions_BL, of_source=True)
         key, input_key = split_key(key)
-        x_BLD = dropout(self.layout, input_key, self.spec.dropout, x_BLD, "BLD")
+        x_BLD = dropout(of_rows(self.layout, "M"), input_key, self.spec.dropout, x_BLD, "BLD")
         row_context = functools.partial(
             self.row_context, causal=False, drop_tokens=drop_tokens, training=key is not None
         )
@@ -258,9 +258,11 @@ class TransformerModel(NetworkModel[Network]):
         run = functools.partial(network, drop_tokens=criterion.drop_tokens)
         if self.runs_stages:
             targets_BL, counted_BL, segments_BL = (
-                join_microbatches(layout, x, "BL") for x in (targets_BL, counted_BL, segments_BL)
+                join_microbatches(network.layout, x, "BL")
+                for x in (targets_BL, counted_BL, segments_BL)
             )
-            chunks *= len(batch["targets_BL"])
+            microbatches, _, length = layout.unpadded_shape("aBL", batch["targets_BL"].shape)
+            layout, chunks = layout.with_sizes(L=microbatches * length), chunks * microbatches
 
         def forward(key: Key) -> tuple[LogitOperands, dict[str, Loads]]:
             if not self.runs_stages:
@@ -268,10 +270,10 @@ class TransformerModel(NetworkModel[Network]):
             else:
                 x_ABLD, loads = jax.vmap(run)(batch, key)
                 loads = jax.tree.map(lambda x: jnp.sum(x, axis=0), loads)
-                x_BLD = join_microbatches(layout, x_ABLD, "BLD")
+                x_BLD = join_microbatches(network.layout, x_ABLD, "BLD")
             return LogitOperands(x_BLD * self.spec.logit_scale, weights_VD, bias_V), loads
 
-        teacher = self.teacher_output(params, batch)
+        teacher = dataclasses.replace(self, layout=network.layout).teacher_output(params, batch)
 
         def sums_of(output: LogitOperands) -> LossSums:
             if criterion.dpo_beta is not None and teacher is not None:

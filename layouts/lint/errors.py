@@ -181,7 +181,8 @@ def _spelling_problem(context: LintContext, part: str, before: list[str]) -> Pro
     if rule.pads and not (rule.firm and axis.pads):
         paddable = join_or(axis.name for axis in known.by_letter.values() if axis.pads)
         fix = f'Legal with a "+": {paddable}, and no "?" with it.'
-        return Problem("error", "unpaddable-axis", "cannot be padded.", fix=fix)
+        why = "" if axis.pads else ": norms, rotations or loops along it would count the padding"
+        return Problem("error", "unpaddable-axis", f"cannot be padded{why}.", fix=fix)
     if rule[:2] in [other[:2] for other in parse_rules(";".join(before))]:
         return Problem("error", "duplicate-rule", "appears twice.", fix="Remove one of them.")
     return None

@@ -9,6 +9,7 @@ from jax import Array
 
 from configs.errors import UserError
 from layouts.layout import Layout
+from layouts.padding import of_rows
 from models.api import Cache
 from models.attention.context import AttentionContext
 from models.dropout import Key, dropout, split_key
@@ -62,7 +63,7 @@ class BlockLayer(nnx.Module):
 
         self.attention_norm = norm("before", "both")
         self.attention_post_norm = norm("after", "both", "sum")
-        self.attention = parts.attention.build(parts, sizes, layout, weights)
+        self.attention = parts.attention.build(parts, sizes, of_rows(layout, "L"), weights)
         if cross_attention:
             self.source_norm = norm("before", "both")
             self.source_post_norm = norm("after", "both", "sum")

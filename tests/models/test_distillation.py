@@ -23,6 +23,7 @@ from trainer.feed import BatchSharding
 from trainer.optimizers.adamw import AdamW
 from trainer.step import TrainStepSpec, add_microbatches
 
+LENGTH = 27
 STUDENT = dataclasses.replace(
     SPLITTABLE, vocab=62, layers=2, scan=True, precision=FLOAT64, loss_chunks=3
 )
@@ -33,7 +34,7 @@ OTHER = dataclasses.replace(
 LAYOUTS = {
     "fsdp": Layout(mesh="data:4", rules="batch:data", param_rules="d_model:data"),
     "uneven vocabulary": Layout(mesh="data:2,model:4", rules="batch:data;vocab:model+;d_ff:model"),
-    "stages": Layout(mesh="pipe:2,data:2", rules="layers:pipe;batch:data"),
+    "stages": Layout(mesh="pipe:2,data:2,x:2", rules="layers:pipe;batch:data;length:x+"),
 }
 CRITERION = Criterion(teacher_weight=0.4, temperature=2.0)
 
@@ -53,7 +54,7 @@ def gradients(
     params = first_state(program.without_padding(), mesh)["params"]
     if shared:
         params[TEACHER] = {name: tree for name, tree in params.items() if name != TEACHER}
-    rows = packed_rows([[9, 12], [24], [5, 6, 7], [20]] * 2, 24, 62)
+    rows = packed_rows([[9, 12], [24], [5, 6, 7], [20]] * 2, LENGTH, 62)
     with jax.set_mesh(mesh):
         batch = BatchSharding(layout, mesh, 8, 2).to_global_arrays(rows)
         computed, sums = jax.jit(functools.partial(add_microbatches, program))(
@@ -82,7 +83,7 @@ def test_no_layout_changes_what_a_student_learns(name: str) -> None:
 
 def test_the_groups_of_a_teacher_pad_the_rows_of_both() -> None:
     """Two rows are a group; a device has one of four."""
-    experts = Moe(experts=4, router=TopK(k=1), group_tokens=48)
+    experts = Moe(experts=4, router=TopK(k=1), group_tokens=2 * LENGTH)
     teacher = dataclasses.replace(OTHER, feed_forward=experts)
     expected, of_one_device = gradients(WHOLE, teacher)
     objective, computed = gradients(Layout(mesh="data:8", rules="batch:data+"), teacher)

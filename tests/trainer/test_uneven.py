@@ -51,6 +51,7 @@ class Case(NamedTuple):
     rows: int  # of a microbatch
     padded: Layout
     padded_sizes: dict[int, int]
+    lengths: tuple[int, int] = (8, 6)  # of rows and of their sources
 
 
 # 3 key/value heads of 2 queries, experts with drops, groups of three rows, two microbatches.
@@ -110,6 +111,29 @@ HIDDEN = Case(
 )  # fmt: skip
 
 
+# Rows of 9 tokens over 4 devices, and groups of 6 of their tokens.
+LENGTH = EXPERTS._replace(
+    padded=Layout(mesh="data:2,x:4", rules="batch:data+;length:x+;memory:x+"),
+    padded_sizes={}, lengths=(9, 6),
+)  # fmt: skip
+# Rows and sources of other lengths, with dropout of logits, and slices of the loss.
+PAIRS = Case(
+    TrainStepSpec(
+        TransformerModel(
+            toy(layers=1, encoder_layers=2, length=10, vocab=23, dropout=0.1, loss_chunks=3,
+                attention=MultiHead(dropout=0.2), precision=FLOAT64,
+                feed_forward=Moe(experts=4, d_ff=12, router=ROUTER)),
+            WHOLE,
+        ),
+        Adafactor(schedule=RATE, clip_global_norm=0.5, factored_from=3),
+        Criterion(r_drop=0.5), STEPS, 5, microbatches=2,
+    ),
+    6,
+    Layout(mesh="data:2,x:4", rules="batch:data+;length:x+;experts:x", param_rules="length:x+"),
+    {10: 12}, lengths=(9, 6),
+)  # fmt: skip
+
+
 def adapted(case: Case) -> Case:
     """The same, where two microbatches train adapters."""
     adapter = Lora(rank=5, targets=("*",), store="float64")
@@ -124,7 +148,7 @@ def adapted(case: Case) -> Case:
 
 CASES = {
     "experts": EXPERTS, "dense": DENSE, "stored": STORED, "hidden": HIDDEN,
-    "adapters, dropless": adapted(HIDDEN),
+    "adapters, dropless": adapted(HIDDEN), "length": LENGTH, "pairs": PAIRS,
 }  # fmt: skip
 
 
@@ -146,7 +170,8 @@ def under(layout: Layout, program: TrainStepSpec) -> StatePadding:
 def batch(case: Case, step: int) -> dict[str, np.ndarray]:
     rng, rows = np.random.default_rng(step), case.rows * case.program.microbatches
     lengths = (rng.integers(1, high, (rows, 2)).tolist() for high in (5, 4))
-    return pair_rows(*lengths, 8, 22, seed=step, source_length=6)
+    length, source_length = case.lengths
+    return pair_rows(*lengths, length, 22, seed=step, source_length=source_length)
 
 
 @functools.cache
@@ -227,24 +252,29 @@ def test_checkpoints_have_true_sizes_and_are_restored_under_any_layout(tmp_path:
         np.testing.assert_array_equal(array, computed.saved[path], err_msg=path)
 
 
-def test_scores_and_samples_are_those_of_one_device() -> None:
+@pytest.mark.parametrize("name", ["dense", "length"])
+def test_scores_and_samples_are_those_of_one_device(name: str) -> None:
     """Of the weights that one device trained, under either layout."""
 
+    case = CASES[name]
+
     def made(padded: bool) -> tuple[Any, ...]:
-        disk = trained("dense", padded=padded).disk
+        disk = trained(name, padded=padded).disk
         model = disk.step_spec.model
-        sharding = BatchSharding(model.layout, disk.mesh, DENSE.rows)
+        sharding = BatchSharding(model.layout, disk.mesh, case.rows)
 
         def put(array: np.ndarray, axes: str) -> jax.Array:
             return jax.device_put(array, NamedSharding(disk.mesh, model.layout.place(axes)))
 
-        saved, expected = trained("dense", padded=False).state["params"], disk.unpadded["params"]
+        saved, expected = trained(name, padded=False).state["params"], disk.unpadded["params"]
         params = jax.tree.map(
             lambda x, like: jax.device_put(np.array(x), like.sharding), saved, expected
         )
         params = disk.pad({"params": params})["params"]
         with jax.set_mesh(disk.mesh):
-            rows = sharding.to_global_arrays(batch(DENSE, 9))
+            rows = sharding.to_global_arrays(
+                {of: rows[: case.rows] for of, rows in batch(case, 9).items()}
+            )
             losses_BL = np.asarray(token_losses(model, params, rows).loss_BL)
             requested = DecodeInputs(
                 prompts_BL=put(np.zeros((4, 0), np.int32), "Bl"),
@@ -256,7 +286,7 @@ def test_scores_and_samples_are_those_of_one_device() -> None:
         return losses_BL, *map(np.asarray, texts)
 
     computed, expected = made(True), made(False)
-    assert computed[0].shape == (5, 8) and np.count_nonzero(computed[0])
+    assert computed[0].shape == (case.rows, case.lengths[0]) and np.count_nonzero(computed[0])
     np.testing.assert_array_equal(computed[1], expected[1])
     assert len(np.unique(computed[1])) > 5
     for value, other in zip(computed[::2], expected[::2], strict=True):

@@ -12,7 +12,7 @@ from jax import Array
 from configs.spec import Count, spec
 from layouts.layout import Layout
 from layouts.low_rank import merged
-from layouts.padding import with_padding
+from layouts.padding import resized, with_padding
 from models.dropout import Key, split_key
 from models.feed_forward.mlp import Mlp, MlpLayer
 from models.feed_forward.moe.dispatch import WITH_CAPACITY, Experts, in_blocks
@@ -125,11 +125,12 @@ class MoeLayer(nnx.Module):
         layout, spec = self.layout, self.spec
         route_key, jitter_key, dropout_key = split_key(key, 3)
         router = spec.router
-        (rows,), tokens = layout.unpadded_shape("B", x_BLD.shape[:1]), x_BLD.shape[1]
+        x_BlD = layout.reshard(x_BLD, "BlD")  # rows without their padding
+        (rows,), tokens = layout.unpadded_shape("B", x_BLD.shape[:1]), x_BlD.shape[1]
         if drop_tokens and spec.group_tokens is not None:  # else a row is a group
             tokens = math.gcd(rows * tokens, spec.group_tokens)
-        groups = x_BLD.shape[0] * x_BLD.shape[1] // tokens
-        x_GsD = self.regrouped(x_BLD, (groups, tokens, x_BLD.shape[2]), "BlD", "GsD")
+        groups = x_BlD.shape[0] * x_BlD.shape[1] // tokens
+        x_GsD = layout.reshape(x_BlD, (groups, tokens, x_BlD.shape[2]), "GsD")
         if segments_BL is None:
             segments_Gs = layout.reshard(jnp.ones((groups, tokens), jnp.int32), "Gs")
         else:
@@ -151,7 +152,10 @@ class MoeLayer(nnx.Module):
             y_GsD = in_blocks(experts, x_GsD, routing, None if drop_tokens else router)
         else:
             y_GsD = WITH_CAPACITY[spec.dispatch](experts, x_GsD, routing, capacity)
-        y_BLD = layout.reshard(self.regrouped(y_GsD, x_BLD.shape, "GsD", "BlD"), "BLD")
+        y_BlD = self.regrouped(y_GsD, x_BlD.shape, "GsD", "BlD")
+        if y_BlD.shape != x_BLD.shape:  # inside stages, no rule may say how long padded rows are
+            y_BlD = resized(y_BlD, x_BLD.shape, layout.place("BlD"))
+        y_BLD = layout.reshard(y_BlD, "BLD")
         if spec.shared_d_ff is not None:
             shared_key = None if key is None else jax.random.fold_in(key, 3)
             y_BLD = y_BLD + self.shared(x_BLD, segments_BL, shared_key)[0]

@@ -15,27 +15,11 @@ from scripts.texts import with_unit
 from trainer.planning.breakdown import seconds_of
 from trainer.planning.report import FIGURES, by_line
 
-HEAD = ("fits", "bytes_per_device", "memory_bytes", "cache_bytes", "devices", "parameters",
-        "batch_sequences", "source_tokens", "prompt_tokens", "new_tokens", "suffix_tokens",
-        "hypotheses", "model_flops", "executed_flops", "step_time_s", "step_time_range_s",
-        "start_latency_s", "token_latency_s", "suffix_latency_s", "output_latency_s",
-        "tokens_per_s", "utilisation", "utilisation_full_attention", "run_steps", "run_hours",
-        "chip_hours", "compiled_for", "compile_s")  # fmt: skip
-SHOWN_AS_NULL = {"fits", "compiled_for"}
-TIMES = {
-    "time of a step": ("step_time_parts_s", "step_time_s"),
-    "time to the first token": ("start_parts_s", "start_latency_s"),
-    "time of a token": ("token_parts_s", "token_latency_s"),
-    "time of the suffix": ("suffix_parts_s", "suffix_latency_s"),
-}
-PART_COLUMNS = {"products": "products_s", "at the peak": "least_s", "other compute": "other_s",
-                "traffic": "traffic_s", "overlapped traffic": "overlapped_s"}  # fmt: skip
 TABLES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
+HEAD, COMPARED, TIMES = TABLES["head"], TABLES["compared"], TABLES["times"]
+SHOWN_AS_NULL = {"fits", "compiled_for"}
 SHORTEST = 1e-4  # of a step: less is left out of a table
 MAX_COLLECTIVES = 12  # in a table
-COMPARED = ("fits", "batch_sequences", "bytes_per_device", "cache_bytes", "step_time_s",
-            "start_latency_s", "token_latency_s", "output_latency_s", "tokens_per_s",
-            "utilisation")  # fmt: skip
 
 
 def part_rows(figures: Mapping[str, Any]) -> list[dict[str, str]]:
@@ -49,7 +33,7 @@ def part_rows(figures: Mapping[str, Any]) -> list[dict[str, str]]:
         {
             "part of the model": row["part"],
             "share": f"{seconds_of(row) / figures['step_time_s']:.1%}",
-            **{head: text(row[key]) for head, key in PART_COLUMNS.items() if key in row},
+            **{head: text(row[key]) for head, key in TABLES["parts"].items() if key in row},
         }
         for row in figures.get("step_time_by_part") or ()
     ]

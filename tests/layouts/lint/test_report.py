@@ -273,7 +273,9 @@ def test_some_axes_cannot_be_padded() -> None:
     rules = "batch:data;d_model:model+;heads:model?+;vocab:model+?"
     errors = [p for p in problems(rules, record=TOY) if p.code == "unpaddable-axis"]
     assert rules_of(errors) == ["d_model:model+", "heads:model?+", "vocab:model+?"]
-    legal = "batch, d_ff, heads, kv_heads, experts, vocab, height or width"
+    reason = "cannot be padded: norms, rotations or loops along it would count the padding."
+    assert [error.message for error in errors] == [reason, *["cannot be padded."] * 2]
+    legal = "batch, length, memory, d_ff, heads, kv_heads, experts, vocab, height or width"
     assert {error.fix for error in errors} == {f'Legal with a "+": {legal}, and no "?" with it.'}
 
 

@@ -307,9 +307,7 @@ def experts_of(full: Settings, family: Family, expert: Mlp) -> Moe:
         "aux_loss": full["router_aux_loss_coef"],
     }
     if family.router_type is SigmoidTopK:
-        router["scale"] = full["routed_scaling_factor"]
-        router["expert_groups"] = full["n_group"] or 1
-        router["groups_per_token"] = full["topk_group"] or 1
+        router |= {ours: full[there] or 1 for ours, there in families.SIGMOID.items()}
     width, shared = full.get("moe_intermediate_size"), full.get("n_shared_experts")
     return Moe(
         experts=full["num_experts"] if "num_experts" in full else full["num_local_experts"],
@@ -523,15 +521,13 @@ def settings_of(spec: Transformer, kind: str) -> Settings:
             scale = query * (spec.d_kv + latent.rotated) ** 0.5
             every["rope_scaling"] |= rope.of_query_scale(scale, every["rope_scaling"])
     if moe is not None:
-        width, router = moe.width(spec), of_kind(moe.router, SigmoidTopK)
+        width = moe.width(spec)
         every |= {
             "first_k_dense_replace": len(dense),
             "mlp_only_layers": dense,
             "decoder_sparse_step": 1,
             "n_shared_experts": (moe.shared_d_ff or 0) // width,
-            "routed_scaling_factor": router.scale,
-            "n_group": router.expert_groups,
-            "topk_group": router.groups_per_token,
+            **to_names(of_kind(moe.router, SigmoidTopK), families.SIGMOID),
             "num_local_experts": moe.experts,
             "num_experts": moe.experts,
             "num_experts_per_tok": moe.router.choices,

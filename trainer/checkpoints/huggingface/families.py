@@ -160,7 +160,7 @@ SIZES, DEFAULTS, LEGAL, WRAPPERS = (_FILE[x] for x in ("sizes", "common", "legal
 IGNORED, IMAGES = _FILE["ignored"]["everywhere"], _FILE["ignored"]["images"]
 CHECKS: Mapping[str, Sequence[str]] = _FILE["checks"]
 FREE = tuple(f"{part}.{name}" for part, names in _FILE["free"].items() for name in names)
-RELATIVE, LATENT = _FILE["relative"], _FILE["latent"]
+RELATIVE, LATENT, SIGMOID = (_FILE[x] for x in ("relative", "latent", "sigmoid"))
 POSITIONS: Mapping[str, Positions] = {
     "learned": Learned(), "relative": Relative(), "shared relative": Relative(shared=True),
     "marian": Sinusoidal(inclusive=False), "m2m_100": Sinusoidal(first=2),
