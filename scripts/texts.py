@@ -62,9 +62,7 @@ def with_unit(value: Any, unit: str) -> str:
 
 def seconds_text(seconds: float) -> str:
     """Formats a time, a short one in smaller units."""
-    if seconds >= 0.9995:  # less has three digits in the smaller unit
-        return f"{seconds:.4g} s"
-    for unit, size in (("ms", 1e-3), ("µs", 1e-6)):
-        if seconds >= 0.9995 * size:
-            return f"{seconds / size:.3g} {unit}"
-    return f"{seconds / 1e-9:.3g} ns"
+    units = {"s": 1.0, "ms": 1e-3, "µs": 1e-6}
+    # Less has three digits in the smaller unit.
+    unit, size = next((u for u in units.items() if seconds >= 0.9995 * u[1]), ("ns", 1e-9))
+    return f"{seconds / size:.{4 if unit == 's' else 3}g} {unit}"

@@ -15,7 +15,6 @@ import jax
 from configs.load import load
 from data.storage.files import atomic_write
 from layouts.cost.interconnect import Topology
-from scripts.commands.papers.figures import SOURCES
 from scripts.commands.papers.items import (
     COLUMNS,
     FOLDER,
@@ -29,6 +28,7 @@ from scripts.commands.papers.items import (
 from scripts.commands.papers.papers import (
     LIST_HEAD,
     PAGE,
+    SOURCES,
     commands_of,
     ours,
     published,

@@ -2,6 +2,7 @@
 
 import logging
 import math
+import tomllib
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -18,19 +19,7 @@ from trainer.resume.history import starts
 
 logger = logging.getLogger(__name__)
 
-USES = {
-    "steps": "steps of the run",
-    "repeated": "steps that a later start made again",
-    "data": "waiting for data",
-    "evaluation": "evaluation",
-    "replay": "computing steps again to compare them",
-    "checkpoints": "saving checkpoints",
-    "restore": "restoring, or making the first weights",
-    "compile": "compiling",
-    "host": "observers and the rest of the loop",
-    "starting": "starting: reading settings, preparing data, tracing",
-    "stopped": "between two starts, imports of Python, and steps that a kill left unwritten",
-}
+USES: Mapping[str, str] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
 """What the seconds of a run are spent on.  The share of the first is the goodput."""
 IN_STEPS = ("device", "data", "host")
 

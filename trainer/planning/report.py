@@ -1,26 +1,30 @@
 """Lists a plan's figures under stable names; predicts the cost of a step that is compiled."""
 
 import json
+import linecache
 import logging
+import re
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 
+from configs.imports import CHECKOUT
 from data.storage.files import atomic_write
 from layouts.cost.collectives import Collective, heaviest, size_text
 from layouts.cost.interconnect import Topology
 from layouts.cost.step_time import seconds
 from layouts.hlo.compilation import text_of
+from layouts.layout import Layout
 from layouts.lint.report import table
 from models.decoding.sampling import Sampling
 from trainer.checkpoints.interval import HOUR_S
 from trainer.observers import CompiledStep, Observer, Outcome
 from trainer.planning import training
 from trainer.planning.breakdown import longest_other, part_of, time_by_part
-from trainer.planning.counts import Compilation, ProgramPlan, excess_flops
+from trainer.planning.counts import Compilation, excess_flops
 from trainer.planning.decoding import DecodePlan
 from trainer.planning.run_cost import ASSUMED, Assumptions, run_cost
 from trainer.planning.training import StepPlan
@@ -142,9 +146,11 @@ def common_figures(plan: StepPlan | DecodePlan) -> dict[str, Any]:
     }
 
 
-def collectives(plan: ProgramPlan, counted: Iterable[Collective]) -> list[dict[str, Any]]:
+def collectives(plan: StepPlan | DecodePlan, counted: Iterable[Collective]) -> list[dict[str, Any]]:
     """Lists all collectives, starting with those of which a device receives the most bytes."""
-    rows = []
+    run = plan.run if isinstance(plan, StepPlan) else plan.step.run
+    rows, weights = [], run.model.model(Layout(rules="")).weights()
+    names = {path.rpartition("/")[2] for path in weights}
     for collective in heaviest(counted):
         row = {
             "kind": collective.kind,
@@ -155,12 +161,20 @@ def collectives(plan: ProgramPlan, counted: Iterable[Collective]) -> list[dict[s
             "overlaps": collective.overlaps,
             "source": collective.source,
             "model_part": part_of(collective.scopes),
+            "weight": weight_on(collective.source, names),
         }
         if plan.device_coords is not None and plan.topology is not None:
             time_s = seconds(plan.topology, plan.device_coords, plan.mesh, collective)
             row["seconds"] = collective.times * time_s
         rows.append(row)
     return rows
+
+
+def weight_on(source: str, names: Collection[str]) -> str:
+    """Returns the first weight that a line, "models/feed_forward/mlp.py:95", names; "" is none."""
+    match = re.match(r"(.+):(\d+)", source)
+    line = linecache.getline(str(CHECKOUT / match[1]), int(match[2])) if match else ""
+    return next(filter(names.__contains__, re.findall(r"\w+", line)), "")
 
 
 def by_line(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -170,7 +184,7 @@ def by_line(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """
     sums: dict[tuple, dict[str, Any]] = {}
     for row in rows:
-        names = ("kind", "mesh_axes", "source", "overlaps", "model_part", "part")
+        names = ("kind", "mesh_axes", "source", "weight", "overlaps", "model_part", "part")
         key = tuple(str(row.get(name)) for name in names)
         total = sums.setdefault(key, {**row, "count": 0, "received_bytes": 0, "seconds": 0.0})
         for name in ("count", "received_bytes", "seconds"):

@@ -2,7 +2,7 @@
 
 import tomllib
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -82,19 +82,11 @@ def collective_rows(collectives: Iterable[Mapping[str, Any]]) -> list[dict[str, 
             "received": size_text(row["received_bytes"]),
             "takes": with_unit(row["seconds"] or None, "s"),
             "overlaps compute": "yes" if row["overlaps"] else "no",
+            "weight": row["weight"],
             "for": row["source"],
         }
         for row in collectives
     ]
-
-
-def time_rows(figures: Mapping[str, Any]) -> Iterator[list[dict[str, str]]]:
-    """Yields, for each time of a plan, what takes it."""
-    for heading, (parts, whole) in TIMES.items():
-        yield [
-            {heading: name, "s": f"{s:.4g}", "share": f"{s / figures[whole]:.1%}"}
-            for name, s in (figures.get(parts) or {}).items()
-        ]
 
 
 def print_comparison(plans: Mapping[str, Mapping[str, Any]]) -> None:
@@ -109,10 +101,20 @@ def print_comparison(plans: Mapping[str, Mapping[str, Any]]) -> None:
 
 def print_plan(title: str, figures: Mapping[str, Any]) -> None:
     """Prints a plan, of training or of decoding, from its figures."""
-    lines = [row for row in by_line(figures["collectives"]) if row.get("part", "token") == "token"]
+    lines = by_line(
+        {**row, "source": row["model_part"] + ", backward" * row["source"].endswith("(backward)")}
+        for row in figures["collectives"] if row.get("part", "token") == "token"
+    )  # fmt: skip
+    times = [
+        [
+            {heading: name, "s": f"{s:.4g}", "share": f"{s / figures[whole]:.1%}"}
+            for name, s in (figures.get(parts) or {}).items()
+        ]
+        for heading, (parts, whole) in TIMES.items()
+    ]
     tables = [
         memory_rows(figures), rows_of(figures, "weights"),
-        collective_rows(lines[:MAX_COLLECTIVES]), *time_rows(figures), part_rows(figures),
+        collective_rows(lines[:MAX_COLLECTIVES]), *times, part_rows(figures),
         rows_of(figures, "longest_other"),
     ]  # fmt: skip
     values = {"title": title, "figures": figures, "spent": run_cost_rows(figures)}

@@ -9,9 +9,16 @@ import pytest
 
 from configs.errors import UserError
 from docs.site.papers import digest, list_row, markdown, picture, section
-from scripts.commands.papers.figures import inputs_of, operator
 from scripts.commands.papers.items import COLUMNS, FOLDER, ITEMS_BY_KEY, PAPERS, RUNS, Item
-from scripts.commands.papers.papers import LIST_HEAD, PAGE, read_record, rows_under, table_of
+from scripts.commands.papers.papers import (
+    LIST_HEAD,
+    PAGE,
+    inputs_of,
+    operator,
+    read_record,
+    rows_under,
+    table_of,
+)
 from tests.scripts.conftest import Meshloom
 
 ROWS = [row for item in ITEMS_BY_KEY.values() for row in item.rows]

@@ -51,6 +51,11 @@ def test_a_plan_by_layout_alone(run: Meshloom, tmp_path: Path) -> None:
     assert figures["tokens_per_s"] * figures["step_time_s"] == pytest.approx(8 * 24)
     assert {"kind", "mesh_axes", "count", "bytes", "source"} <= set(figures["collectives"][0])
     assert "decoder/layers_N/mlp/wi_DF" in answer.out and "chip-hours" in answer.out
+    named = {row["weight"]: row for row in figures["collectives"]}
+    assert {"wi_DF", "wo_FD", "wq_DJQK", "wo_JQKD", ""} <= set(named)
+    assert named["wi_DF"]["model_part"] == "feed-forward" and "mlp.py:" in named["wi_DF"]["source"]
+    assert re.search(r"all-reduce .* no +wi_DF +feed-forward, backward", answer.out)
+    assert "dot_general" not in answer.out and "dot_general" in page.read_text()
     text = page.read_text()
     assert text.startswith("<!doctype html>") and "matrix products" in text
     assert "http" not in text  # it needs no other file
