@@ -8,7 +8,6 @@ import dataclasses
 import functools
 import itertools
 import math
-import sys
 from collections.abc import Callable, Mapping
 
 import jax
@@ -21,6 +20,9 @@ from layouts.layout import Layout
 from layouts.quantized import Operand
 from layouts.reduction import like_sums
 from layouts.shards import num_shards
+
+ROW_AXES = ("length", "memory")
+"""Axes whose size is that of the rows of a batch, which `pad_batch` sees."""
 
 
 def with_padding(layout: Layout, **sizes: int) -> Layout:
@@ -54,8 +56,7 @@ def padded_axes(layout: Layout) -> frozenset[str]:
 def pad_batch(
     layout: Layout, batch: dict[str, Array], groups: Mapping[str, int]
 ) -> tuple[Layout, dict[str, Array]]:
-    """Adds empty rows to a batch, and empty positions to rows, until they divide; the layout then
-    knows the original sizes.
+    """Pads rows, and their number, until both divide; the layout then knows the original sizes.
 
     `groups` has the tokens of a group, by array: the number of groups divides as well.  An array
     may have a leading axis of microbatches.
@@ -66,30 +67,32 @@ def pad_batch(
     sizes = dict[str, int]()
     for name, axes in axes_of.items():
         sizes |= zip(axes, layout.unpadded_shape(axes, batch[name].shape), strict=True)
-    rows = sizes["B"] = next(batch[name].shape[axes.index("B")] for name, axes in axes_of.items())
-    shards = num_shards(layout.place("G")[0])
+    rows, shards = sizes["B"], num_shards(layout.place("G")[0])
     units = [layout.size_multiple("B"), shards]
     for name, size in groups.items():
         length = sizes[axes_of[name][-1]]
         together = math.gcd(rows * length, size) * shards
         units.append(together // math.gcd(together, length))
     unit = math.lcm(*units) if layout.pads("B") else 1
-    padded_rows = -(-rows // unit) * unit
 
     def padded(axes: str, array: Array) -> Array:
         sizes = zip(axes, array.shape, strict=True)
-        shape = tuple(padded_rows if letter == "B" else size for letter, size in sizes)
+        shape = tuple(-(-n // unit) * unit if letter == "B" else n for letter, n in sizes)
         return resized(array, layout.padded_shape(axes, shape), layout.place(axes))
 
     batch = {name: padded(axes_of[name], array) for name, array in batch.items()}
-    keys = {"M": sizes["L"]} if "L" in sizes else {}  # those of the row, without a source
-    return layout.with_sizes(**keys | {x: sizes[x] for x in "BLM" if x in sizes}), batch
+    layout, true = layout.with_sizes(B=rows), {layout.name(x): n for x, n in sizes.items()}
+    if "length" in true and padded_axes(layout) & {*ROW_AXES}:
+        keys = true.get("memory", true["length"])  # of the row, where there is no source
+        layout = layout.with_named(length=true["length"], memory=keys)
+    return layout, batch
 
 
-def of_rows(layout: Layout, letter: str) -> Layout:
-    """Returns the layout where all rows have the length of targets, L, or of sources, M."""
-    (length,) = layout.unpadded_shape(letter, (sys.maxsize,))
-    return layout.with_sizes(L=length, M=length)
+def of_rows(layout: Layout, axis: str, times: int = 1) -> Layout:
+    """Returns the layout in which rows have this length, that of targets or sources, some times."""
+    if not isinstance(layout, ModelLayout) or axis not in (known := dict(layout.sizes)):
+        return layout
+    return layout.with_named(**dict.fromkeys(ROW_AXES, known[axis] * times))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -108,11 +111,15 @@ class ModelLayout(Layout):
     def pads(self, letter: str) -> bool:
         return not self.whole_axes and super().pads(letter)
 
-    def with_sizes(self, **sizes: int) -> Layout:
-        padded = {self._name(letter): size for letter, size in sizes.items() if self.pads(letter)}
-        return dataclasses.replace(self, sizes=tuple(sorted((dict(self.sizes) | padded).items())))
+    def with_sizes(self, **sizes: int) -> "ModelLayout":
+        names = {self.name(letter): size for letter, size in sizes.items() if self.pads(letter)}
+        return self.with_named(**{x: n for x, n in names.items() if x not in ROW_AXES})
 
-    def _name(self, letter: str) -> str:
+    def with_named(self, **sizes: int) -> "ModelLayout":
+        """Returns the layout with the sizes that these axes have without their padding."""
+        return dataclasses.replace(self, sizes=tuple(sorted((dict(self.sizes) | sizes).items())))
+
+    def name(self, letter: str) -> str:
         axis = alphabet(self.declared_axes).by_letter.get(letter.upper())
         return letter if axis is None else axis.name
 
@@ -127,7 +134,7 @@ class ModelLayout(Layout):
     def unpadded_shape(self, axes: str, shape: tuple[int, ...]) -> tuple[int, ...]:
         known = dict(self.sizes)
         sizes = zip(axes, shape, strict=True)
-        return tuple(min(size, known.get(self._name(letter), size)) for letter, size in sizes)
+        return tuple(min(size, known.get(self.name(letter), size)) for letter, size in sizes)
 
     def padded_shape(self, axes: str, shape: tuple[int, ...]) -> tuple[int, ...]:
         units = map(self.size_multiple, axes)

@@ -40,9 +40,7 @@ class NetworkModel(abc.ABC, Generic[NetworkT]):
 
     def __post_init__(self) -> None:
         layout = with_axes(self.layout, *self.spec.axes)
-        # Rows have lengths of their own, which `pad_batch` finds.
-        sizes = {letter: size for letter, size in self.spec.sizes.items() if letter != "L"}
-        object.__setattr__(self, "layout", with_padding(layout, **sizes))
+        object.__setattr__(self, "layout", with_padding(layout, **self.spec.sizes))
 
     @abc.abstractmethod
     def make_network(self, weights: Weights) -> NetworkT:
@@ -146,4 +144,5 @@ class NetworkModel(abc.ABC, Generic[NetworkT]):
         losses = loss.token_losses(layout, output, targets_BL, counted_BL, self.spec.logit_cap)
         if losses.loss_BL.shape == shape:
             return losses
-        return TokenLosses(*(layout.reshard(array, "bl") for array in losses))
+        axes = "".join(letter.lower() if layout.pads(letter) else letter for letter in "BL")
+        return TokenLosses(*(layout.reshard(array, axes) for array in losses))

@@ -56,7 +56,7 @@ class Network(nnx.Module):
         if spec.embed_norm and spec.has_encoder:
             self.source_embed_norm = spec.norm.build(layout, weights)
         if spec.has_encoder:
-            self.encoder = Stack(spec, of_rows(layout, "M"), weights, is_encoder=True)
+            self.encoder = Stack(spec, of_rows(layout, "memory"), weights, is_encoder=True)
         self.decoder = Stack(spec, layout, weights)
 
     def __call__(
@@ -124,7 +124,7 @@ class Network(nnx.Module):
         )
         x_BLD = self.embed(tokens_BL, positions_BL, of_source=True)
         key, input_key = split_key(key)
-        x_BLD = dropout(of_rows(self.layout, "M"), input_key, self.spec.dropout, x_BLD, "BLD")
+        x_BLD = dropout(of_rows(self.layout, "memory"), input_key, self.spec.dropout, x_BLD, "BLD")
         row_context = functools.partial(
             self.row_context, causal=False, drop_tokens=drop_tokens, training=key is not None
         )
@@ -254,15 +254,16 @@ class TransformerModel(NetworkModel[Network]):
         targets_BL, segments_BL = batch["targets_BL"], batch["segments_BL"]
         counted_BL = counted_targets(batch)
         bias_V = self.logit_bias(params)
-        chunks = self.spec.loss_chunks
+        microbatches = len(targets_BL) if self.runs_stages else 1
+        joined, chunks = (
+            of_rows(layout, "length", microbatches),
+            self.spec.loss_chunks * microbatches,
+        )
         run = functools.partial(network, drop_tokens=criterion.drop_tokens)
         if self.runs_stages:
             targets_BL, counted_BL, segments_BL = (
-                join_microbatches(network.layout, x, "BL")
-                for x in (targets_BL, counted_BL, segments_BL)
+                join_microbatches(layout, x, "BL") for x in (targets_BL, counted_BL, segments_BL)
             )
-            microbatches, _, length = layout.unpadded_shape("aBL", batch["targets_BL"].shape)
-            layout, chunks = layout.with_sizes(L=microbatches * length), chunks * microbatches
 
         def forward(key: Key) -> tuple[LogitOperands, dict[str, Loads]]:
             if not self.runs_stages:
@@ -270,18 +271,18 @@ class TransformerModel(NetworkModel[Network]):
             else:
                 x_ABLD, loads = jax.vmap(run)(batch, key)
                 loads = jax.tree.map(lambda x: jnp.sum(x, axis=0), loads)
-                x_BLD = join_microbatches(network.layout, x_ABLD, "BLD")
+                x_BLD = join_microbatches(layout, x_ABLD, "BLD")
             return LogitOperands(x_BLD * self.spec.logit_scale, weights_VD, bias_V), loads
 
-        teacher = dataclasses.replace(self, layout=network.layout).teacher_output(params, batch)
+        teacher = dataclasses.replace(self, layout=layout).teacher_output(params, batch)
 
         def sums_of(output: LogitOperands) -> LossSums:
             if criterion.dpo_beta is not None and teacher is not None:
                 return preference_loss(
-                    layout, criterion, output, teacher, targets_BL, counted_BL, segments_BL
+                    joined, criterion, output, teacher, targets_BL, counted_BL, segments_BL
                 )
             return loss.softmax_loss(
-                layout, criterion, chunks, output, targets_BL, counted_BL, teacher
+                joined, criterion, chunks, output, targets_BL, counted_BL, teacher
             )
 
         passes = [forward(key) for key in pass_keys(criterion, key)]
@@ -289,7 +290,7 @@ class TransformerModel(NetworkModel[Network]):
         loads = mean_of_passes([loads for _, loads in passes])
         if len(passes) == 2:
             (first, _), (second, _) = passes
-            kl_sum = loss.divergence(layout, criterion, chunks, first, second.x_BLD, counted_BL)
+            kl_sum = loss.divergence(joined, criterion, chunks, first, second.x_BLD, counted_BL)
             sums = sums._replace(objective=sums.objective + criterion.r_drop / 2 * kl_sum)
         if self.spec.router is None:
             return sums

@@ -134,6 +134,7 @@ def test_a_unet_computes_the_same_under_layouts(float64: None) -> None:
     for layout in (
         Layout(mesh="x:4", rules="depth:x;length:x"),
         Layout(mesh="x:2,y:2,z:2", rules="batch:z;depth:x+;height:y+;features:x?"),
+        Layout(mesh="x:5", rules="height:x+;length:x+"),
     ):
         for many, one in zip(computed(layout), expected, strict=True):
             np.testing.assert_allclose(many, one, rtol=0, atol=ROUND_OFF * np.abs(one).max())

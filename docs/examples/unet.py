@@ -159,10 +159,12 @@ class UNetwork(nnx.Module):
             x_BZYXD = layout.reshard(x_BZYXF, VOLUME)
             x_BZYXD = self.in_compute_type(self.up[f"level{level}"])(layout, x_BZYXD, skip_BZYXD)
         # Voxels are in the order of the depth, which may stay split, then of rows and columns.
-        axes = "BzyxD" if layout.pads("Z") else "BZyxD"
-        x_BZyxD = layout.reshard(x_BZYXD, axes)
+        pads = layout.pads("Z") or layout.pads("L")
+        x_BZyxD = layout.reshard(x_BZYXD, "BzyxD" if pads else "BZyxD")
         rows, *sides, width = x_BZyxD.shape
-        return to_compute(layout.reshape(x_BZyxD, (rows, math.prod(sides), width), "BLD"))
+        shape = (rows, math.prod(sides), width)
+        x_BLD = layout.reshape(x_BZyxD, shape, "BlD" if pads else "BLD")
+        return to_compute(layout.reshard(x_BLD, "BLD"))
 
     def in_compute_type(self, level: Level) -> Level:
         """Returns a level with its weights in the type of computation."""

@@ -63,7 +63,7 @@ class BlockLayer(nnx.Module):
 
         self.attention_norm = norm("before", "both")
         self.attention_post_norm = norm("after", "both", "sum")
-        self.attention = parts.attention.build(parts, sizes, of_rows(layout, "L"), weights)
+        self.attention = parts.attention.build(parts, sizes, of_rows(layout, "length"), weights)
         if cross_attention:
             self.source_norm = norm("before", "both")
             self.source_post_norm = norm("after", "both", "sum")

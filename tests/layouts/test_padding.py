@@ -113,6 +113,24 @@ def test_a_part_that_pads_its_axis_says_its_size() -> None:
         assert whole.reshard(jnp.ones((10, 3)), "Dp").shape == (10, 3)
 
 
+def test_rows_are_padded_by_the_name_of_their_axis() -> None:
+    """Here M is no axis of rows, whose keys have no letter."""
+    mixtures = Axis("M", "mixtures", "of an output", pads=True)
+    layout = with_axes(
+        Layout(mesh="data:2,model:4", rules="mixtures:model+;length:model+"), mixtures
+    )
+    layout = with_padding(layout, M=5, L=100)
+    with jax.set_mesh(make_mesh(layout)):
+        padded, batch = pad_batch(layout, {"targets_BL": jnp.ones((3, 6))}, {})
+        again, same = pad_batch(padded, batch, {})
+    assert batch["targets_BL"].shape == same["targets_BL"].shape == (3, 8) and again == padded
+    assert padded.unpadded_shape("BLM", (3, 8, 8)) == (3, 6, 5)
+    alone = with_axes(Layout(mesh="data:2,model:4", rules="mixtures:model+"), mixtures)
+    alone = with_padding(alone, M=5, L=100)
+    with jax.set_mesh(make_mesh(alone)):
+        assert pad_batch(alone, {"targets_BL": jnp.ones((3, 6))}, {})[0] == alone
+
+
 @pytest.mark.parametrize(
     ("rows", "group_tokens", "padded_rows"),
     [(6, None, 8), (8, None, 8), (1, None, 4), (6, 8, 8), (6, 16, 8), (12, 32, 16), (9, 12, 12)],
@@ -123,7 +141,8 @@ def test_empty_rows_fill_up_devices_and_groups(
     """Rows of 8 tokens over 4 devices: groups of 12 are a row and a half."""
     batch = {"inputs_BL": jnp.ones((rows, 8)), "inputs_BM": jnp.ones((rows, 2))}
     groups = {} if group_tokens is None else {"inputs_BL": group_tokens}
-    filled_up = functools.partial(pad_batch, PADDED, groups=groups)
+    layout = with_padding(Layout(mesh=PADDED.mesh, rules=RULES), J=3)
+    filled_up = functools.partial(pad_batch, layout, groups=groups)
     with jax.set_mesh(MESH):
         computed = jax.eval_shape(lambda batch: filled_up(batch)[1], batch)
     assert {x.shape for x in computed.values()} == {(padded_rows, 8), (padded_rows, 2)}

@@ -42,7 +42,12 @@ pytestmark = pytest.mark.usefixtures("float64")
 
 
 def gradients(
-    layout: Layout, teacher: Transformer, criterion: Criterion = CRITERION, *, shared: bool = False
+    layout: Layout,
+    teacher: Transformer,
+    criterion: Criterion = CRITERION,
+    *,
+    shared: bool = False,
+    rows: int = 8,
 ) -> tuple[float, dict[str, np.ndarray]]:
     """Returns the objective of a batch and its gradients, from the same weights everywhere."""
     model = DistilledModel(STUDENT, layout, teacher)
@@ -54,9 +59,9 @@ def gradients(
     params = first_state(program.without_padding(), mesh)["params"]
     if shared:
         params[TEACHER] = {name: tree for name, tree in params.items() if name != TEACHER}
-    rows = packed_rows([[9, 12], [24], [5, 6, 7], [20]] * 2, LENGTH, 62)
+    packed = packed_rows(([[9, 12], [24], [5, 6, 7], [20]] * 2)[:rows], LENGTH, 62)
     with jax.set_mesh(mesh):
-        batch = BatchSharding(layout, mesh, 8, 2).to_global_arrays(rows)
+        batch = BatchSharding(layout, mesh, rows, 2).to_global_arrays(packed)
         computed, sums = jax.jit(functools.partial(add_microbatches, program))(
             padding.pad({"params": params})["params"], batch, jax.random.key(7)
         )
@@ -81,12 +86,16 @@ def test_no_layout_changes_what_a_student_learns(name: str) -> None:
         np.testing.assert_allclose(computed[path], gradient, atol=ROUND_OFF, rtol=0, err_msg=path)
 
 
-def test_the_groups_of_a_teacher_pad_the_rows_of_both() -> None:
-    """Two rows are a group; a device has one of four."""
-    experts = Moe(experts=4, router=TopK(k=1), group_tokens=2 * LENGTH)
+@pytest.mark.parametrize(("rows", "devices", "group_tokens"), [(8, 8, 2 * LENGTH), (6, 2, 12)])
+def test_the_groups_of_a_teacher_pad_the_rows_of_both(
+    rows: int, devices: int, group_tokens: int
+) -> None:
+    """Two rows are a group, and a device has one of four; or three of the tokens of three rows."""
+    experts = Moe(experts=4, router=TopK(k=1), group_tokens=group_tokens)
     teacher = dataclasses.replace(OTHER, feed_forward=experts)
-    expected, of_one_device = gradients(WHOLE, teacher)
-    objective, computed = gradients(Layout(mesh="data:8", rules="batch:data+"), teacher)
+    expected, of_one_device = gradients(WHOLE, teacher, rows=rows)
+    layout = Layout(mesh=f"data:{devices}", rules="batch:data+")
+    objective, computed = gradients(layout, teacher, rows=rows)
     assert objective == pytest.approx(expected, rel=ROUND_OFF)
     for path, gradient in of_one_device.items():
         np.testing.assert_allclose(computed[path], gradient, atol=ROUND_OFF, rtol=0, err_msg=path)

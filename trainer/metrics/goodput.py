@@ -20,7 +20,6 @@ from trainer.resume.history import starts
 logger = logging.getLogger(__name__)
 
 USES: Mapping[str, str] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
-"""What the seconds of a run are spent on.  The share of the first is the goodput."""
 IN_STEPS = ("device", "data", "host")
 
 

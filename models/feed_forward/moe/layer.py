@@ -132,9 +132,8 @@ class MoeLayer(nnx.Module):
         groups = x_BlD.shape[0] * x_BlD.shape[1] // tokens
         x_GsD = layout.reshape(x_BlD, (groups, tokens, x_BlD.shape[2]), "GsD")
         if segments_BL is None:
-            segments_Gs = layout.reshard(jnp.ones((groups, tokens), jnp.int32), "Gs")
-        else:
-            segments_Gs = self.regrouped(segments_BL, (groups, tokens), "Bl", "Gs")
+            segments_BL = jnp.ones(x_BlD.shape[:2], jnp.int32)
+        segments_Gs = self.regrouped(segments_BL, (groups, tokens), "Bl", "Gs")
         with jax.named_scope("gate"):
             logits_Gse = self.logits(x_GsD, jitter_key)
             gates_Gse = router.gates(logits_Gse)

@@ -1,7 +1,6 @@
 """Runs `meshloom papers`: lists what the papers publish and ours.
 
-Our figures come from counts of weights, from plans by traces and from the cost model: each function
-of `SOURCES` takes the words of a row and returns figures by name.
+Each function of `SOURCES` takes the words of a row and returns our figures by name.
 """
 
 import math
