@@ -69,15 +69,7 @@ def one_line(error: BaseException) -> str:
 
 
 def listed(title: str, problems: Sequence[str]) -> str:
-    """Joins all problems into one message; a single problem stands alone.
-
-    >>> print(listed("Run", ["Run.steps is missing.", "Run.seed is missing."]))
-    Run: 2 problems.
-      Run.steps is missing.
-      Run.seed is missing.
-    >>> listed("Run", ["Run.steps is missing."] * 1234).splitlines()[0]
-    'Run: 1,234 problems.'
-    """
+    """Joins all problems into one message; a single problem stands alone."""
     if len(problems) == 1:
         return problems[0]
     more = len(problems) - MAX_SHOWN

@@ -36,7 +36,7 @@ def in_order(jobs: Iterator[Job], start: Callable[[], Compute], workers: int) ->
     earlier = {*multiprocessing.active_children()}
     # A forked process would inherit the locks of this one's threads.
     context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(workers, context, _start_worker, (start,))
+    pool = ProcessPoolExecutor(workers, context, start_worker, (start,))
     pending: deque[Future[Any]] = deque()
     try:
         for job in jobs:
@@ -45,7 +45,7 @@ def in_order(jobs: Iterator[Job], start: Callable[[], Compute], workers: int) ->
             # Keeps Ctrl-C from processes that start here: this one ends them.
             before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
             try:
-                pending.append(pool.submit(_compute, *job))
+                pending.append(pool.submit(compute_job, *job))
             finally:
                 signal.pthread_sigmask(signal.SIG_SETMASK, before)
         yield from (future.result() for future in pending)
@@ -60,7 +60,8 @@ def in_order(jobs: Iterator[Job], start: Callable[[], Compute], workers: int) ->
             process.kill()
 
 
-def _start_worker(start: Callable[[], Compute]) -> None:
+def start_worker(start: Callable[[], Compute]) -> None:
+    """Prepares a process that computes jobs for this one, until this one ends."""
     global _start
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal reaches all; one handles it
     threading.Thread(target=end_with_parent, daemon=True).start()
@@ -76,5 +77,6 @@ def end_with_parent() -> None:
     os._exit(1)
 
 
-def _compute(*job: Any) -> Any:
+def compute_job(*job: Any) -> Any:
+    """Computes a job in a worker."""
     return _start()(*job)

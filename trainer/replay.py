@@ -114,12 +114,6 @@ class Replay:
 def describe(step: int, wrong: Mapping[int, float], here: Names, there: Names, odd: Names) -> str:
     """Says which shards differ, and which device computes wrong: an odd one, or one that has
     computed all of these shards.
-
-    >>> print(describe(7, {1: 0.5, 2: 0.25}, ["a", "b", "c"], ["c", "a", "b"], ["b"]))
-    Step 7 gives another state where the devices compute each other's shards:
-      shard 1: on b, then on a: 0.5 of the update apart
-      shard 2: on c, then on b: 0.25 of the update apart
-      b computes wrong.  Replace it, and continue from a checkpoint before the last replay.
     """
     common = set.intersection(*({here[place], there[place]} for place in wrong))
     blamed = " or ".join(odd or sorted(common))

@@ -64,7 +64,7 @@ class ChatTemplate:
     """Writes messages as the text that a model was trained on, up to where its answer begins.
 
     The variables and functions of a template are those of Hugging Face's `apply_chat_template`.
-    It runs in Jinja's sandbox, as there: it cannot reach Python, but its time has no limit.
+    It runs in Jinja's sandbox, as there: it cannot reach Python.  Nothing limits its time here.
     """
 
     def __init__(self, text: str, special_tokens: Mapping[str, str]):

@@ -132,13 +132,7 @@ def format_mesh(mesh: Mapping[str, int]) -> str:
 
 
 def size_text(amount: float, unit: str = "B") -> str:
-    """Writes an amount, of bytes unless a unit is given, with a metric prefix.
-
-    >>> size_text(640), size_text(2_621_440), size_text(999_700)
-    ('640 B', '2.62 MB', '1 MB')
-    >>> size_text(34_628_173_824, "FLOPs")
-    '34.6 GFLOPs'
-    """
+    """Writes an amount, of bytes unless a unit is given, with a metric prefix."""
     prefixes = iter(" kMGTPEZY")
     prefix = next(prefixes).strip()
     while float(f"{amount:.3g}") >= 1000:

@@ -35,13 +35,7 @@ class Topology:
 
     @classmethod
     def named(cls, name: str) -> "Topology":
-        """Reads a name: what kind of chips, and how many along each axis of the torus.
-
-        >>> Topology.named("v3:32x32").devices, Topology.named("v4:4x4x8").devices
-        (2048, 128)
-        >>> Topology.named("2xv5e:16x16").devices, Topology.named("h100:4x8").devices
-        (512, 32)
-        """
+        """Reads a name: what kind of chips, and how many along each axis of the torus."""
         head, _, sizes = name.partition(":")
         if head in GPUS:
             nodes = re.fullmatch(rf"([1-9]\d*)x({'|'.join(map(str, GPUS_OF_A_NODE))})", sizes)

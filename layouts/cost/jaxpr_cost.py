@@ -25,11 +25,6 @@ def product_letters(numbers: Any, left_rank: int, right_rank: int) -> tuple[Lett
     """Numbers the axes of a product's operands and result; equal axes have equal numbers.
 
     Reads pairs of summed axes, then pairs of batch axes, which come first in the result.
-
-    >>> product_letters((((2,), (0,)), ((), ())), 3, 2)  # BLD,DF->BLF
-    ((1, 2, 0), (0, 5), (1, 2, 5))
-    >>> product_letters((((2,), (1,)), ((0,), (0,))), 3, 3)  # BLK,BKM->BLM
-    ((0, 3, 1), (0, 1, 7), (0, 3, 7))
     """
     (left_sum, right_sum), (left_batch, right_batch) = numbers
     pairs = list(zip((*left_batch, *left_sum), (*right_batch, *right_sum), strict=True))

@@ -146,15 +146,7 @@ def group_axes(instruction: Instruction, mesh: Mapping[str, int]) -> tuple[tuple
 
 
 def first_group(text: str, devices: int) -> np.ndarray:
-    """Returns the device numbers of the first group.
-
-    >>> first_group("replica_groups=[2,4]<=[4,2]T(1,0), dimensions={0}", 8)
-    array([0, 2, 4, 6])
-    >>> first_group("replica_groups=mesh['axis_0'=2,'axis_1'=4] {'axis_1'}", 8)
-    array([0, 1, 2, 3])
-    >>> first_group("source_target_pairs={{0,0},{1,4}}", 8)
-    array([1, 4])
-    """
+    """Returns the device numbers of the first group."""
     if pairs := re.search(r"source_target_pairs=\{(.*?)\}\}", text):
         moves = [dims(pair) for pair in re.findall(r"[\d,]+\d", pairs[1])]
         moved = np.array([move for move in moves if move[0] != move[1]] or [[0, 0]])

@@ -311,15 +311,7 @@ def constant(name: str, computation: parser.Computation) -> int | None:
 
 
 def equation(op_name: str) -> str:
-    r"""Returns what an instruction computes or reads, from the name that JAX gave it.
-
-    >>> equation("jit(train_step)/transpose(jvp(bd,dj->bj))/dot_general")
-    'bd,dj->bj'
-    >>> equation("jit(train_step)/transpose(jvp(embed/scatter-add))")
-    'scatter-add'
-    >>> equation(r"state[\'params\'][\'norm\'][\'scale_D\']")
-    'state/params/norm/scale_D'
-    """
+    r"""Returns what an instruction computes or reads, from the name that JAX gave it."""
     name = op_name.removesuffix("/dot_general").rpartition("/")[2]
     closing = max(0, name.count(")") - name.count("("))  # of transforms of several scopes
     name = name[: len(name) - closing]

@@ -15,3 +15,16 @@ def test_a_time_that_rounds_up_has_the_next_unit(seconds: float, text: str) -> N
 
 def test_a_number_of_a_table_that_rounds_up_is_written_whole() -> None:
     assert [cell(9999.4), cell(9999.96), cell(-9999.96)] == ["9,999", "10,000", "-10,000"]
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "text"),
+    [
+        (0.0123, "s", "12.3 ms"), (0.0000123, "s", "12.3 µs"), (2.25e-10, "s", "0.225 ns"),
+        (1.5, "s", "1.5 s"), (0.9996, "s", "0.9996 s"), (None, "s", "unknown"),
+        (0.5, "share", "50.0 %"), (1234.5, "hours", "1,234 hours"), (0.01, "hours", "36 s"),
+        (3.2e15, "FLOPs", "3.2 PFLOPs"), (True, "", "yes"),
+    ],
+)  # fmt: skip
+def test_figures_have_units(value: object, unit: str, text: str) -> None:
+    assert with_unit(value, unit) == text

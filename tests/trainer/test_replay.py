@@ -18,7 +18,7 @@ from tests.trainer.test_loop import RUN, Recorder, job
 from trainer import loop, replay
 from trainer.checkpoints.manager import Checkpoints
 from trainer.loop import TrainJob, train
-from trainer.replay import rotated
+from trainer.replay import describe, rotated
 from trainer.run import Run
 
 REPLAYED = dataclasses.replace(RUN, replay_every=2)
@@ -206,3 +206,12 @@ def test_every_device_computes_another_shard() -> None:
 def test_one_device_is_said_to_show_less(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     train(dataclasses.replace(job(tmp_path), run=REPLAYED))
     assert "only errors that do not repeat show" in caplog.text
+
+
+def test_a_device_that_computes_wrong_is_named() -> None:
+    text = describe(7, {1: 0.5, 2: 0.25}, ["a", "b", "c"], ["c", "a", "b"], ["b"])
+    first, *shards, last = text.splitlines()
+    assert first.startswith("Step 7 gives another state")
+    assert shards == ["  shard 1: on b, then on a: 0.5 of the update apart",
+                      "  shard 2: on c, then on b: 0.25 of the update apart"]  # fmt: skip
+    assert last.startswith("  b computes wrong.  Replace it")

@@ -31,14 +31,7 @@ class CachedPrompt(NamedTuple):
 
 
 class PrefixCache:
-    """Holds the latest prompts, at most `limit` of them.
-
-    >>> prefixes = PrefixCache(limit=2)
-    >>> for tokens in ([1, 2], [1, 2, 3], [4, 5]):
-    ...     prefixes.add(CachedPrompt(np.array(tokens), 16, {}))
-    >>> prefixes.nearest(np.array([1, 2, 5]), adapter=0).tokens.tolist()
-    [1, 2, 3]
-    """
+    """Holds the latest prompts, at most `limit` of them."""
 
     def __init__(self, limit: int):
         self.limit = limit

@@ -12,9 +12,9 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect, Request
 
 from configs.errors import brief
-from data.tokenizers.chat_template import ChatTemplate
 from data.vocabs import Vocabs
 from scripts.commands.serving.bodies import ApiError, Body, invalid
+from scripts.commands.serving.rendering import ChatRenderer
 from trainer.decoding.requests import DecodeOptions
 from trainer.run import Run
 from trainer.serving.service import DeadEnd, Job, NoFiniteScore, QueueFull, Service, Stopped
@@ -48,7 +48,7 @@ class ServedModel:
     """Tokens of a prompt and its continuation; of a translation model, those of a source."""
     max_new_tokens: int
     """Tokens of the longest continuation or translation."""
-    chat: ChatTemplate | None = None
+    chat: ChatRenderer | None = None
     """How messages of a chat become a prompt."""
     adapter: int = 0
     """Number of the adapter that reads and writes the texts; 0 is none."""

@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry
 from configs.errors import UserError
 from configs.paths import is_remote, path_of
 from data.task import Task
-from data.tokenizers.chat_template import chat_template
+from data.tokenizers.tokenizer_json import template_text
 from models.decoding.ensemble import as_ensemble
 from models.decoding.generate import Search
 from scripts.commands.decoding.decode import search_of
@@ -24,6 +24,7 @@ from scripts.commands.serving.app import ROUTES, application
 from scripts.commands.serving.exchange import ServedModel
 from scripts.commands.serving.flags import ServeFlags
 from scripts.commands.serving.guard import Guard, ServiceCollector
+from scripts.commands.serving.rendering import ChatRenderer
 from scripts.commands.serving.server import Server
 from scripts.commands.shared_flags import BeamFlags, SearchFlags
 from scripts.commands.trained import batch_of, decode_trace_fn, trained_models
@@ -210,7 +211,8 @@ def served_model(members: Sequence[TrainedModel], flags: ServeFlags) -> ServedMo
     chat = None
     try:
         end = vocabs.target.pieces([vocabs.target.end_id])
-        chat = None if task.has_source else chat_template(vocabs.target.files, *end)
+        if not task.has_source and template_text(vocabs.target.files) is not None:
+            chat = ChatRenderer(vocabs.target.files, *end)
     except UserError as error:
         print_note(f"Warning: {error}  Chats are not served.")
     if chat is not None and flags.max_length is None:

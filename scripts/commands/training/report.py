@@ -228,13 +228,7 @@ def plan_of(file: Path) -> dict[str, Any]:
 
 
 def heading(name: str, *, of_preferences: bool = False) -> str:
-    """Writes the name of a number with its unit, which differs where steps learn preferences.
-
-    >>> heading("loss"), heading("step_s"), heading("tokens_per_s")
-    ('loss (nats per token)', 'step time (s)', 'tokens per s')
-    >>> heading("evaluation_total_s")
-    'evaluation time since the last start (s)'
-    """
+    """Writes the name of a number with its unit, which differs where steps learn preferences."""
     words, units = name.replace("_", " "), WORDS["units"]
     if of_preferences:
         words, units = words.replace("tokens", "preferences"), units | WORDS["preferences"]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from layouts.cost.collectives import Collective, unexpected_traffic
+from layouts.cost.collectives import Collective, size_text, unexpected_traffic
 
 MESH = {"data": 2, "model": 2}
 
@@ -45,3 +45,9 @@ def test_traffic_that_only_takes_another_mesh_axis_names_no_line() -> None:
         "over model a device receives 500 B a step, more than the 0 B that the layout requires: "
         "models/a.py:1: +1.5 kB of all-gather",
     ]
+
+
+def test_sizes_have_three_digits_and_a_unit() -> None:
+    sizes = [size_text(size) for size in (640, 2_621_440, 999_700)]
+    assert sizes == ["640 B", "2.62 MB", "1 MB"]
+    assert size_text(34_628_173_824, "FLOPs") == "34.6 GFLOPs"

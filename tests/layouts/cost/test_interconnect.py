@@ -226,3 +226,8 @@ def test_a_group_that_straddles_nodes_waits_for_its_adapters() -> None:
     for kind, times in (("all-gather", 1), ("all-reduce", 2)):
         straddles_s = seconds(nodes, places, mesh, Collective(kind, ("model",), 3, 10**9, 1, ""))
         assert straddles_s == pytest.approx(times * (0.5e9 / switch + 0.5e9 / adapter))
+
+
+def test_names_of_slices_say_how_many_devices_they_have() -> None:
+    names = ("v3:32x32", "v4:4x4x8", "2xv5e:16x16", "h100:4x8")
+    assert [Topology.named(name).devices for name in names] == [2048, 128, 512, 32]

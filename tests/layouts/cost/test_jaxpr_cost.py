@@ -7,7 +7,7 @@ from jax.experimental import pallas
 from jax.sharding import NamedSharding
 
 from layouts.cost.dataflow import KernelWork, total_flops, work_by_kernel
-from layouts.cost.jaxpr_cost import WorkCounts, cost_of
+from layouts.cost.jaxpr_cost import WorkCounts, cost_of, product_letters
 from layouts.cost.peak_memory import peak_bytes
 from layouts.mesh import abstract_mesh
 
@@ -184,3 +184,10 @@ def test_a_kernel_counts_each_block_of_its_grid() -> None:
     # Of matrix units with 128 rows and columns, 8 of each are used.
     padded = KernelWork(flops, flops * 16**2, flops * 32**2)
     assert work_by_kernel(jaxpr) == {"double": padded}
+
+
+def test_letters_of_products() -> None:
+    """Of BLD,DF->BLF and of BLK,BKM->BLM."""
+    product, in_batches = (((2,), (0,)), ((), ())), (((2,), (1,)), ((0,), (0,)))
+    assert product_letters(product, 3, 2) == ((1, 2, 0), (0, 5), (1, 2, 5))
+    assert product_letters(in_batches, 3, 3) == ((0, 3, 1), (0, 1, 7), (0, 3, 7))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from layouts.hlo.parser import closing, frames, parse_instruction, shapes, sizes_of
+from layouts.hlo.parser import closing, first_group, frames, parse_instruction, shapes, sizes_of
 
 LINE = (
     "  ROOT %fusion.2 = (bf16[4,6]{1,0}, pred[3]{0}) fusion(%a.1, %b), kind=kLoop, "
@@ -51,3 +51,15 @@ def test_types_of_odd_sizes_are_counted_in_bits() -> None:
 
 def test_a_frame_of_a_library_has_the_line_of_the_code_that_called_it() -> None:
     assert frames(TABLES) == {1: "models/layers/stack.py:83", 2: "models/layers/stack.py:83"}
+
+
+@pytest.mark.parametrize(
+    ("text", "group"),
+    [
+        ("replica_groups=[2,4]<=[4,2]T(1,0), dimensions={0}", [0, 2, 4, 6]),
+        ("replica_groups=mesh['axis_0'=2,'axis_1'=4] {'axis_1'}", [0, 1, 2, 3]),
+        ("source_target_pairs={{0,0},{1,4}}", [1, 4]),
+    ],
+)
+def test_the_first_group_of_devices(text: str, group: list[int]) -> None:
+    assert first_group(text, 8).tolist() == group

@@ -10,7 +10,7 @@ from jax.sharding import AxisType, NamedSharding
 
 from layouts.cost.collectives import Collective
 from layouts.cost.jaxpr_cost import OpCost
-from layouts.hlo.program import CompiledText
+from layouts.hlo.program import CompiledText, equation
 from tests.layouts.hlo.programs import sizes as programs
 
 SIZES = {"x": 4, "y": 2}
@@ -252,3 +252,12 @@ def test_a_transfer_overlaps_with_what_runs_before_its_end() -> None:
     overlapped = CompiledText.read(text).collectives({"y": 8})
     assert [gather.overlaps for gather in overlapped] == [True, True]
     assert [gather.overlaps for gather in blocking] == [True, False]
+
+
+def test_the_equation_of_an_operation_is_in_its_name() -> None:
+    names = (
+        "jit(train_step)/transpose(jvp(bd,dj->bj))/dot_general",
+        "jit(train_step)/transpose(jvp(embed/scatter-add))",
+        r"state[\'params\'][\'norm\'][\'scale_D\']",
+    )
+    assert [*map(equation, names)] == ["bd,dj->bj", "scatter-add", "state/params/norm/scale_D"]

@@ -140,15 +140,7 @@ class ConvertedWeight(NamedTuple):
 
 
 def places_of(weights: Iterable[ConvertedWeight]) -> dict[str, Place]:
-    """Returns where each tensor of the weights is, by its name; parts of a tensor are in order.
-
-    >>> sizes = {"D": 3, "J": 2}
-    >>> q, k = (ConvertedWeight("w_DJ", (f"qk/1/{i}",), "D J", sizes) for i in range(2))
-    >>> places_of([q, k])["qk/1/1"].part
-    (slice(None, None, None), slice(2, 4, None))
-    >>> places_of([q, k])["qk/1/0"].shape
-    (3, 4)
-    """
+    """Returns where each tensor of the weights is, by its name; parts of a tensor are in order."""
     by_name = {name: weight for weight in weights for name in weight.names}
     parts, ends = dict[str, tuple[slice, ...]](), dict[str, int]()
     for name, weight in by_name.items():

@@ -3,6 +3,7 @@
 import pytest
 
 from scripts.commands.doctor import machine
+from scripts.commands.doctor.machine import unmet
 
 
 @pytest.mark.parametrize("platform, extra", [("gpu", "cuda"), ("tpu", "tpu")])
@@ -20,3 +21,9 @@ def test_devices_of_a_cpu_alone_are_fine(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(machine, "has_device_files", lambda name: False)
     (finding,) = machine.devices()
     assert finding.status == "ok" and "8 x cpu" in finding.text
+
+
+def test_requirements_that_are_not_met() -> None:
+    assert unmet("jax>=0.1") is None and unmet('absent>=1; extra == "dev"') is None
+    assert unmet("absent>=1") == "absent is not installed"
+    assert str(unmet("numpy<1,>=0.5")).endswith("is installed, <1,>=0.5 is required")

@@ -10,7 +10,7 @@ import pytest
 
 from scripts.commands.planning.page import write_page
 from scripts.commands.training.flags import ReportFlags
-from scripts.commands.training.report import report
+from scripts.commands.training.report import heading, report
 from tests.scripts.conftest import Meshloom, Place
 from trainer.metrics.jsonl import read_lines
 from trainer.metrics.plots import RunPlots
@@ -250,3 +250,9 @@ def test_a_loss_is_reached_by_the_mean_of_ten_lines(run: Meshloom, tmp_path: Pat
     rows = file.read_text().split("<h2>Tokens until a training loss")[1].split("<h2>")[0]
     assert "<td>5<td>2,000<td>400" in rows and "<td>3<td><td>400" in rows
     assert "<td>1<td><td>" in rows
+
+
+def test_headings_of_curves_have_units() -> None:
+    assert heading("loss") == "loss (nats per token)" and heading("step_s") == "step time (s)"
+    assert heading("tokens_per_s") == "tokens per s"
+    assert heading("evaluation_total_s") == "evaluation time since the last start (s)"

@@ -4,7 +4,12 @@ import numpy as np
 import pytest
 
 from configs.errors import UserError
-from trainer.checkpoints.huggingface.weights import ConvertedWeight, TensorInfo, check_tensors
+from trainer.checkpoints.huggingface.weights import (
+    ConvertedWeight,
+    TensorInfo,
+    check_tensors,
+    places_of,
+)
 
 SIZES = {"D": 5, "J": 2, "Q": 3, "K": 4, "E": 2, "F": 7, "N": 9}
 QUERIES = ConvertedWeight("layers_N/wq_DJQK", ("a", "b", "c"), "JQK D", SIZES)
@@ -49,3 +54,10 @@ def test_all_that_does_not_fit_is_named_at_once() -> None:
         check_tensors([QUERIES], found, "folder", "llama")
     for words in ("1 missing:\n    c", "1 unexpected:\n    x", "b: found (5, 24), legal: (24, 5)"):
         assert words in str(error.value)
+
+
+def test_tensors_hold_parts_of_several_weights() -> None:
+    sizes = {"D": 3, "J": 2}
+    places = places_of([ConvertedWeight("w_DJ", (f"qk/1/{i}",), "D J", sizes) for i in range(2)])
+    assert places["qk/1/1"].part == (slice(None), slice(2, 4))
+    assert places["qk/1/0"].shape == (3, 4)

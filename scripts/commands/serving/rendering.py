@@ -1,0 +1,80 @@
+"""Renders chats in a process of its own: a template comes with a model, and may be hostile."""
+
+import functools
+import json
+import math
+import multiprocessing
+import resource
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
+from typing import Any
+
+from configs.errors import UserError
+from data.tokenizers.chat_template import BadMessages, Messages, chat_template
+from data.workers import compute_job, start_worker
+
+LIMIT_S = 5
+"""Processor seconds of a chat."""
+LIMIT_BYTES = 2**30
+"""Memory of the process, in addition to what it starts with."""
+LIMIT_CHARACTERS = 1_000_000
+"""Length of a text, in addition to its messages and variables."""
+TOO_MUCH = f"it takes more than {LIMIT_S} s, 1 GiB or {LIMIT_CHARACTERS:,} characters"
+Render = Callable[[Messages | None, Mapping[str, Any] | None], str]
+
+
+class ChatRenderer:
+    """Writes messages as `ChatTemplate.render` does, within limits.  One thread uses it."""
+
+    def __init__(self, files: Mapping[str, str], end: str):
+        """Raises `UserError` for a template that cannot be read."""
+        self._start = functools.partial(limited, files, end)
+        self._pool: ProcessPoolExecutor | None = None
+        try:
+            self.render(None)
+        except BadMessages as error:
+            raise UserError(f"chat template: {error}.") from None
+
+    def render(self, messages: Messages | None, variables: Mapping[str, Any] | None = None) -> str:
+        """Returns the text of a chat; of None, which is no chat, an empty one.
+
+        Raises `BadMessages` if the template refuses the chat, or exceeds a limit.
+        """
+        if self._pool is None:
+            spawn = multiprocessing.get_context("spawn")
+            self._pool = ProcessPoolExecutor(1, spawn, start_worker, (self._start,))
+        try:
+            return self._pool.submit(compute_job, messages, variables).result()
+        except BrokenProcessPool:
+            self._pool = None
+            raise BadMessages(TOO_MUCH) from None
+
+
+def limited(files: Mapping[str, str], end: str) -> Render:
+    """Limits the memory of this process, and returns what renders a chat in limited time."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if (pages := Path("/proc/self/statm")).exists():
+        size = int(pages.read_text().split()[0]) * resource.getpagesize()
+        limit(resource.RLIMIT_AS, size + LIMIT_BYTES)
+    limit(resource.RLIMIT_CPU, math.ceil(time.process_time()) + LIMIT_S)
+    template = chat_template(files, end)
+
+    def render(messages: Messages | None, variables: Mapping[str, Any] | None) -> str:
+        if template is None or messages is None:
+            return ""
+        limit(resource.RLIMIT_CPU, math.ceil(time.process_time()) + LIMIT_S)
+        text = template.render(messages, variables)
+        if len(text) > LIMIT_CHARACTERS + len(json.dumps([messages, variables])):
+            raise BadMessages(TOO_MUCH)
+        return text
+
+    return render
+
+
+def limit(kind: int, value: int) -> None:
+    """Sets the soft limit of a resource; where it is exceeded, the kernel ends this process, or has
+    no memory for it."""
+    resource.setrlimit(kind, (value, resource.getrlimit(kind)[1]))
