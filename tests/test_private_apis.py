@@ -5,15 +5,19 @@ workaround that it names may go.
 """
 
 import asyncio
+import contextlib
 import inspect
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import orbax.checkpoint as ocp
 import pytest
+from etils import epath
 from gin import config_parser
 from jax._src import clusters
 from jax.extend.core import Jaxpr, jaxprs_in_params
@@ -65,6 +69,16 @@ def test_names_of_orbax_that_are_used_are_there() -> None:
     written = inspect.signature(tensorstore_utils.build_array_write_spec).parameters
     assert {"global_shape", "local_shape", "dtype", "use_ocdbt", "process_index"} <= set(written)
     assert "use_ocdbt" in inspect.signature(ocdbt_utils.get_process_index_for_subdir).parameters
+
+
+def test_a_part_of_a_gigabyte_limits_what_is_written_together(tmp_path: Path) -> None:
+    for limit_gb, problem in ((2e-9 * 400, None), (1e-9 * 300, "more bytes than we reserved")):
+        handler = ocp.PyTreeCheckpointHandler(use_zarr3=True, save_concurrent_gb=limit_gb)
+        refused = contextlib.nullcontext() if problem is None else pytest.raises(ValueError)
+        folder = epath.Path(tmp_path / str(limit_gb))
+        with refused as error, ocp.Checkpointer(handler) as checkpointer:
+            checkpointer.save(folder, {"x": jnp.zeros(100)})
+        assert problem is None or problem in str(error.value)
 
 
 # JAX

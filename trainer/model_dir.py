@@ -183,6 +183,7 @@ def _vocabs_of(setting: str, folder: str, task: Task) -> Vocabs:
                 f"{settings.given_path!r}.  Take Task.vocab = @SentencePiece() without a "
                 "model_file: the run then takes that vocabulary."
             )
+    directory.load()  # raises if its settings are not those that its weights were trained with
     return directory.vocabs(task)
 
 

@@ -245,7 +245,7 @@ def _parts(content: dict[str, Any], name: str) -> tuple[Files, dict[str, str]]:
         return files, special
     raise UserError(
         f"vocab {name}: is JSON, but not a vocab of this version.  Name a {TOKENIZER} by "
-        "TokenizerJson.path instead."
+        "TokenizerJson.path; AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR) writes one."
     )
 
 

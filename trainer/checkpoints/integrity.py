@@ -50,14 +50,14 @@ class ListingHandler(ocp.PyTreeCheckpointHandler):
     """
 
     async def async_save(self, directory: Any, args: Any) -> Any:
-        self._save = args
+        # Without the arrays, which would stay in memory until the next save.
+        self._listed = functools.partial(Manifest, args.metric, args.higher_is_better, run=args.run)
         return await super().async_save(directory, args=args)
 
     def finalize(self, directory: epath.Path) -> None:
         super().finalize(directory)
         names = [name for name, _ in lookup.sizes_below(directory)]
-        files, saved = {name: fingerprint(directory / name) for name in names}, self._save
-        manifest = Manifest(saved.metric, saved.higher_is_better, files, saved.run)
+        manifest = self._listed(files={name: fingerprint(directory / name) for name in names})
         (directory / MANIFEST).write_text(manifest.dump())
         sync_below(directory)
 

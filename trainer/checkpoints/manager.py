@@ -197,7 +197,7 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
         self._current = step
         self._scores[step] = metric, self.higher_is_better
         try:
-            self._manager = self._manager or self._open()
+            self._manager = self._manager or self._open(state)
             item = integrity.Save(nested(state))
             item.metric, item.higher_is_better = metric, self.higher_is_better
             item.run = self._record
@@ -226,7 +226,7 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
         if self._manager is not None and not self._manager.is_saving_in_progress():
             self.wait()
 
-    def _open(self) -> ocp.CheckpointManager:
+    def _open(self, state: Tree) -> ocp.CheckpointManager:
         integrity.checksum_chunks()
         integrity.wait_for_writes()
         records = starts(path_of(self.model_dir))
@@ -255,8 +255,13 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
         registry = ocp.type_handlers.create_type_handler_registry(
             (jax.Array, arrays), (integrity.StreamedArray, integrity.StreamedHandler())
         )
-        handlers = {ITEM: integrity.ListingHandler(use_zarr3=True, type_handler_registry=registry)}
-        return ocp.CheckpointManager(self.folder, options=options, item_handlers=handlers)
+        # What is compressed and not yet written takes memory: an eighth of the state at a time.
+        sizes = [math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(state)]
+        limit_gb = max(0.1, 2e-9 * max(sizes), 1e-9 * sum(sizes) / (8 * jax.process_count()))
+        handler = integrity.ListingHandler(
+            use_zarr3=True, type_handler_registry=registry, save_concurrent_gb=limit_gb
+        )
+        return ocp.CheckpointManager(self.folder, options=options, item_handlers={ITEM: handler})
 
     def _close(self) -> None:
         manager, self._manager = self._manager, None
@@ -266,14 +271,15 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
     def _failed(self, error: Exception) -> RunError:
         """Clears away the save that failed, and says what happened."""
         step, self._current, self._manager = self._current, None, None
+        reason = failure(self.folder, error)  # before what was written is removed
         if jax.process_index() == 0:
             for unfinished in self.folder.glob(f"{step}.orbax-checkpoint-tmp*"):
                 # Other writes may still be under way; then a later save removes what they leave.
                 with contextlib.suppress(OSError):
                     unfinished.rmtree()
         last = "none" if self.latest is None else f"step {self.latest}"
-        what = f"saving step {step} to {self.folder} failed: {failure(self.folder, error)}"
-        return RunError(f"{what}; the last good checkpoint is {last}")
+        what = f"saving step {step} to {self.folder} failed"
+        return RunError(f"{what}: {reason}; the last good checkpoint is {last}")
 
     def _set_aside(self, steps: Sequence[int]) -> None:
         gather(None)  # none is renamed before all processes have listed them

@@ -16,12 +16,9 @@ from configs.errors import UserError
 from data.tokenizers.chat_template import BadMessages, Messages, chat_template
 from data.workers import compute_job, start_worker
 
-LIMIT_S = 5
-"""Processor seconds of a chat."""
-LIMIT_BYTES = 2**30
-"""Memory of the process, in addition to what it starts with."""
-LIMIT_CHARACTERS = 1_000_000
-"""Length of a text, in addition to its messages and variables."""
+LIMIT_S = 5  # of a processor, for a chat
+LIMIT_BYTES = 2**30  # of memory, in addition to what the process starts with
+LIMIT_CHARACTERS = 1_000_000  # of a text, in addition to its messages and variables
 TOO_MUCH = f"it takes more than {LIMIT_S} s, 1 GiB or {LIMIT_CHARACTERS:,} characters"
 Render = Callable[[Messages | None, Mapping[str, Any] | None], str]
 
@@ -75,6 +72,5 @@ def limited(files: Mapping[str, str], end: str) -> Render:
 
 
 def limit(kind: int, value: int) -> None:
-    """Sets the soft limit of a resource; where it is exceeded, the kernel ends this process, or has
-    no memory for it."""
+    """Sets the soft limit of a resource: beyond it, the kernel ends or refuses this process."""
     resource.setrlimit(kind, (value, resource.getrlimit(kind)[1]))

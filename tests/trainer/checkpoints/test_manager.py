@@ -12,6 +12,7 @@ import subprocess
 import sys
 import textwrap
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -483,6 +484,37 @@ def test_an_error_in_the_background_surfaces_at_the_end(
         with pytest.raises(ZeroDivisionError):  # the first error is the one that is seen
             save_and_leave(2, ZeroDivisionError())
     assert "the disk is full" in log_lines[0]
+
+
+def test_a_failed_save_is_explained_before_its_files_are_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Inodes that it used up would be free again."""
+    names = list[str]()
+
+    def explain(folder: Path, error: Exception) -> str:
+        names.extend(path.name for path in folder.iterdir())
+        return "no room"
+
+    monkeypatch.setattr("trainer.checkpoints.manager.failure", explain)
+    with (
+        no_large_files(),
+        pytest.raises(RunError, match="failed: no room; the last good checkpoint is none"),
+        Checkpoints(tmp_path) as checkpoints,
+    ):
+        checkpoints.save(1, make_state(make_mesh(1), width=16384))
+    assert any(name.startswith("1.orbax-checkpoint-tmp") for name in names)
+
+
+def test_a_state_that_is_saved_does_not_stay_in_memory(tmp_path: Path) -> None:
+    state = make_state(make_mesh(1))
+    arrays = [weakref.ref(array) for array in jax.tree.leaves(state)]
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(1, state)
+        checkpoints.wait()
+        del state
+        gc.collect()
+        assert not any(array() is not None for array in arrays)
 
 
 def test_an_error_in_the_background_surfaces_when_asked(tmp_path: Path) -> None:
