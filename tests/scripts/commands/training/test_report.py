@@ -127,7 +127,7 @@ def test_a_plan_of_hostile_names(tmp_path: Path) -> None:
         "step_time_parts_s": {HOSTILE: 1.0, f"overlapped {HOSTILE}": 0.5},
         "collectives": [
             {"mesh_axes": [HOSTILE], "overlaps": None, "kind": HOSTILE, "source": HOSTILE,
-             "count": 1, "received_bytes": 8, "model_part": HOSTILE},
+             "count": 1, "received_bytes": 8, "model_part": HOSTILE, "weight": HOSTILE},
         ],
         "step_time_by_part": [
             {"part": HOSTILE, "products_s": 1.0, "other_s": 0.5, "traffic_s": 0.0,
@@ -143,7 +143,7 @@ def test_a_plan_of_hostile_names(tmp_path: Path) -> None:
     # Title and heading; in bars and legends a cause and a part twice, an overlapped part once; the
     # platform; a part of the model in its bar, legend and table, and with a line of other compute;
     # part and kind of collectives, and their cells; two sentences, two cells of the weights.
-    check(tmp_path / "plan.html", 2 + 5 + 1 + (3 + 2) + (2 + 3) + 2 + 2)
+    check(tmp_path / "plan.html", 2 + 5 + 1 + (3 + 2) + (2 + 4) + 2 + 2)
 
 
 def test_several_runs_are_compared_on_one_page(
