@@ -20,7 +20,6 @@ LIMIT_S = 5  # of a processor, for a chat
 LIMIT_BYTES = 2**30  # of memory, in addition to what the process starts with
 LIMIT_CHARACTERS = 1_000_000  # of a text, in addition to its messages and variables
 TOO_MUCH = f"it takes more than {LIMIT_S} s, 1 GiB or {LIMIT_CHARACTERS:,} characters"
-Render = Callable[[Messages | None, Mapping[str, Any] | None], str]
 
 
 class ChatRenderer:
@@ -50,7 +49,7 @@ class ChatRenderer:
             raise BadMessages(TOO_MUCH) from None
 
 
-def limited(files: Mapping[str, str], end: str) -> Render:
+def limited(files: Mapping[str, str], end: str) -> Callable[..., str]:
     """Limits the memory of this process, and returns what renders a chat in limited time."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if (pages := Path("/proc/self/statm")).exists():
@@ -73,4 +72,5 @@ def limited(files: Mapping[str, str], end: str) -> Render:
 
 def limit(kind: int, value: int) -> None:
     """Sets the soft limit of a resource: beyond it, the kernel ends or refuses this process."""
-    resource.setrlimit(kind, (value, resource.getrlimit(kind)[1]))
+    _, hard = resource.getrlimit(kind)
+    resource.setrlimit(kind, (value if hard == resource.RLIM_INFINITY else min(value, hard), hard))
