@@ -211,6 +211,7 @@ def test_training_is_that_of_one_device(name: str) -> None:
         np.testing.assert_allclose(computed.saved[path], array, rtol=0, atol=limit, err_msg=path)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("name", CASES)
 def test_what_is_held_is_padded_split_and_zero_behind(name: str) -> None:
     computed, padded_sizes = trained(name, padded=True), CASES[name].padded_sizes
