@@ -50,6 +50,9 @@ AXES = (
     Axis("P", "kernel_width", "columns of a convolution's kernel", slides="X"),
 )
 
+ROW_AXES = ("length", "memory")
+"""Axes whose size is that of the rows of a batch; they are padded together."""
+
 # Mesh-TensorFlow's names for axes that have another name here.
 SYNONYMS = {"memory_length": "memory", "outer_batch": "batch"}
 # Mesh-TensorFlow's axes that no tensor here has; a rule for one of them changes nothing.

@@ -14,7 +14,7 @@ from jax.typing import DTypeLike
 from configs.errors import UserError
 from configs.spec import Count, spec
 from layouts import annotations, convolution, einsum, top_k
-from layouts.axes import SYNONYMS, Axis, alphabet, check_distinct
+from layouts.axes import ROW_AXES, SYNONYMS, Axis, alphabet, check_distinct
 from layouts.quantized import Operand, Quantized
 from layouts.reduction import like_sums, reduced_over
 from layouts.shards import mesh_axes, num_shards, spec_of
@@ -358,7 +358,7 @@ class Layout:
     def padded_with(self, letter: str) -> str:
         """Returns the letters of axes that are padded together: a row has queries and keys."""
         axis = alphabet(self.declared_axes).by_letter.get(letter)
-        return "LM" if axis is not None and axis.name in ("length", "memory") else letter
+        return "LM" if axis is not None and axis.name in ROW_AXES else letter
 
     def rules_for(self, letter: str) -> tuple[Rule, ...]:
         """Returns the rules of an axis, those of stored weights last."""

@@ -15,14 +15,11 @@ import jax.numpy as jnp
 from jax import Array
 
 from configs.errors import UserError
-from layouts.axes import Axis, alphabet, letters_of
+from layouts.axes import ROW_AXES, Axis, alphabet, letters_of
 from layouts.layout import Layout
 from layouts.quantized import Operand
 from layouts.reduction import like_sums
 from layouts.shards import num_shards
-
-ROW_AXES = ("length", "memory")
-"""Axes whose size is that of the rows of a batch, which `pad_batch` sees."""
 
 
 def with_padding(layout: Layout, **sizes: int) -> Layout:
@@ -89,7 +86,7 @@ def pad_batch(
 
 
 def of_rows(layout: Layout, axis: str, times: int = 1) -> Layout:
-    """Returns the layout in which rows have this length, that of targets or sources, some times."""
+    """Returns the layout whose rows have `times` the size of this axis, "length" or "memory"."""
     if not isinstance(layout, ModelLayout) or axis not in (known := dict(layout.sizes)):
         return layout
     return layout.with_named(**dict.fromkeys(ROW_AXES, known[axis] * times))

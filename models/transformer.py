@@ -255,10 +255,8 @@ class TransformerModel(NetworkModel[Network]):
         counted_BL = counted_targets(batch)
         bias_V = self.logit_bias(params)
         microbatches = len(targets_BL) if self.runs_stages else 1
-        joined, chunks = (
-            of_rows(layout, "length", microbatches),
-            self.spec.loss_chunks * microbatches,
-        )
+        chunks = self.spec.loss_chunks * microbatches
+        joined = of_rows(layout, "length", microbatches)
         run = functools.partial(network, drop_tokens=criterion.drop_tokens)
         if self.runs_stages:
             targets_BL, counted_BL, segments_BL = (

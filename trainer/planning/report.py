@@ -148,9 +148,11 @@ def common_figures(plan: StepPlan | DecodePlan) -> dict[str, Any]:
 
 def collectives(plan: StepPlan | DecodePlan, counted: Iterable[Collective]) -> list[dict[str, Any]]:
     """Lists all collectives, starting with those of which a device receives the most bytes."""
-    run = plan.run if isinstance(plan, StepPlan) else plan.step.run
-    rows, weights = [], run.model.model(Layout(rules="")).weights()
-    names = {path.rpartition("/")[2] for path in weights}
+    if isinstance(plan, StepPlan):
+        paths = [weight.path for weight in plan.weights]
+    else:
+        paths = [*plan.step.run.model.model(Layout(rules="")).weights()]
+    rows, names = [], {path.rpartition("/")[2] for path in paths}
     for collective in heaviest(counted):
         row = {
             "kind": collective.kind,
