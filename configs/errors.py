@@ -37,13 +37,7 @@ def extra_required(extra: str, user: str) -> Iterator[None]:
 
 
 def did_you_mean(name: str, legal: Iterable[str]) -> str:
-    """Suggests the legal name nearest to the one given, or nothing where none is near.
-
-    >>> did_you_mean("d_fff", ["d_ff", "d_model", "heads"])
-    '  Did you mean d_ff?'
-    >>> did_you_mean("d_fff", ["batch"])
-    ''
-    """
+    """Suggests the legal name nearest to the one given, or nothing where none is near."""
     if len(name) > MAX_LENGTH:
         return ""
     names = {name.lower(): name for name in legal}

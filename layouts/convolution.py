@@ -117,15 +117,23 @@ class Equation(NamedTuple):
         )
         terms = zip((image, weights, result), ordered, strict=True)
         positions = (tuple(map(letters.index, order)) for letters, order in terms)
+        rows = [x.shape[image.index(axis)] for axis in self.spatial]
+        extra = [each.extra_places(size) for each, size in zip(windows, rows, strict=True)]
+        pads = [each.pads(0) for each in windows]
         y = jax.lax.conv_general_dilated(
             x,
             kernel,
             window_strides=[each.stride for each in windows],
-            padding=[each.pads(0) for each in windows],
+            padding=[
+                (before, after + count * each.stride)
+                for (before, after), count, each in zip(pads, extra, windows, strict=True)
+            ],
             lhs_dilation=[each.base_dilation for each in windows],
             rhs_dilation=[each.dilation for each in windows],
             dimension_numbers=jax.lax.ConvDimensionNumbers(*positions),
         )
+        for axis, count in zip(self.spatial, extra, strict=True):
+            y = jax.lax.slice_in_dim(y, 0, -count or None, axis=result.index(axis))
         return y if self.features else y[..., 0]
 
 
@@ -173,6 +181,19 @@ class Window:
     def places(self, size: int) -> int:
         """Returns how many places a kernel has in an image of this size: the size of the result."""
         return (self.dilated(size) + sum(self.pads(size)) - self.span) // self.stride + 1
+
+    def extra_places(self, size: int) -> int:
+        """Returns how many places to compute and drop, so that XLA compiles the convolution.
+
+        Its algebraic simplifier aborts where no row is padded, the base dilation is the size of the
+        kernel and the stride one less; the gradient swaps the two (jax 0.10 and 0.12).
+        """
+        (before, after), last = self.pads(size), (self.places(size) - 1) * self.stride
+        near, far = self.kernel - 1, self.kernel
+        forward = (self.stride, self.base_dilation, before, after) == (near, far, 0, 0)
+        ends = (before, last - before) == (near, self.dilated(size) - 1)
+        backward = ends and (self.base_dilation, self.stride) == (near, far)
+        return int(self.dilation == 1 and (forward or backward))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -85,11 +85,7 @@ def code_file(path: str) -> str:
 
 
 def named_tensors(text: str) -> tuple[str, ...]:
-    """Returns the names in a line of code that end in axis letters.
-
-    >>> named_tensors("y_BLF = einsum('BLD,DF->BLF', x_BLD, self.wi_DF[...])  # take_along_axis")
-    ('y_BLF', 'x_BLD', 'wi_DF')
-    """
+    """Returns the names in a line of code that end in axis letters."""
     names = re.findall(r"\b\w+_[A-Za-z1]+\b", text)
     suffixes = {name: name.rpartition("_")[2] for name in names}
     return tuple(name for name, axes in suffixes.items() if not axes.islower())
@@ -167,15 +163,6 @@ def record(trace: Callable[[Layout], Any], declared: Iterable[Axis] = ()) -> Rec
 
     `declared` has the axes that parts of the model add to the common ones.  Nothing is allocated or
     compiled, and no device is needed.
-
-    >>> def trace(layout):
-    ...     wi_DF = layout.random(jax.random.normal, jax.random.key(0), "DF", (10, 14), stored=True)
-    ...     x_BD = layout.iota("BD", (4, 10), "D").astype(jnp.float32)
-    ...     layout.einsum("BD,DF->BF", x_BD, wi_DF)
-    ...     return {"mlp": {"wi_DF": wi_DF}}
-    >>> recorded = record(trace)
-    >>> [product.equation for product in recorded.products], recorded.flops
-    (['BD,DF->BF'], 1120)
     """
     axes = with_unique_letters(declared)
     jaxpr, tree = trace_of_axes(trace, axes)
@@ -198,12 +185,7 @@ def record(trace: Callable[[Layout], Any], declared: Iterable[Axis] = ()) -> Rec
 
 
 def with_unique_letters(declared: Iterable[Axis]) -> tuple[Axis, ...]:
-    """Returns the axes that are not common ones, each with a letter that no other has.
-
-    >>> latent, buckets = Axis("R", "latent"), Axis("R", "buckets")
-    >>> [axis.letter for axis in with_unique_letters([latent, buckets])]
-    ['R', 'Γ']
-    """
+    """Returns the axes that are not common ones, each with a letter that no other has."""
     common, axes = alphabet(), list[Axis]()
     for axis in dict.fromkeys(declared):
         if axis.name in common.by_name or axis.name in [other.name for other in axes]:

@@ -214,3 +214,4 @@ def test_legal_words():
 def test_two_kinds_of_failure():
     assert issubclass(UserError, ValueError) and issubclass(RunError, RuntimeError)
     assert did_you_mean("adamw", ["AdamW", "Adafactor"]) == "  Did you mean AdamW?"
+    assert did_you_mean("d_fff", ["batch"]) == ""

@@ -10,8 +10,9 @@ import jax.numpy as jnp
 import pytest
 
 from configs.errors import UserError
+from layouts.axes import Axis
 from layouts.layout import Layout
-from layouts.lint.recorder import record
+from layouts.lint.recorder import record, with_unique_letters
 from models.attention.multi_head import MultiHead
 from models.feed_forward.mlp import Mlp
 from models.positions.relative import Relative
@@ -95,6 +96,11 @@ def test_of_branches_the_one_that_computes_the_most_counts() -> None:
         return {}
 
     assert record(trace).flops == 2 * 7 * 2 * 3
+
+
+def test_two_axes_of_one_letter_get_different_letters() -> None:
+    latent, buckets = Axis("R", "latent"), Axis("R", "buckets")
+    assert [axis.letter for axis in with_unique_letters([latent, buckets])] == ["R", "Γ"]
 
 
 def test_each_tensor_has_its_letters_sizes_and_source_line() -> None:
