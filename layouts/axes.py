@@ -71,10 +71,6 @@ def alphabet(declared: tuple[Axis, ...] = ()) -> Alphabet:
     """Returns the common axes and those that a part declares, whose letters come first.
 
     Raises `UserError` for an axis that cannot be told from another.
-
-    >>> latent = Axis("C", "latent", "width of compressed keys and values")
-    >>> alphabet((latent,)).by_letter["C"].name, alphabet().by_letter["C"].name
-    ('latent', 'capacity')
     """
     common = {axis.name: axis.letter for axis in AXES}
     for axis in declared:
@@ -95,12 +91,7 @@ def alphabet(declared: tuple[Axis, ...] = ()) -> Alphabet:
 
 
 def check_distinct(axes: str) -> None:
-    """Raises ValueError for a tensor with an axis that stands twice (Mesh-TensorFlow, 8.5).
-
-    >>> check_distinct("BMB")
-    Traceback (most recent call last):
-    ValueError: BMB: axis B stands twice.  Give one of them another letter.
-    """
+    """Raises ValueError for a tensor with an axis that stands twice (Mesh-TensorFlow, 8.5)."""
     for axis in axes:
         if axis.isalpha() and axes.count(axis) > 1:
             raise ValueError(f"{axes}: axis {axis} stands twice.  Give one of them another letter.")

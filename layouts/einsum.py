@@ -6,7 +6,7 @@ choose the order of axes in memory themselves, and need none of this.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -126,22 +126,35 @@ def merged_einsum(
     ]
     merged_equation = f"{','.join(merged_terms[:-1])}->{merged_terms[-1]}".lower()
     merged_out = merged_out.update(unreduced=place.unreduced)
-    # XLA's CPU backend uses native bfloat16 products where the result is float32.
+    # XLA's CPU backend uses native bfloat16 products where the result is float32, and not for a
+    # single row, which it multiplies ten times as slowly: such a row is multiplied twice.
     final = dtype or jnp.result_type(*operands)
     wide = jnp.float32 if final == jnp.bfloat16 else dtype
+    row = only_row(merged_terms, size_of) if jnp.result_type(*operands) == jnp.bfloat16 else None
+    if row:
+        axis = merged_terms[0].index(row)
+        merged_operands[0] = jnp.concatenate([merged_operands[0]] * 2, axis)
     result = jnp.einsum(
         merged_equation, *merged_operands, out_sharding=merged_out, preferred_element_type=wide
     ).astype(final)
+    if row:
+        result = jax.lax.slice_in_dim(result, 0, 1, axis=merged_terms[-1].index(row))
     return jax.lax.reshape(result, [sizes[letter] for letter in out], out_sharding=place)
+
+
+def only_row(terms: Sequence[str], sizes: Mapping[str, int]) -> str | None:
+    """Returns an axis of size 1 if the first operand is one row, and the second one matrix."""
+    (first, second), out = terms[:2], terms[-1]
+    kept = [letter for letter in first if letter in out]
+    rows = [letter for letter in kept if letter not in second]
+    is_row = len(terms) == 3 and all(sizes[letter] == 1 for letter in kept)
+    return rows[0] if rows and is_row else None
 
 
 def adjacent_letters(terms: Sequence[str], split: set[str]) -> list[str]:
     """Groups the letters of the terms that are adjacent, in the same order, in every term.
 
     Only the first letter of a group may be split over the mesh.
-
-    >>> adjacent_letters(["BLD", "DJQK", "BLJQK"], split={"B", "J"})
-    ['BL', 'D', 'JQK']
     """
     groups: list[str] = []
     for letter in dict.fromkeys("".join(terms)):

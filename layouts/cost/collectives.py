@@ -123,11 +123,7 @@ def heaviest(collectives: Iterable[Collective]) -> list[Collective]:
 
 
 def format_mesh(mesh: Mapping[str, int]) -> str:
-    """Formats the sizes of a mesh.
-
-    >>> format_mesh({"x": 32, "y": 64})
-    'x:32,y:64'
-    """
+    """Formats the sizes of a mesh as settings have it: x:32,y:64."""
     return ",".join(f"{name}:{size}" for name, size in mesh.items())
 
 

@@ -1,6 +1,7 @@
 """Products are equal with and without merged axes; the mesh's devices decide which is traced."""
 
 import functools
+import math
 from collections.abc import Callable
 
 import jax
@@ -63,6 +64,43 @@ def test_sums_of_bfloat16_products_stay_in_float32_on_cpus() -> None:
     exact = np.einsum(equation, *(np.asarray(array, np.float64) for array in arrays))
     assert rounded.dtype == jnp.bfloat16
     np.testing.assert_allclose(rounded.astype(np.float32), exact, rtol=2**-8)
+
+
+@pytest.mark.parametrize(
+    ("equation", "sizes", "dtype", "rows"),
+    [
+        ("BLD,DF->BLF", {"B": 1, "L": 1}, jnp.bfloat16, 2),
+        ("BLD,DF->BLF", {"B": 1, "L": 1}, jnp.float32, 1),
+        ("BLD,DF->BLF", {"B": 1, "L": 3}, jnp.bfloat16, 3),
+        ("BJQLK,BJMK->BJQLM", {"B": 4, "L": 1, "Q": 1}, jnp.bfloat16, 1),
+    ],
+)
+def test_the_only_row_of_a_bfloat16_product_is_multiplied_twice_on_cpus(
+    equation: str, sizes: dict[str, int], dtype: jnp.dtype, rows: int
+) -> None:
+    """XLA multiplies two rows by native instructions, and converts the matrix for one row."""
+    terms = equation.split("->")[0].split(",")
+    rng, sizes = np.random.default_rng(0), SIZES | sizes
+    arrays = [jnp.asarray(rng.normal(size=[sizes[x] for x in axes]), dtype) for axes in terms]
+    layout = Layout(mesh="data:1,model:4", rules="batch:data;d_ff:model")
+    with jax.set_mesh(make_mesh(layout)):
+        placed = [layout.reshard(*each) for each in zip(arrays, terms, strict=True)]
+        product = functools.partial(layout.einsum, equation)
+        jaxpr, result = jax.make_jaxpr(product)(*placed), jax.jit(product)(*placed)
+    [eqn] = [eqn for eqn in jaxpr.eqns if eqn.primitive.name == "dot_general"]
+    ((contracted, _), (batch, _)) = eqn.params["dimension_numbers"]
+    shape = eqn.invars[0].aval.shape
+    free = (size for i, size in enumerate(shape) if i not in (*contracted, *batch))
+    assert math.prod(free) == rows
+    exact = np.einsum(equation, *(np.asarray(array, np.float64) for array in arrays))
+    np.testing.assert_allclose(np.asarray(result, np.float64), exact, rtol=2**-8, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("split", "groups"), [("BJ", ["BL", "D", "JQK"]), ("LQ", ["B", "L", "D", "J", "QK"])]
+)
+def test_adjacent_axes_are_merged_unless_they_are_split(split: str, groups: list[str]) -> None:
+    assert einsum.adjacent_letters(["BLD", "DJQK", "BLJQK"], {*split}) == groups
 
 
 @pytest.mark.parametrize(("platform", "axes"), [("cpu", 2), ("tpu", 3), (None, 3)])
