@@ -32,12 +32,7 @@ class Piece(NamedTuple):
 
 
 def parse(order: str) -> list[Piece]:
-    """Parses an order.
-
-    >>> parse("data:y;model:x8")
-    [Piece(mesh_axis='data', torus_axis='y', size=None), \
-Piece(mesh_axis='model', torus_axis='x', size=8)]
-    """
+    """Parses an order."""
     pieces = []
     for part in parts(order):
         match = re.fullmatch(r"(\w+):([a-z]+)(\d*)", part)
@@ -132,12 +127,7 @@ def describe_legal_orders(mesh: Mapping[str, int], torus: Torus | None) -> str:
 
 
 def device_permutation(order: str, mesh: Mapping[str, int], torus: Torus) -> np.ndarray:
-    """Returns places of the torus, numbered with the last axis fastest, in the mesh's shape.
-
-    >>> device_permutation("data:x;model:y", {"data": 2, "model": 3}, {"x": 2, "y": 3, "core": 1})
-    array([[0, 1, 2],
-           [3, 4, 5]])
-    """
+    """Returns places of the torus, numbered with the last axis fastest, in the mesh's shape."""
     pieces = with_sizes(parse(order), torus)
     by_torus = sorted(pieces, key=lambda piece: [*torus].index(piece.torus_axis))
     by_mesh = sorted(range(len(pieces)), key=lambda i: [*mesh].index(by_torus[i].mesh_axis))
@@ -172,11 +162,7 @@ def orders(mesh: Mapping[str, int], torus: Torus) -> Iterator[str]:
 
 
 def splits(sizes: list[int], extents: list[int]) -> Iterator[list[tuple[int, ...]]]:
-    """Yields ways to factor axes of a torus over mesh axes: for each, what every mesh axis takes.
-
-    >>> list(splits([2, 4], [4, 2]))
-    [[(1, 4), (2, 1)], [(2, 2), (1, 2)]]
-    """
+    """Yields ways to factor the axes of a torus: for each axis, what every mesh axis takes."""
     if not extents:
         if all(size == 1 for size in sizes):
             yield []

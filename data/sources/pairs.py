@@ -44,30 +44,17 @@ def tag_word(tag: str) -> str:
     """Returns a tag as source lines have it: one sub-word of the source vocab.
 
     A tag with other characters than letters, digits, _ and - stays as it is.
-
-    >>> tag_word("2de"), tag_word("<2de>"), tag_word(">>deu<<")
-    ('<2de>', '<2de>', '>>deu<<')
     """
     return f"<{tag}>" if _BARE_TAG.fullmatch(tag) else tag
 
 
 def tag_name(tag: str) -> str:
-    """Returns the name that a tag gives to its part of a mixture.
-
-    >>> tag_name("2de"), tag_name(">>deu<<")
-    ('2de', 'deu')
-    """
+    """Returns the name that a tag gives to its part of a mixture."""
     return "_".join(_BARE_TAG.findall(tag))
 
 
 def tagged(line: str, tag: str | None) -> str:
-    """Writes a tag in front of a source line: what a model of many languages reads.
-
-    >>> tagged("Good morning.", "2de")
-    '<2de> Good morning.'
-    >>> tagged("Good morning.", None)
-    'Good morning.'
-    """
+    """Writes a tag in front of a source line: what a model of many languages reads."""
     return line if tag is None else f"{tag_word(tag)} {line}"
 
 

@@ -53,6 +53,12 @@ def _refuse(message: str) -> None:
     raise jinja2.TemplateError(message)
 
 
+def _reason(error: Exception) -> str:
+    """Returns the message of an error that a template causes, as one line that can be encoded."""
+    words = " ".join(str(error).split()).encode(errors="backslashreplace").decode()
+    return brief(words.rstrip(".") or type(error).__name__)
+
+
 def shared(text: str, other: str) -> str:
     """Returns what both texts begin with, without a part of a special token."""
     if other.startswith(text):
@@ -78,8 +84,7 @@ class ChatTemplate:
         try:
             self._template = environment.from_string(text)
         except Exception as error:  # of any kind: the template decides what fails
-            reason = brief(" ".join(str(error).split()))
-            raise UserError(f"chat template: cannot be read: {reason}.") from None
+            raise UserError(f"chat template: cannot be read: {_reason(error)}.") from None
 
     def render(self, messages: Messages, variables: Mapping[str, Any] | None = None) -> str:
         """Returns the text of a chat, with the beginning of the next answer.
@@ -120,8 +125,7 @@ class ChatTemplate:
             text = self._template.render({**self._special_tokens, **(variables or {}), **fixed})
             text.encode()  # raises where half of a surrogate pair is in it
         except Exception as error:  # of any kind: the template decides what fails
-            reason = " ".join(str(error).split()) or type(error).__name__
-            raise BadMessages(brief(reason)) from None
+            raise BadMessages(_reason(error)) from None
         return text
 
 

@@ -53,20 +53,12 @@ class Schedule(NamedTuple):
 
     @property
     def ticks(self) -> int:
-        """Returns how many ticks the stages take together.
-
-        >>> Schedule(4, 12).ticks, Schedule(4, 12, repeats=3).ticks
-        (15, 39)
-        """
+        """Returns how many ticks the stages take together."""
         return self.turn(self.repeats - 1, self.microbatches - 1) + self.stages
 
     @property
     def bubble(self) -> float:
-        """Returns the share of their time that stages idle, before and after microbatches.
-
-        >>> Schedule(4, 12).bubble, Schedule(4, 12, repeats=4).bubble, Schedule(1, 12).bubble
-        (0.2, 0.058823529411764705, 0.0)
-        """
+        """Returns the share of their time that stages idle, before and after microbatches."""
         return (self.ticks - self.repeats * self.microbatches) / self.ticks
 
     def turn(self, repeat: Any, microbatch: Any) -> Any:
@@ -308,9 +300,6 @@ def exchange_of(group: Any, stages: int, repeats: int) -> Any:
     """Returns in which exchange a group of layers goes from its stored place to its stage.
 
     These are group // repeats and group % stages; no two groups of an exchange share either.
-
-    >>> [exchange_of(group, stages=2, repeats=2) for group in range(4)]
-    [0, 1, 1, 0]
     """
     return (group + group // math.lcm(stages, repeats)) % repeats
 

@@ -17,6 +17,7 @@ from layouts.device_order import (
     device_permutation,
     order_problems,
     orders,
+    splits,
     topology_devices,
     torus_of,
 )
@@ -65,6 +66,13 @@ def test_every_order_has_each_device_once(name: str, mesh: dict[str, int]) -> No
         numbers = device_permutation(order, mesh, torus)
         assert numbers.shape == tuple(mesh.values())
         assert sorted(numbers.flat) == list(range(numbers.size))
+
+
+def test_mesh_axes_take_axes_of_the_torus() -> None:
+    torus = {"x": 2, "y": 3, "core": 1}
+    numbers = device_permutation("data:x;model:y", {"data": 2, "model": 3}, torus)
+    assert numbers.tolist() == [[0, 1, 2], [3, 4, 5]]
+    assert list(splits([2, 4], [4, 2])) == [[(1, 4), (2, 1)], [(2, 2), (1, 2)]]
 
 
 def test_orders_that_cost_the_same_are_tried_once() -> None:

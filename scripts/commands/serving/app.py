@@ -34,7 +34,7 @@ PAGE_HEADERS = {
     "Cache-Control": "no-cache",
 }
 RENDERING = ThreadPoolExecutor(1, "chat")
-"""One thread, as a template renders one chat at a time: the others wait for no other thread."""
+"""One thread: a chat that came too late for its client may still be rendered."""
 
 
 async def translate(request: Request) -> Response:
@@ -107,14 +107,24 @@ async def chat(request: Request) -> Response:
     if taken := [name for name in RESERVED if name in body.chat_template_kwargs]:
         legal = f"variables of the chat template besides {', '.join(RESERVED)}"
         raise bad_field("chat_template_kwargs", taken[0], legal)
+    if template.waiting >= (limit := served.service.queue_limit):
+        raise ApiError(429, f"{limit:,} chats wait, --queue={limit}.  Try again later.")
+    template.waiting += 1
     try:
-        text = await asyncio.get_running_loop().run_in_executor(
-            RENDERING, template.render, messages, body.chat_template_kwargs
-        )
+        async with asyncio.timeout(served.time_limit_s), template.turn:
+            if await request.is_disconnected():
+                raise ClientDisconnect
+            text = await asyncio.get_running_loop().run_in_executor(
+                RENDERING, template.render, messages, body.chat_template_kwargs
+            )
+    except TimeoutError:
+        raise ApiError(504, f"No answer after {served.time_limit_s:g} s.  Ask for less.") from None
     except BadMessages as error:
         field = "chat_template_kwargs" if body.chat_template_kwargs else "messages"
         value = getattr(body, field) if body.chat_template_kwargs else messages
         raise bad_field(field, value, f"what the chat template takes ({error})") from None
+    finally:
+        template.waiting -= 1
 
     def choices() -> list[AnswerChoice]:
         vocab = served.vocabs.target

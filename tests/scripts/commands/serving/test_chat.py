@@ -1,7 +1,9 @@
 """Chats of an imported model: the messages go through its template; the answer is `decode`'s."""
 
 import json
+import multiprocessing
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -202,3 +204,33 @@ def test_variables_reach_the_chat_template(client: Client) -> None:
 
     more = prompt_tokens(chat_template_kwargs={"thinks": True})
     assert more > prompt_tokens(chat_template_kwargs={"thinks": False}) == prompt_tokens()
+
+
+def test_a_chat_that_takes_long_keeps_to_the_limits_of_the_server(tmp_path: Path) -> None:
+    """Others get no answer in time or are refused, and those who left are skipped."""
+    folder = tmp_path / "llama"
+    write_model(folder, golden()["llama"])
+    loop = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+    template = """{% set text = messages[0].content %}
+    {%- if text == 'half' %}{{ raise_exception('\\ud800.') }}{% endif %}
+    {%- if text == 'loop' %}LOOP{% endif %}{{ text }}"""
+    (folder / "chat_template.jinja").write_text(template.replace("LOOP", loop))
+    assert call("import", "hf", f"--input={folder}", f"--model_dir={tmp_path / 'run'}") == 0
+
+    with serving(tmp_path / "run", max_length=32, time_limit_s=1.0, queue=3) as client:
+
+        def status(content: str) -> int:
+            messages = [{"role": "user", "content": content}]
+            path = "/v1/chat/completions"
+            return client.post(path, messages=messages, max_tokens=1).status
+
+        assert status("half") == 422
+        with ThreadPoolExecutor(4) as pool:
+            answers = [*pool.map(status, ["loop"] * 4)]
+        assert sorted(answers) == [429, 504, 504, 504]
+        for _ in range(9):  # one loop still runs
+            for process in multiprocessing.active_children():
+                process.kill()
+            if (answer := status("a b")) != 504:
+                break
+        assert answer == 200

@@ -1,6 +1,7 @@
 """A template that comes with a model cannot stop a server."""
 
 import json
+import multiprocessing
 
 import pytest
 
@@ -20,6 +21,17 @@ def test_chats_are_rendered_as_in_this_process() -> None:
     assert chats.render(HI) == "hi </s>" and chats.render(HI, {"shown": 3}) == "hi 3</s>"
     with pytest.raises(BadMessages, match="no element 1"):
         renderer("{{ messages[1].content }}").render(HI)
+
+
+def test_a_renderer_starts_again_where_something_ended_its_process() -> None:
+    chats = renderer("{{ messages[0].content }}")
+    assert chats.render(HI) == "hi"
+    for wait in (True, False):
+        for process in multiprocessing.active_children():
+            process.kill()
+            if wait:
+                process.join()
+        assert chats.render(HI) == "hi"
 
 
 @pytest.mark.parametrize(
