@@ -39,6 +39,8 @@ class _Part(Counts):
 @dataclasses.dataclass(frozen=True)
 class _Split(Counts):
     parts: Sequence[_Part] = ()
+    chunk_sizes: Sequence[tuple[NonNegativeInt, NonNegativeInt, NonNegativeInt]] = ()
+    files: Sequence[tuple[str, NonNegativeInt]] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +51,7 @@ class _Stored:
     content_hash: str
     text_hash: str
     vocab_hash: str
-    splits: dict[str, _Split]
+    splits: Annotated[dict[str, _Split], Field(min_length=1)]
     fingerprint: dict[str, Any] | None
     file_bytes: Annotated[dict[str, NonNegativeInt], Field(min_length=1)]
     versions: Mapping[str, str]

@@ -71,9 +71,6 @@ def mesh_sizes(text: str, devices: int | None) -> dict[str, int]:
     """Parses sizes by mesh axis; -1 becomes what the other sizes leave of the devices.
 
     Without devices the sizes are taken as they are, to look at a layout for another machine.
-
-    >>> mesh_sizes("data:-1,model:4", 8)
-    {'data': 2, 'model': 4}
     """
     head = f"Layout.mesh = {text!r}"
     sizes = numbers_by_axis(text, head, "Legal: sizes by mesh axis, as in 'data:2,model:4'.")

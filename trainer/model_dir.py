@@ -31,7 +31,14 @@ from data.task import Task
 from data.vocabs import SOURCE_FILE, Vocabs, load_vocab
 from layouts.layout import Layout
 from models.spec import TransformerSpec
-from trainer.resume.history import Change, Start, record_of, record_start, time_now
+from trainer.resume.history import (
+    Change,
+    Start,
+    check_checkpoints,
+    record_of,
+    record_start,
+    time_now,
+)  # fmt: skip
 from trainer.run import Run
 
 HUGGINGFACE = "huggingface"
@@ -95,6 +102,7 @@ class ModelDir:
     def vocabs(self, task: Task) -> Vocabs:
         """Returns the vocabularies of the run; raises if they have changed."""
         record, copy_back = self.record, "Copy it back from --data_dir."
+        check_checkpoints(self.model_dir)
         try:
             vocabs = Vocabs.load(self.model_dir, task.source_vocab_file)
         except UserError as error:  # advice for other vocabularies follows its first sentence

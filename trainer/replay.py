@@ -137,11 +137,7 @@ def describe(step: int, wrong: Mapping[int, float], here: Names, there: Names, o
 
 
 def share(distance: float, update: float) -> float:
-    """Returns a distance as a share of an update.
-
-    >>> share(0.0, 0.0), share(1.0, 4.0), share(1.0, 0.0)
-    (0.0, 0.25, inf)
-    """
+    """Returns a distance as a share of an update."""
     return distance / update if update else math.inf if distance else 0.0
 
 
@@ -224,11 +220,7 @@ def by_place(numbers: jax.Array) -> dict[int, Numbers]:
 
 
 def odd_ones(results: Mapping[int, Numbers]) -> list[int]:
-    """Returns which results are not those of the majority; none where there is no majority.
-
-    >>> odd_ones({0: (1.5,), 1: (1.5,), 2: (7.0,), 3: (1.5,)}), odd_ones({0: (1.5,), 1: (7.0,)})
-    ([2], [])
-    """
+    """Returns which results are not those of the majority; none where there is no majority."""
     usual, count = Counter(results.values()).most_common(1)[0]
     is_majority = 2 * count > len(results)
     return [place for place, result in results.items() if is_majority and result != usual]

@@ -55,11 +55,7 @@ Computation = dict[str, Instruction]
 
 
 def joined_lines(text: str) -> Iterator[str]:
-    """Yields the lines of a program; an instruction with the metadata of a kernel has several.
-
-    >>> list(joined_lines("%f () -> f32[] {\\n  ROOT %k = f32[] g(), a={b={\\nc\\n}}\\n}"))
-    ['%f () -> f32[] {', '  ROOT %k = f32[] g(), a={b={c}}', '}']
-    """
+    """Yields the lines of a program; an instruction with the metadata of a kernel has several."""
     lines = iter(text.splitlines())
     for line in lines:
         if line.startswith(" ") and line.endswith("{"):
@@ -71,12 +67,7 @@ def joined_lines(text: str) -> Iterator[str]:
 
 
 def parse_instruction(line: str) -> Instruction | None:
-    """Parses a line; None if it is not an instruction.
-
-    >>> dot = parse_instruction("  %dot.1 = (f32[2]{0}, f32[]) dot(%a, %b), to_apply=%add")
-    >>> dot.opcode, dot.operands, dot.bytes, dot.attribute("to_apply")
-    ('dot', ('a', 'b'), 12, 'add')
-    """
+    """Parses a line; None if it is not an instruction."""
     head = re.match(r"\s+(ROOT )?%?([\w.\-]+) = ", line)
     if head is None:
         return None

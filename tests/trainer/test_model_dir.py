@@ -40,7 +40,7 @@ def test_the_last_layout_is_kept(tmp_path: Path) -> None:
 def test_a_run_continues_only_on_its_text(tmp_path: Path) -> None:
     directory = ModelDir(tmp_path)
     directory.check_text(prepared("any"), TASK)
-    record_start(tmp_path, Start(0, "", content_hash="abc"))
+    record_start(tmp_path, Start(0, "2026-01-01", content_hash="abc"))
     directory.check_text(prepared("abc"), TASK)
     with pytest.raises(UserError, match=r"other text of task toy \(hash abc, now abd\)"):
         directory.check_text(prepared("abd"), TASK)
@@ -48,7 +48,7 @@ def test_a_run_continues_only_on_its_text(tmp_path: Path) -> None:
 
 def test_a_run_continues_only_on_its_rows(tmp_path: Path) -> None:
     directory = ModelDir(tmp_path)
-    record_start(tmp_path, Start(0, "", content_hash="abc", rows_hash="1f"))
+    record_start(tmp_path, Start(0, "2026-01-01", content_hash="abc", rows_hash="1f"))
     directory.check_text(prepared("abc", rows_hash="1f"), TASK)
     with pytest.raises(UserError, match=r"other rows of task toy \(hash 1f, now 2e\)"):
         directory.check_text(prepared("abc", rows_hash="2e"), TASK)
@@ -56,10 +56,10 @@ def test_a_run_continues_only_on_its_rows(tmp_path: Path) -> None:
 
 def test_a_run_continues_only_in_its_order(tmp_path: Path) -> None:
     """The first version wrote down none."""
-    record_start(tmp_path, Start(0, "", content_hash="abc"))
+    record_start(tmp_path, Start(0, "2026-01-01", content_hash="abc"))
     directory = ModelDir(tmp_path)
     directory.check_text(prepared("abc"), TASK)
-    line = '{"step": 0, "time": "", "content_hash": "abc"}\n'
+    line = '{"step": 0, "time": "2026-01-01", "content_hash": "abc"}\n'
     (tmp_path / "history.jsonl").write_text(line)
     with pytest.raises(UserError, match=r"in another order \(version 1, now 2\)"):
         directory.check_text(prepared("abc"), TASK)

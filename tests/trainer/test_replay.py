@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -215,3 +216,9 @@ def test_a_device_that_computes_wrong_is_named() -> None:
     assert shards == ["  shard 1: on b, then on a: 0.5 of the update apart",
                       "  shard 2: on c, then on b: 0.25 of the update apart"]  # fmt: skip
     assert last.startswith("  b computes wrong.  Replace it")
+
+
+def test_the_results_of_the_minority_are_odd() -> None:
+    assert replay.odd_ones({0: (1.5,), 1: (1.5,), 2: (7.0,), 3: (1.5,)}) == [2]
+    assert replay.odd_ones({0: (1.5,), 1: (7.0,)}) == []
+    assert [replay.share(*x) for x in ((0.0, 0.0), (1.0, 4.0), (1.0, 0.0))] == [0, 0.25, math.inf]

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from pydantic.dataclasses import dataclass
 
-from configs.errors import brief
+from configs.errors import UserError, brief
 from configs.json_reader import CHECKSUM, sign, verified
 from data import order
 from data.storage.files import atomic_write
@@ -72,7 +72,11 @@ class Start:
         """Raises ValueError or TypeError where a line is not what `dump` returned."""
         if (CHECKSUM in line) != ("settings" in line):  # older versions wrote neither
             raise ValueError("it has no checksum")
-        return cls(**{"order": 1, **verified(line)})
+        start = cls(**{"order": 1, **verified(line)})
+        datetime.fromisoformat(start.time)
+        for change in start.changes:
+            Change(**change)
+        return start
 
 
 def starts(model_dir: Path) -> list[Start]:
@@ -91,13 +95,30 @@ def record_of(model_dir: Path) -> Start | None:
     last = next(reversed(starts(model_dir)), None)
     if last and last.settings:  # which only the newest has
         return last
+    return _newest_saved(model_dir) or last
+
+
+def check_checkpoints(model_dir: Path) -> None:
+    """Raises `UserError` where the checkpoints of a folder are not of the run that it records."""
+    saved = _newest_saved(model_dir)
+    for name in ("content_hash", "vocab") if saved else ():
+        now, there = getattr(saved, name), [getattr(start, name) for start in starts(model_dir)]
+        if now and any(there) and now not in there:
+            raise UserError(
+                f"{model_dir}: {CHECKPOINTS} and {FILE} are of different runs: {name} {now} in the "
+                f"newest checkpoint, {there[-1]} in {FILE}.  Copy back those that belong together."
+            )
+
+
+def _newest_saved(model_dir: Path) -> Start | None:
+    """Returns the record in the newest checkpoint that has one."""
     folder = model_dir / CHECKPOINTS
     names = [path.name for path in folder.iterdir()] if folder.exists() else []
     for step in sorted((int(name) for name in names if name.isdecimal()), reverse=True):
         with contextlib.suppress(OSError, ValueError, TypeError, KeyError, RecursionError):
             text = (folder / str(step) / ITEM / MANIFEST).read_text()
             return Start.parse(json.loads(text)["run"])
-    return last
+    return None
 
 
 def values_by_step(folder: Path | None, values: dict[str, Any]) -> list[tuple[int, dict[str, Any]]]:
@@ -111,8 +132,16 @@ def values_by_step(folder: Path | None, values: dict[str, Any]) -> list[tuple[in
         if not periods or start.step < periods[0][0]:
             periods.insert(0, (start.step, values))
         old = {change["name"]: change["old"] for change in start.changes}
-        values = {n: ast.literal_eval(old[n]) if n in old else v for n, v in values.items()}
+        values = {n: _value(old[n]) if n in old else v for n, v in values.items()}
     return periods if periods and not periods[0][0] else [(0, values), *periods]
+
+
+def _value(text: str) -> Any:
+    """Reads a value of a change."""
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        raise UserError(f"{FILE}: a setting was {brief(text)}, which is no value.") from None
 
 
 def record_start(model_dir: Path, start: Start) -> None:

@@ -366,11 +366,7 @@ class SlotEngine:
 
 
 def powers(base: int, first: int, last: int) -> list[int]:
-    """Returns first, first * base, first * base**2, ... below last, and then last.
-
-    >>> powers(2, 64, 300), powers(2, 64, 20)
-    ([64, 128, 256, 300], [20])
-    """
+    """Returns first, first * base, first * base**2, ... below last, and then last."""
     numbers = []
     while first < last:
         numbers.append(first)
@@ -379,11 +375,7 @@ def powers(base: int, first: int, last: int) -> list[int]:
 
 
 def next_rows(count: int, sizes: Sequence[int]) -> int:
-    """Returns the rows of the next prefill: the smallest size that fits, if more than half full.
-
-    >>> [next_rows(count, [1, 4, 16]) for count in (1, 2, 3, 8, 9, 17)]
-    [1, 1, 4, 4, 16, 16]
-    """
+    """Returns the rows of the next prefill: the smallest size that fits, if more than half full."""
     enough = next((size for size in sizes if count <= size), sizes[-1])
     if count > enough / 2:
         return enough

@@ -82,11 +82,7 @@ def planned_sizes(layout: Layout, flags: InspectParamsFlags) -> dict[str, int]:
 
 
 def sharding_text(names: Iterable[str], place: jax.P) -> str:
-    """Writes how axes are split in the words of a layout file.
-
-    >>> sharding_text(("layers", "d_model", "d_ff"), jax.P(None, "data", "model"))
-    'd_model:data;d_ff:model'
-    """
+    """Writes how axes are split in the words of a layout file."""
     split = zip(names, place, strict=True)
     pairs = [f"{name}:{mesh_axis}" for name, entry in split for mesh_axis in mesh_axes(entry)]
     return ";".join(pairs) or "whole"
@@ -147,11 +143,7 @@ def tensors_by_kind(record: Record) -> dict[tuple[str, bool], list[str]]:
 
 
 def layers_by_axes(paths: Iterable[str]) -> dict[str, list[str]]:
-    """Names each weight as a layer reads it, by its axes without those of stacks.
-
-    >>> layers_by_axes(["decoder/layers_N/mlp/wi_DF", "decoder/norm/scale_D"])
-    {'DF': ['a layer of decoder/layers_N/mlp/wi_DF'], 'D': ['decoder/norm/scale_D']}
-    """
+    """Names each weight as a layer reads it, by its axes without those of stacks."""
     names: dict[str, list[str]] = {}
     for path in paths:
         axes = axes_of_path(path)

@@ -2,7 +2,15 @@
 
 import pytest
 
-from layouts.hlo.parser import closing, first_group, frames, parse_instruction, shapes, sizes_of
+from layouts.hlo.parser import (
+    closing,
+    first_group,
+    frames,
+    joined_lines,
+    parse_instruction,
+    shapes,
+    sizes_of,
+)
 
 LINE = (
     "  ROOT %fusion.2 = (bf16[4,6]{1,0}, pred[3]{0}) fusion(%a.1, %b), kind=kLoop, "
@@ -63,3 +71,14 @@ def test_a_frame_of_a_library_has_the_line_of_the_code_that_called_it() -> None:
 )
 def test_the_first_group_of_devices(text: str, group: list[int]) -> None:
     assert first_group(text, 8).tolist() == group
+
+
+def test_a_kernel_with_metadata_of_several_lines_is_one_instruction() -> None:
+    text = "%f () -> f32[] {\n  ROOT %k = f32[] g(), a={b={\nc\n}}\n}"
+    assert [*joined_lines(text)] == ["%f () -> f32[] {", "  ROOT %k = f32[] g(), a={b={c}}", "}"]
+
+
+def test_an_instruction_has_operands_bytes_and_attributes() -> None:
+    dot = parse_instruction("  %dot.1 = (f32[2]{0}, f32[]) dot(%a, %b), to_apply=%add")
+    assert dot is not None and (dot.opcode, dot.operands, dot.bytes) == ("dot", ("a", "b"), 12)
+    assert dot.attribute("to_apply") == "add"

@@ -66,7 +66,7 @@ def assert_same_bits(restored: Any, expected: Any) -> None:
 def model_dir(tmp_path: Path) -> Path:
     """Of a run that was started once."""
     (tmp_path / "run").mkdir()
-    record_start(tmp_path / "run", Start(step=0, time="first"))
+    record_start(tmp_path / "run", Start(step=0, time="2026-01-01T00:00:00"))
     return tmp_path / "run"
 
 
@@ -90,7 +90,7 @@ def killed(model_dir: Path, state: Any) -> Iterator[LocalCheckpoints]:
 def restart(model_dir: Path, step: int = 0, **fields: Any) -> None:
     """Records a start as `meshloom train` does."""
     saved = max(step, last_saved(model_dir)) or None
-    time = f"start {len(starts(model_dir))}"
+    time = f"2026-01-02T00:00:{len(starts(model_dir)):02}"
     record_start(model_dir, Start(step=step, time=time, saved=saved, **fields))
 
 

@@ -5,22 +5,27 @@ from pathlib import Path
 
 import pytest
 
+from configs.errors import UserError
 from trainer.resume.history import (
     FILE,
     Start,
     amend_record,
+    check_checkpoints,
     last_saved,
     record_of,
     record_start,
     starts,
+    values_by_step,
 )
+
+THEN, NOW = "2026-01-01T00:00:00", "2026-01-02T00:00:00"
 
 
 def test_each_start_is_a_line(tmp_path: Path) -> None:
     assert starts(tmp_path / "run") == []
     changes = [{"name": "Run.steps", "old": "5", "new": "None"}]
-    first = Start(0, "then", "data", "abc", settings="first")
-    second = Start(7, "now", "other", changes=changes, settings="second", vocab={"vocab_hash": "x"})
+    first = Start(0, THEN, "data", "abc", settings="first")
+    second = Start(7, NOW, "other", changes=changes, settings="second", vocab={"vocab_hash": "x"})
     for start in (first, second):
         record_start(tmp_path / "run", start)
     before, last = starts(tmp_path / "run")
@@ -29,13 +34,23 @@ def test_each_start_is_a_line(tmp_path: Path) -> None:
 
 
 def test_lines_of_other_versions_are_read(tmp_path: Path) -> None:
-    (tmp_path / FILE).write_text('{"step": 1, "time": "then", "unknown": 3}\n{"step": 2}\n')
+    (tmp_path / FILE).write_text(
+        '{"step": 1, "time": "2026-01-01T00:00:00", "unknown": 3}\n{"step": 2}\n'
+    )
     (start,) = starts(tmp_path)
-    assert (start.step, start.time, start.data_dir, start.order) == (1, "then", None, 1)
+    assert (start.step, start.time, start.data_dir, start.order) == (1, THEN, None, 1)
 
 
 @pytest.mark.parametrize(
-    "line", ['"time": 3', '"time": "", "changes": 5', '"time": "", "data_dir": []']
+    "line",
+    [
+        '"time": 3',
+        '"time": "never"',
+        '"time": "2026-01-01", "changes": 5',
+        '"time": "2026-01-01", "changes": [{}]',
+        '"time": "2026-01-01", "changes": [{"name": "Run.seed", "old": "1"}]',
+        '"time": "2026-01-01", "data_dir": []',
+    ],
 )
 def test_a_line_of_wrong_types_is_left_out(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, line: str
@@ -45,7 +60,7 @@ def test_a_line_of_wrong_types_is_left_out(
 
 
 def test_a_changed_bit_of_a_record_is_noticed(tmp_path: Path) -> None:
-    record_start(tmp_path, Start(3, "then", "data", "abc", settings="x", saved=4))
+    record_start(tmp_path, Start(3, THEN, "data", "abc", settings="x", saved=4))
     whole = (tmp_path / FILE).read_bytes()
     for place in range(len(whole)):
         changed = bytearray(whole)
@@ -55,22 +70,50 @@ def test_a_changed_bit_of_a_record_is_noticed(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_keeps_the_record_as_well(tmp_path: Path) -> None:
-    start = Start(3, "then", changes=[], settings="x")
+    start = Start(3, THEN, changes=[], settings="x")
     for step, run in ((4, start.dump()), (8, None)):
         folder = tmp_path / "checkpoints" / str(step) / "state"
         folder.mkdir(parents=True)
         (folder / "manifest.json").write_text(json.dumps({"run": run}))
     assert record_of(tmp_path) == start
-    record_start(tmp_path, Start(0, "then", content_hash="damaged"))
+    record_start(tmp_path, Start(0, THEN, content_hash="damaged"))
     assert record_of(tmp_path) == start
-    later = Start(8, "now", changes=[], settings="y")
+    later = Start(8, NOW, changes=[], settings="y")
     record_start(tmp_path, later)
     assert record_of(tmp_path) == later
 
 
+@pytest.mark.parametrize("field", ["content_hash", "vocab"])
+def test_checkpoints_of_another_run_are_refused(tmp_path: Path, field: str) -> None:
+    mine, other = {"content_hash": "abc", "vocab": {"vocab_hash": "x"}}, {"vocab_hash": "y"}
+    folder = tmp_path / "checkpoints" / "4" / "state"
+    folder.mkdir(parents=True)
+
+    def save(**changes: object) -> None:
+        run = Start(0, THEN, **{**mine, **changes}).dump()
+        (folder / "manifest.json").write_text(json.dumps({"run": run}))
+
+    save()
+    check_checkpoints(tmp_path)  # the history is lost
+    record_start(tmp_path, Start(0, THEN, **mine, settings="x"))
+    record_start(tmp_path, Start(4, NOW, **{**mine, "content_hash": "more"}, settings="x"))
+    check_checkpoints(tmp_path)  # the first start saved it: then the mixture had fewer parts
+    save(**{field: other if field == "vocab" else "abd"})
+    with pytest.raises(UserError, match=r"checkpoints and history.jsonl are of different runs"):
+        check_checkpoints(tmp_path)
+
+
+@pytest.mark.parametrize("old", ["__import__('os')", "(" * 999])
+def test_a_change_that_holds_no_value_is_an_error(tmp_path: Path, old: str) -> None:
+    changes = [{"name": "batch", "old": old, "new": "4"}]
+    record_start(tmp_path, Start(3, THEN, changes=changes, settings="x"))
+    with pytest.raises(UserError, match=r"^history.jsonl: a setting was .*, which is no value\.$"):
+        values_by_step(tmp_path, {"batch": 4})
+
+
 def test_the_record_of_a_run_that_went_back_is_the_last_one(tmp_path: Path) -> None:
-    record_start(tmp_path, Start(8, "then", changes=[], settings="x", saved=12))
-    record_start(tmp_path, last := Start(4, "now", changes=[], settings="y"))
+    record_start(tmp_path, Start(8, THEN, changes=[], settings="x", saved=12))
+    record_start(tmp_path, last := Start(4, NOW, changes=[], settings="y"))
     assert record_of(tmp_path) == last and last_saved(tmp_path) == 12
 
 
@@ -79,9 +122,9 @@ def test_without_a_whole_record_the_metrics_say_how_far_a_run_came(
     tmp_path: Path, damage: bytes | None
 ) -> None:
     (tmp_path / "metrics.jsonl").write_text('{"step": 7, "loss": 1.0}\n{"step": 9, "loss": 1.0}\n')
-    record_start(tmp_path, Start(0, "then", settings="x"))
+    record_start(tmp_path, Start(0, THEN, settings="x"))
     assert last_saved(tmp_path) == 0
-    record_start(tmp_path, Start(0, "now", settings="y", saved=8))
+    record_start(tmp_path, Start(0, NOW, settings="y", saved=8))
     assert last_saved(tmp_path) == 8
     first, _ = (tmp_path / FILE).read_bytes().splitlines(keepends=True)
     if damage is None:
@@ -94,9 +137,9 @@ def test_without_a_whole_record_the_metrics_say_how_far_a_run_came(
 def test_the_largest_step_that_was_saved_is_known(tmp_path: Path) -> None:
     amend_record(tmp_path, saved=2)
     assert last_saved(tmp_path) == 0 and not (tmp_path / FILE).exists()
-    record_start(tmp_path, Start(0, "then", settings="x"))
+    record_start(tmp_path, Start(0, THEN, settings="x"))
     assert last_saved(tmp_path) == 0
     amend_record(tmp_path, saved=2)
     amend_record(tmp_path, saved=4)
-    record_start(tmp_path, Start(0, "now"))
+    record_start(tmp_path, Start(0, NOW))
     assert last_saved(tmp_path) == 4 and [start.saved for start in starts(tmp_path)] == [4, None]

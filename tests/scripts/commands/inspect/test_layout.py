@@ -13,7 +13,14 @@ from layouts.layout import Layout
 from layouts.lint.recorder import record
 from models.transformer import Transformer
 from scripts.commands.inspect.flags import InspectLayoutFlags
-from scripts.commands.inspect.layout import legend, model_of, planned_sizes, tensors_by_kind
+from scripts.commands.inspect.layout import (
+    layers_by_axes,
+    legend,
+    model_of,
+    planned_sizes,
+    sharding_text,
+    tensors_by_kind,
+)
 from scripts.devices import DeviceFlags
 from scripts.texts import shortened
 
@@ -82,3 +89,11 @@ def test_scopes_of_the_model_and_of_the_task_count() -> None:
     model = model_of(load(files, params))
     assert isinstance(model, Transformer)
     assert (model.vocab_rows, model.d_model) == (768, 256)
+
+
+def test_layers_and_shardings_have_the_words_of_a_layout_file() -> None:
+    place = jax.P(None, "data", "model")
+    assert sharding_text(("layers", "d_model", "d_ff"), place) == "d_model:data;d_ff:model"
+    assert layers_by_axes(["decoder/layers_N/mlp/wi_DF", "decoder/norm/scale_D"]) == {
+        "DF": ["a layer of decoder/layers_N/mlp/wi_DF"], "D": ["decoder/norm/scale_D"],
+    }  # fmt: skip

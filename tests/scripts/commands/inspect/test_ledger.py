@@ -130,7 +130,7 @@ def test_earlier_steps_have_the_settings_of_their_time(tmp_path: Path, seed: int
             )
             if before != now
         ]
-        record_start(tmp_path, Start(step, "", changes=changes, settings=""))
+        record_start(tmp_path, Start(step, "2026-01-01", changes=changes, settings=""))
         old = new
     ledger = Ledger.of(settings_of(5, seed, stages=stages[-1]), rows, tmp_path)
     excluded: list[set[int]] = [set()] * 10 + [{0}] * 10 + [set()] * 30
