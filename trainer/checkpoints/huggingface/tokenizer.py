@@ -18,8 +18,8 @@ SENTENCE_PIECE, T5_PIECES = SENTENCE_PIECES = ("tokenizer.model", "spiece.model"
 _SPACE = "▁"
 _Piece = proto.ModelProto.SentencePiece
 _PRIVATE = 0xE000  # characters for private use, which no normalization changes
-_NEVER_READ = -100.0
-"""Added to the lowest score of unigram's pieces: the score of those that match no text."""
+_CHARACTER = 1024.0
+"""Added to unigram's scores for each character: all ways to split a text gain the same."""
 
 
 def special_ids(vocab: Vocab, unknown_id: int | None = None) -> dict[str, int]:
@@ -135,7 +135,7 @@ def _normalizers(settings: proto.NormalizerSpec, words: list[str]) -> list[norma
     if settings.remove_extra_whitespaces:
         chain += [
             normalizers.Replace(tokenizers.Regex(" {2,}"), " "),
-            normalizers.Replace(tokenizers.Regex(r"\A | \z"), ""),
+            normalizers.Replace(tokenizers.Regex(rf"\A |[ {_SPACE}]+\z"), ""),
         ]
     if settings.add_dummy_prefix:
         chain.append(normalizers.Prepend(_SPACE))
@@ -159,12 +159,19 @@ def _bpe(pieces: list[Any], unknown: int) -> models.BPE:
         unk_token=pieces[unknown].piece,
         fuse_unk=True,
         byte_fallback=any(piece.type == _Piece.BYTE for piece in pieces),
-        ignore_merges=any(piece.type == _Piece.USER_DEFINED for piece in pieces),
+        # No merges give a word.  This also finds a "</s>" between two words, so only if needed.
+        ignore_merges=any(p.type == _Piece.USER_DEFINED and len(p.piece) > 1 for p in pieces),
     )
 
 
 def _unigram(pieces: list[Any], unknown: int) -> models.Unigram:
-    lowest = min((p.score for p in pieces if p.type == _Piece.NORMAL), default=0.0) + _NEVER_READ
+    """Gives a piece that matches no text the gain of one character, so any other split is better.
+
+    A low score would not do: the library puts unknown characters, as in "</s>", below all scores.
+    """
+    lowest = min((p.score for p in pieces if p.type == _Piece.NORMAL), default=0.0) + _CHARACTER
     read = (_Piece.NORMAL, _Piece.USER_DEFINED)
-    scores = [(piece.piece, piece.score if piece.type in read else lowest) for piece in pieces]
+    scores = [
+        (p.piece, p.score + _CHARACTER * len(p.piece) if p.type in read else lowest) for p in pieces
+    ]
     return models.Unigram(scores, unknown, any(piece.type == _Piece.BYTE for piece in pieces))

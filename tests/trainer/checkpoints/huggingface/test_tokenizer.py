@@ -46,6 +46,30 @@ def test_a_trained_vocab_gives_the_same_ids(
     )  # fmt: skip
 
 
+@pytest.mark.parametrize("model_type", ["bpe", "unigram"])
+@pytest.mark.parametrize("normalization", ["identity", "nfkc"])
+@pytest.mark.parametrize("byte_fallback", [True, False])
+@pytest.mark.parametrize("words", [(), ("\n",)])
+def test_no_text_is_read_as_a_token_that_has_none(
+    model_type: str, normalization: str, byte_fallback: bool, words: Sequence[str]
+) -> None:
+    """Also where a name of such a token has characters that are not in the vocabulary."""
+    settings: dict[str, Any] = {"model_type": model_type, "normalization": normalization}
+    size = (285 if byte_fallback else 29) + len(words)
+    tokens = SentencePiece(size=size, byte_fallback=byte_fallback, **settings)
+    lines = ["the cat sat on the mat and ate a rat", "one two three four five six", "plain text"]
+    vocab = make(tokens, iter(lines * 3), words=words)
+    texts = [
+        "</s>", "<pad>", "<unk>", "<0x41>", "<pad> <s> </s> <unk>", "a</s>b", "the<unk>cat<0x0A>",
+        "\u2581", "a \u2581", "\n</s>\n<0x0A>\n", "the cat \U0001f600 sat", "日本 a plain é",
+    ]  # fmt: skip
+    tokenizer, _ = exported(vocab)
+    expected = [[vocab.begin_id, *map(int, ids)] for ids in vocab.encode(texts)]
+    assert [tokenizer.encode(text).ids for text in texts] == expected
+    if byte_fallback:
+        assert [tokenizer.decode(ids) for ids in expected] == [vocab.text(ids) for ids in expected]
+
+
 def test_a_tokenizer_json_reads_the_beginning_that_training_reads() -> None:
     """A tokenizer that puts nothing before a text, in a model that was trained with it here."""
     pieces = {token: i for i, token in enumerate(["<s>", "</s>", "<eot>", *"ab"])}
