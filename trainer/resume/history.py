@@ -121,6 +121,13 @@ def _newest_saved(model_dir: Path) -> Start | None:
     return None
 
 
+def _known_starts(model_dir: Path) -> list[Start]:
+    """Returns the starts, among them that of the newest checkpoint if its line is lost."""
+    whole, saved = starts(model_dir), _newest_saved(model_dir)
+    is_lost = saved is not None and saved.time not in [start.time for start in whole]
+    return sorted([*whole, saved], key=lambda start: start.time) if saved and is_lost else whole
+
+
 def values_by_step(folder: Path | None, values: dict[str, Any]) -> list[tuple[int, dict[str, Any]]]:
     """Returns numbers of steps, and the values that some settings of a run have after them.
 
@@ -128,7 +135,7 @@ def values_by_step(folder: Path | None, values: dict[str, Any]) -> list[tuple[in
     again, from an older checkpoint, have the values of the last time.
     """
     periods = list[tuple[int, dict[str, Any]]]()
-    for start in reversed(starts(folder) if folder else []):
+    for start in reversed(_known_starts(folder) if folder else []):
         if not periods or start.step < periods[0][0]:
             periods.insert(0, (start.step, values))
         old = {change["name"]: change["old"] for change in start.changes}
@@ -147,7 +154,7 @@ def _value(text: str) -> Any:
 def record_start(model_dir: Path, start: Start) -> None:
     """Adds a start of training to the history."""
     model_dir.mkdir(parents=True, exist_ok=True)
-    _write(model_dir, [*starts(model_dir), start])
+    _write(model_dir, [*_known_starts(model_dir), start])
 
 
 def amend_record(model_dir: Path, **fields: Any) -> None:

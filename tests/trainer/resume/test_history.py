@@ -103,6 +103,23 @@ def test_checkpoints_of_another_run_are_refused(tmp_path: Path, field: str) -> N
         check_checkpoints(tmp_path)
 
 
+@pytest.mark.parametrize("lines", [0, 1])
+def test_a_checkpoint_knows_what_its_start_has_changed(tmp_path: Path, lines: int) -> None:
+    first, changes = Start(0, THEN, settings="x"), [{"name": "batch", "old": "4", "new": "8"}]
+    second = Start(6, NOW, changes=changes, settings="y")
+    for start in (first, second):
+        record_start(tmp_path, start)
+    folder = tmp_path / "checkpoints" / "10" / "state"
+    folder.mkdir(parents=True)
+    (folder / "manifest.json").write_text(json.dumps({"run": second.dump()}))
+    whole = (tmp_path / FILE).read_text().splitlines(keepends=True)
+    (tmp_path / FILE).write_text("".join(whole[:lines]))
+    expected = [(0, {"batch": 4}), (6, {"batch": 8})]
+    assert values_by_step(tmp_path, {"batch": 8}) == expected
+    record_start(tmp_path, Start(10, f"{NOW}.5", settings="z"))
+    assert values_by_step(tmp_path, {"batch": 8}) == [*expected, (10, {"batch": 8})]
+
+
 @pytest.mark.parametrize("old", ["__import__('os')", "(" * 999])
 def test_a_change_that_holds_no_value_is_an_error(tmp_path: Path, old: str) -> None:
     changes = [{"name": "batch", "old": old, "new": "4"}]
