@@ -143,11 +143,10 @@ def merged_einsum(
 
 
 def only_row(terms: Sequence[str], sizes: Mapping[str, int]) -> str | None:
-    """Returns an axis of size 1 if the first operand is one row, and the second one matrix."""
+    """Returns an axis of size 1 if the first operand has one row for each matrix of the second."""
     (first, second), out = terms[:2], terms[-1]
-    kept = [letter for letter in first if letter in out]
-    rows = [letter for letter in kept if letter not in second]
-    is_row = len(terms) == 3 and all(sizes[letter] == 1 for letter in kept)
+    rows = [letter for letter in first if letter in out and letter not in second]
+    is_row = len(terms) == 3 and all(sizes[letter] == 1 for letter in rows)
     return rows[0] if rows and is_row else None
 
 

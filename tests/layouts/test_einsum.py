@@ -72,7 +72,8 @@ def test_sums_of_bfloat16_products_stay_in_float32_on_cpus() -> None:
         ("BLD,DF->BLF", {"B": 1, "L": 1}, jnp.bfloat16, 2),
         ("BLD,DF->BLF", {"B": 1, "L": 1}, jnp.float32, 1),
         ("BLD,DF->BLF", {"B": 1, "L": 3}, jnp.bfloat16, 3),
-        ("BJQLK,BJMK->BJQLM", {"B": 4, "L": 1, "Q": 1}, jnp.bfloat16, 1),
+        ("BJQLK,BJMK->BJQLM", {"B": 4, "L": 1, "Q": 1}, jnp.bfloat16, 2),
+        ("BLD,BLF->DF", {"B": 1, "L": 1}, jnp.bfloat16, 10),
     ],
 )
 def test_the_only_row_of_a_bfloat16_product_is_multiplied_twice_on_cpus(
