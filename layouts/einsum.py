@@ -126,11 +126,13 @@ def merged_einsum(
     ]
     merged_equation = f"{','.join(merged_terms[:-1])}->{merged_terms[-1]}".lower()
     merged_out = merged_out.update(unreduced=place.unreduced)
-    # XLA's CPU backend uses native bfloat16 products where the result is float32, and not for a
-    # single row, which it multiplies ten times as slowly: such a row is multiplied twice.
+    # XLA's CPU backend uses native bfloat16 products where the result is float32 (it fails if that
+    # is then transposed), and not for a single row, which it multiplies ten times as slowly: such a
+    # row is multiplied twice.
     final = dtype or jnp.result_type(*operands)
-    wide = jnp.float32 if final == jnp.bfloat16 else dtype
-    row = only_row(merged_terms, size_of) if jnp.result_type(*operands) == jnp.bfloat16 else None
+    is_narrow = jnp.result_type(*operands) == jnp.bfloat16 and is_in_order(merged_terms)
+    wide = jnp.float32 if final == jnp.bfloat16 and is_in_order(merged_terms) else dtype
+    row = only_row(merged_terms, size_of) if is_narrow else None
     if row:
         axis = merged_terms[0].index(row)
         merged_operands[0] = jnp.concatenate([merged_operands[0]] * 2, axis)
@@ -142,12 +144,23 @@ def merged_einsum(
     return jax.lax.reshape(result, [sizes[letter] for letter in out], out_sharding=place)
 
 
+def is_in_order(terms: Sequence[str]) -> bool:
+    """Tells whether a product of two begins with the axes of its batch, as both of them do.
+
+    Those of the first operand follow, and those of the second are the last.
+    """
+    *operands, out = terms
+    letters = dict.fromkeys("".join(operands))
+    batch = "".join(x for x in letters if all(x in axes for axes in terms))
+    ordered = batch + "".join(x for x in letters if x in out and x not in batch)
+    return len(operands) == 2 and out == ordered and all(x.startswith(batch) for x in operands)
+
+
 def only_row(terms: Sequence[str], sizes: Mapping[str, int]) -> str | None:
     """Returns an axis of size 1 if the first operand has one row for each matrix of the second."""
     (first, second), out = terms[:2], terms[-1]
     rows = [letter for letter in first if letter in out and letter not in second]
-    is_row = len(terms) == 3 and all(sizes[letter] == 1 for letter in rows)
-    return rows[0] if rows and is_row else None
+    return rows[0] if rows and all(sizes[letter] == 1 for letter in rows) else None
 
 
 def adjacent_letters(terms: Sequence[str], split: set[str]) -> list[str]:

@@ -3,7 +3,7 @@
 config.gin         model, task and all settings of the run, self-contained; never a layout
 layout.gin         the layout given last, for the next command line; never read by itself
 history.jsonl      a signed record for each start of training: its step, data, vocabulary, settings
-                   and changes; each checkpoint keeps one too, and every command checks it
+                   and changes; each checkpoint keeps one too, and what loads weights checks it
 vocab.model        the vocabulary
 source_vocab.model that of the source, if it differs
 train.lock         the process that trains there, while it does

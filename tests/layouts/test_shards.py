@@ -9,7 +9,7 @@ import numpy as np
 from layouts.hlo.program import CompiledText
 from layouts.layout import Layout
 from layouts.mesh import make_mesh
-from layouts.shards import gather_shard, ppermute
+from layouts.shards import gather_shard, is_gatherable, ppermute
 
 LAYOUT = Layout(mesh="x:2,y:2", rules="batch:x;batch:y", param_rules="d_model:x;d_model:y")
 
@@ -55,3 +55,9 @@ def test_shards_are_sent_by_their_index_whatever_the_order_of_the_mesh_axes() ->
 
         for axes, received in zip(orders, sent(), strict=True):
             assert received.tolist() == [0, *range(2 ** len(axes) - 1)], axes
+
+
+def test_gathers_alone_lead_from_split_to_whole() -> None:
+    whole, split, moved = jax.P(None, None), jax.P("x", None), jax.P(None, "x")
+    gatherable = [is_gatherable(split, after, ("x",)) for after in (whole, split, moved)]
+    assert gatherable == [True, True, False]

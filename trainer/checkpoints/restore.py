@@ -239,7 +239,9 @@ class ModelRestorer(contextlib.AbstractContextManager["ModelRestorer"]):
 def restore_adapters(model_dir: Path, trained: TrainedModel) -> tuple[Run, Params, int]:
     """Restores the newest adapters of a run, and their step; they must have been trained with these
     weights."""
-    run = ModelDir(model_dir).load().make(Run)
+    directory = ModelDir(model_dir)
+    run = directory.load().make(Run)
+    directory.vocabs(run.task)  # raises if the vocabulary, or the checkpoints, are of another run
     if run.model.adapter is None:
         raise UserError(f"{model_dir}: no adapters there.  Legal: a run of @Lora().")
     changes = [Change(*row) for row in diff(trained.run.model, run.merged.model)]

@@ -225,20 +225,13 @@ def rows_of_batch(requests: int, batch_sequences: int, shards: int) -> int:
     """Returns the rows of batches for a number of requests: an eighth if all fit in one batch.
 
     There are no sizes in between: compiling one takes longer than decoding the empty rows.
-
-    >>> rows_of_batch(4, 32, shards=2), rows_of_batch(5, 32, shards=2), rows_of_batch(1, 32, 16)
-    (4, 32, 16)
     """
     few = -(-batch_sequences // (8 * shards)) * shards
     return few if requests <= few else batch_sequences
 
 
 def padded(length: int) -> int:
-    """Returns the padded length of rows with this many tokens, one of few to compile.
-
-    >>> padded(3), padded(16), padded(17)
-    (16, 16, 32)
-    """
+    """Returns the padded length of rows with this many tokens, one of few to compile."""
     return max(SHORTEST, 1 << (length - 1).bit_length())
 
 

@@ -59,11 +59,7 @@ class Link:
 
 
 def join_names(processes: Iterable[int]) -> str:
-    """Lists processes in words.
-
-    >>> join_names([2]), join_names([3, 1, 2])
-    ('process 2', 'processes 1, 2, 3')
-    """
+    """Lists processes in words."""
     indices = sorted(processes)
     word = "process" if len(indices) == 1 else "processes"
     return f"{word} {', '.join(map(str, indices))}"

@@ -100,9 +100,10 @@ def record_of(model_dir: Path) -> Start | None:
 
 def check_checkpoints(model_dir: Path) -> None:
     """Raises `UserError` where the checkpoints of a folder are not of the run that it records."""
-    saved = _newest_saved(model_dir)
-    for name in ("content_hash", "vocab") if saved else ():
-        now, there = getattr(saved, name), [getattr(start, name) for start in starts(model_dir)]
+    records, saved = starts(model_dir), _newest_saved(model_dir)
+    is_whole = records and len(records) == (model_dir / FILE).read_bytes().count(b"\n")
+    for name in ("content_hash", "vocab") if saved and is_whole else ():
+        now, there = getattr(saved, name), [getattr(start, name) for start in records]
         if now and any(there) and now not in there:
             raise UserError(
                 f"{model_dir}: {CHECKPOINTS} and {FILE} are of different runs: {name} {now} in the "

@@ -154,11 +154,7 @@ def layers_by_axes(paths: Iterable[str]) -> dict[str, list[str]]:
 
 
 def names_of(tensor: Tensor) -> list[str]:
-    """Returns the path of a weight, or what the line that makes a tensor calls it, or the line.
-
-    >>> names_of(Tensor("decoder/mlp/wi_DF", "DF", (10, 14), True))
-    ['decoder/mlp/wi_DF']
-    """
+    """Returns the path of a weight, or what the line that makes a tensor calls it, or the line."""
     path, is_made, line = tensor.name.partition(" at ")
     if not is_made:
         return [path]

@@ -11,7 +11,7 @@ from layouts.layout import Layout
 from layouts.mesh import make_mesh
 from layouts.padding import with_padding
 from models.decoding.generate import DecodeInputs
-from models.decoding.sampling import Samples, Sampling, gumbel
+from models.decoding.sampling import Samples, Sampling, gumbel, ordered_integers
 from tests.toys import WHOLE
 
 ROWS, WIDTH, VOCAB, NEW = 2, 3, 512, 5
@@ -100,3 +100,8 @@ def test_padding_of_the_vocabulary_changes_no_noise() -> None:
         padded_BWV = draw(padded, seeds_B, step, "BWV", (ROWS, WIDTH, VOCAB))
         whole_BWV = draw(padded, seeds_B, step, "BWv", (ROWS, WIDTH, VOCAB - 2))
     np.testing.assert_array_equal(np.asarray(padded_BWV)[:, :, : VOCAB - 2], whole_BWV)
+
+
+def test_integers_are_in_the_order_of_floats() -> None:
+    x = jnp.array([-jnp.inf, -2.0, -0.0, 0.0, 1e-9, 3.0])
+    assert jnp.sign(jnp.diff(ordered_integers(x))).tolist() == [1, 1, 0, 1, 1]

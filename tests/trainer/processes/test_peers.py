@@ -15,6 +15,7 @@ import pytest
 
 from tests.launch_local import free_port
 from tests.toys import ROOT
+from trainer.processes import peers
 
 WAIT_S = 60
 PROGRAM = """
@@ -161,3 +162,8 @@ def test_a_stall_shows_all_stacks_and_who_is_behind(groups: dict[str, Group]) ->
         assert code == 75
         assert error.lower().count("thread 0x") == 2
         assert error.endswith("process 1 is behind, at step 3; the others are at 4.\n")
+
+
+def test_processes_are_listed_in_words() -> None:
+    assert peers.join_names([2]) == "process 2"
+    assert peers.join_names([3, 1, 2]) == "processes 1, 2, 3"

@@ -101,6 +101,9 @@ def test_checkpoints_of_another_run_are_refused(tmp_path: Path, field: str) -> N
     save(**{field: other if field == "vocab" else "abd"})
     with pytest.raises(UserError, match=r"checkpoints and history.jsonl are of different runs"):
         check_checkpoints(tmp_path)
+    text = (tmp_path / FILE).read_text()
+    (tmp_path / FILE).write_text(text.replace('"step": 0', '"step": 1'))
+    check_checkpoints(tmp_path)  # a damaged line may have named what the checkpoint does
 
 
 @pytest.mark.parametrize("lines", [0, 1])
