@@ -188,11 +188,12 @@ class Window:
         Its algebraic simplifier aborts where no row is padded, the base dilation is the size of the
         kernel and the stride one less; the gradient swaps the two (jax 0.10 and 0.12).
         """
-        (before, after), last = self.pads(size), (self.places(size) - 1) * self.stride
-        near, far = self.kernel - 1, self.kernel
-        forward = (self.stride, self.base_dilation, before, after) == (near, far, 0, 0)
-        ends = (before, last - before) == (near, self.dilated(size) - 1)
-        backward = ends and (self.base_dilation, self.stride) == (near, far)
+        before, after = self.pads(size)
+        last_begins = (self.places(size) - 1) * self.stride - before
+        pair = self.kernel - 1, self.kernel
+        forward = (self.stride, self.base_dilation) == pair and (before, after) == (0, 0)
+        backward = (self.base_dilation, self.stride) == pair and before == self.kernel - 1
+        backward = backward and last_begins == self.dilated(size) - 1
         return int(self.dilation == 1 and (forward or backward))
 
 

@@ -126,13 +126,12 @@ def merged_einsum(
     ]
     merged_equation = f"{','.join(merged_terms[:-1])}->{merged_terms[-1]}".lower()
     merged_out = merged_out.update(unreduced=place.unreduced)
-    # XLA's CPU backend uses native bfloat16 products where the result is float32 (it fails if that
-    # is then transposed), and not for a single row, which it multiplies ten times as slowly: such a
-    # row is multiplied twice.
-    final = dtype or jnp.result_type(*operands)
-    is_narrow = jnp.result_type(*operands) == jnp.bfloat16 and is_in_order(merged_terms)
-    wide = jnp.float32 if final == jnp.bfloat16 and is_in_order(merged_terms) else dtype
-    row = only_row(merged_terms, size_of) if is_narrow else None
+    # XLA's CPU backend uses native bfloat16 products where the result is float32, and fails if it
+    # transposes that.  A single row is multiplied twice: alone, it takes ten times as long.
+    final, kind = dtype or jnp.result_type(*operands), jnp.result_type(*operands)
+    in_order = is_in_order(merged_terms)
+    wide = jnp.float32 if final == jnp.bfloat16 and in_order else dtype
+    row = only_row(merged_terms, size_of) if kind == jnp.bfloat16 and in_order else None
     if row:
         axis = merged_terms[0].index(row)
         merged_operands[0] = jnp.concatenate([merged_operands[0]] * 2, axis)
@@ -145,9 +144,9 @@ def merged_einsum(
 
 
 def is_in_order(terms: Sequence[str]) -> bool:
-    """Tells whether a product of two begins with the axes of its batch, as both of them do.
+    """Tells whether a product of two has the axes of `dot_general`, in its order.
 
-    Those of the first operand follow, and those of the second are the last.
+    These are those of the batch, with which both operands begin, and then those of each operand.
     """
     *operands, out = terms
     letters = dict.fromkeys("".join(operands))

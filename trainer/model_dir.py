@@ -38,7 +38,7 @@ from trainer.resume.history import (
     record_of,
     record_start,
     time_now,
-)  # fmt: skip
+)
 from trainer.run import Run
 
 HUGGINGFACE = "huggingface"

@@ -3,6 +3,7 @@
 import ast
 import contextlib
 import dataclasses
+import functools
 import json
 import logging
 from collections.abc import Mapping, Sequence
@@ -86,8 +87,14 @@ def starts(model_dir: Path) -> list[Start]:
         try:
             whole.append(Start.parse(line))
         except (ValueError, TypeError):
-            logger.warning("%s: the record of step %s is damaged.", model_dir / FILE, line["step"])
+            _warn_of_damage(model_dir / FILE, str(line["step"]))
     return whole
+
+
+@functools.cache
+def _warn_of_damage(file: Path, step: str) -> None:
+    """Warns once, however often a command reads the file."""
+    logger.warning("%s: the record of step %s is damaged.", file, step)
 
 
 def record_of(model_dir: Path) -> Start | None:
