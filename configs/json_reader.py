@@ -23,8 +23,6 @@ def read_json(text: str | bytes, kind: type[T], name: object) -> T:
     """
     try:
         value = json.loads(text, parse_int=lambda n: int(n) if len(n) <= 20 else float(n))
-        if "\\ud" in str(text).lower():  # perhaps half of a surrogate pair, which cannot be written
-            json.dumps(value, ensure_ascii=False).encode()
     except RecursionError:
         raise UserError(f"{name}: is not JSON: its values are nested too deeply.") from None
     except ValueError as error:

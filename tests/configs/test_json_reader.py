@@ -21,8 +21,6 @@ class Part:
         ("{", dict[str, Any], "is not JSON: Expecting property name"),
         (b"\xff", dict[str, Any], "is not JSON: 'utf-8' codec can't decode"),
         ("[" * 100_000 + "]" * 100_000, list[Any], "is not JSON: its values are nested too deeply"),
-        ('{"a": "\\ud800"}', dict[str, Any], "is not JSON: 'utf-8' codec can't encode"),
-        (b'{"\\uDfff": 1}', dict[str, Any], "is not JSON: 'utf-8' codec can't encode"),
         ("[1]", dict[str, Any], r"should be an object \(found \[1\]\)"),
         ('{"a": null}', dict[str, int], r"a: should be a valid integer \(found None\)"),
         ('{"a": 1' + "0" * 400 + "}", dict[str, int], r"a: .* \(found inf\)"),
@@ -38,7 +36,6 @@ def test_what_is_wrong_is_named_in_one_line(text: str | bytes, kind: Any, proble
 
 
 def test_values_keep_their_types() -> None:
-    assert read_json('["\\ud83d\\ude00"]', list[str], "x") == ["\U0001f600"]
     assert read_json('{"name": "x", "more": 1}', Part, "x") == Part("x")
     [large, huge] = read_json("[12345678901234567890, 1" + "0" * 400 + "]", list[Any], "x")
     assert large == 12345678901234567890 and huge == float("inf")

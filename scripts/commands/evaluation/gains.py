@@ -37,7 +37,7 @@ class Part:
 class MixtureScores:
     """Holds what is read of an evaluation."""
 
-    parts: Annotated[dict[str, Part], Field(min_length=1)]
+    parts: Annotated[dict[Annotated[str, Field(min_length=1)], Part], Field(min_length=1)]
 
 
 def gains(flags: GainsFlags) -> dict[str, Any]:

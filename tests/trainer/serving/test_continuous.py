@@ -376,10 +376,3 @@ def test_adapters_that_are_merged_into_weights_are_not_served_beside_others() ->
         engine = new_engine(2, 30, adapters={"1": (spec.adapter, matrices)})
         with pytest.raises(UserError, match=r"otherwise than in a product with rows"):
             engine.warm_up()
-
-
-def test_programs_have_sizes_in_few_steps() -> None:
-    assert slot_engine.powers(2, 64, 300) == [64, 128, 256, 300]
-    assert slot_engine.powers(2, 64, 20) == [20]
-    rows = [slot_engine.next_rows(count, [1, 4, 16]) for count in (1, 2, 3, 8, 9, 17)]
-    assert rows == [1, 1, 4, 4, 16, 16]

@@ -7,7 +7,7 @@ import pytest
 
 from configs.errors import UserError
 from scripts.commands.evaluation.flags import GainsFlags
-from scripts.commands.evaluation.gains import gains, moving_average
+from scripts.commands.evaluation.gains import gains, moving_average, parts_of
 
 PART = {"bleu": 20.5, "train_pairs": 1000, "references_hash": "abc"}
 
@@ -41,6 +41,13 @@ def test_foreign_json_is_refused(tmp_path: Path, part: object) -> None:
     with pytest.raises(UserError, match=r"b\.json: holds no BLEU by part"):
         gains(flags(tmp_path, part))
     assert not (tmp_path / "gains.png").exists()
+
+
+def test_a_name_that_no_picture_can_show_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "a.json"
+    file.write_text(json.dumps({"parts": {"\ud800": PART}}))
+    with pytest.raises(UserError, match=r"a\.json: holds no BLEU by part .*a valid string"):
+        parts_of(str(file))
 
 
 def test_a_baseline_may_be_a_model_for_each_language(tmp_path: Path) -> None:
