@@ -129,9 +129,11 @@ def merged_einsum(
     # XLA's CPU backend uses native bfloat16 products where the result is float32, and fails if it
     # transposes that.  A single row is multiplied twice: alone, it takes ten times as long.
     final, kind = dtype or jnp.result_type(*operands), jnp.result_type(*operands)
-    in_order = is_in_order(merged_terms)
-    wide = jnp.float32 if final == jnp.bfloat16 and in_order else dtype
-    row = only_row(merged_terms, size_of) if kind == jnp.bfloat16 and in_order else None
+    wide = jnp.float32 if final == jnp.bfloat16 else dtype
+    is_native = kind == jnp.bfloat16 and is_in_order(merged_terms)
+    if kind == jnp.bfloat16 and not is_native:
+        merged_operands = [operand.astype(jnp.float32) for operand in merged_operands]
+    row = only_row(merged_terms, size_of) if is_native else None
     if row:
         axis = merged_terms[0].index(row)
         merged_operands[0] = jnp.concatenate([merged_operands[0]] * 2, axis)
