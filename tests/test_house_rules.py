@@ -123,7 +123,6 @@ def test_only_planning_and_training_import_the_planner(command: str, plans: bool
 # Modules without a test file of their name: folders and patterns, and what tests them.
 TESTED_ELSEWHERE = {
     "configs/read.py": "configs/test_load.py",
-    "data/manifest.py": "data/test_cache.py",
     "data/corpora/phrase_*.py": "data/corpora/test_phrases.py",
     "data/tasks/pairs.py": "data/tasks/test_translation.py",
     "layouts/cost/hardware.py": "layouts/cost/test_interconnect.py",  # a table
