@@ -191,9 +191,9 @@ class Window:
         before, after = self.pads(size)
         last_begins = (self.places(size) - 1) * self.stride - before
         pair = self.kernel - 1, self.kernel
+        ends = self.kernel - 1, self.dilated(size) - 1
         forward = (self.stride, self.base_dilation) == pair and (before, after) == (0, 0)
-        backward = (self.base_dilation, self.stride) == pair and before == self.kernel - 1
-        backward = backward and last_begins == self.dilated(size) - 1
+        backward = (self.base_dilation, self.stride) == pair and (before, last_begins) == ends
         return int(self.dilation == 1 and (forward or backward))
 
 

@@ -126,15 +126,14 @@ def merged_einsum(
     ]
     merged_equation = f"{','.join(merged_terms[:-1])}->{merged_terms[-1]}".lower()
     merged_out = merged_out.update(unreduced=place.unreduced)
-    # XLA's CPU backend uses native bfloat16 products where the result is float32, and fails if it
-    # transposes that.  A single row is multiplied twice: alone, it takes ten times as long.
-    final, kind = dtype or jnp.result_type(*operands), jnp.result_type(*operands)
+    # XLA's CPU backend has native products of bfloat16 if their result is float32, but fails if it
+    # has to transpose it.  A single row is multiplied twice: alone, it takes eight times as long.
+    kind, row = jnp.result_type(*operands), None
+    final = dtype or kind
     wide = jnp.float32 if final == jnp.bfloat16 else dtype
-    is_native = kind == jnp.bfloat16 and is_in_order(merged_terms)
-    if kind == jnp.bfloat16 and not is_native:
+    if kind == jnp.bfloat16 and not is_in_order(merged_terms):
         merged_operands = [operand.astype(jnp.float32) for operand in merged_operands]
-    row = only_row(merged_terms, size_of) if is_native else None
-    if row:
+    elif kind == jnp.bfloat16 and (row := only_row(merged_terms, size_of)):
         axis = merged_terms[0].index(row)
         merged_operands[0] = jnp.concatenate([merged_operands[0]] * 2, axis)
     result = jnp.einsum(
@@ -146,10 +145,7 @@ def merged_einsum(
 
 
 def is_in_order(terms: Sequence[str]) -> bool:
-    """Tells whether a product of two has the axes of `dot_general`, in its order.
-
-    These are those of the batch, with which both operands begin, and then those of each operand.
-    """
+    """Tells whether a product of two is a `dot_general` whose operands begin with its batch."""
     *operands, out = terms
     letters = dict.fromkeys("".join(operands))
     batch = "".join(x for x in letters if all(x in axes for axes in terms))

@@ -109,11 +109,12 @@ def check_checkpoints(model_dir: Path) -> None:
     """Raises `UserError` where the checkpoints of a folder are not of the run that it records."""
     records, saved = starts(model_dir), _newest_saved(model_dir)
     is_whole = records and len(records) == (model_dir / FILE).read_bytes().count(b"\n")
-    for name in ("content_hash", "vocab") if saved and is_whole else ():
+    kinds = {"content_hash": "text", "vocab": "vocabulary"} if saved and is_whole else {}
+    for name, kind in kinds.items():
         now, there = getattr(saved, name), [getattr(start, name) for start in records]
         if now and any(there) and now not in there:
             raise UserError(
-                f"{model_dir}: {CHECKPOINTS} and {FILE} are of different runs: {name} {now} in the "
+                f"{model_dir}: {CHECKPOINTS} and {FILE} are of different runs: {kind} {now} in the "
                 f"newest checkpoint, {there[-1]} in {FILE}.  Copy back those that belong together."
             )
 
@@ -132,8 +133,9 @@ def _newest_saved(model_dir: Path) -> Start | None:
 def _known_starts(model_dir: Path) -> list[Start]:
     """Returns the starts, among them that of the newest checkpoint if its line is lost."""
     whole, saved = starts(model_dir), _newest_saved(model_dir)
-    is_lost = saved is not None and saved.time not in [start.time for start in whole]
-    return sorted([*whole, saved], key=lambda start: start.time) if saved and is_lost else whole
+    if saved is None or saved.time in [start.time for start in whole]:
+        return whole
+    return sorted([*whole, saved], key=lambda start: start.time)
 
 
 def values_by_step(folder: Path | None, values: dict[str, Any]) -> list[tuple[int, dict[str, Any]]]:

@@ -18,7 +18,7 @@ from configs.errors import UserError, brief
 from data.sources.pairs import chosen_tag, tagged
 from data.tokenizers.chat_template import RESERVED, BadMessages
 from scripts.commands.serving import bodies, completions
-from scripts.commands.serving.bodies import ApiError, bad_field
+from scripts.commands.serving.bodies import ApiError, bad_field, too_late
 from scripts.commands.serving.completions import AnswerChoice, complete
 from scripts.commands.serving.exchange import PendingAnswer, ServedModel, read_body, tokenize
 from trainer.decoding.requests import Hypothesis, is_blank, to_hypothesis, translation_requests
@@ -118,7 +118,7 @@ async def chat(request: Request) -> Response:
                 RENDERING, template.render, messages, body.chat_template_kwargs
             )
     except TimeoutError:
-        raise ApiError(504, f"No answer after {served.time_limit_s:g} s.  Ask for less.") from None
+        raise too_late(served.time_limit_s) from None
     except BadMessages as error:
         field = "chat_template_kwargs" if body.chat_template_kwargs else "messages"
         value = getattr(body, field) if body.chat_template_kwargs else messages

@@ -289,6 +289,11 @@ def bad_field(name: str, value: object, legal: str) -> ApiError:
     return ApiError(422, f"{name} = {brief(repr(value))}.  Legal: {legal}.", name)
 
 
+def too_late(limit_s: float) -> ApiError:
+    """Reports that an answer takes longer than the server waits."""
+    return ApiError(504, f"No answer after {limit_s:g} s.  Ask for less.")
+
+
 def invalid(error: ValidationError, body: type[BaseModel]) -> ApiError:
     """Reports the first problem of a body."""
     first = error.errors(include_url=False)[0]

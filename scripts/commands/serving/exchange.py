@@ -13,7 +13,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from configs.errors import brief
 from data.vocabs import Vocabs
-from scripts.commands.serving.bodies import ApiError, Body, invalid
+from scripts.commands.serving.bodies import ApiError, Body, invalid, too_late
 from scripts.commands.serving.rendering import ChatRenderer
 from trainer.decoding.requests import DecodeOptions
 from trainer.run import Run
@@ -186,7 +186,7 @@ class PendingAnswer:
             if self._is_left:
                 raise ClientDisconnect
             if self._is_late and not self.is_done:
-                raise ApiError(504, f"No answer after {self.time_s:g} s.  Ask for less.")
+                raise too_late(self.time_s)
 
     def _note_deadline(self) -> None:
         self._is_late = True
