@@ -124,11 +124,7 @@ class Maker:
 
 
 def _renamed(text: str, setting: str) -> str:
-    """Puts a setting's scope before its name, where a problem begins with the name.
-
-    >>> _renamed("Tsv.tag = 1: legal: a string.", "de/Tsv.tag")
-    'de/Tsv.tag = 1: legal: a string.'
-    """
+    """Puts a setting's scope before its name, where a problem begins with the name."""
     bare = setting.rpartition("/")[2]
     return setting + text.removeprefix(bare) if text.startswith(bare) else text
 

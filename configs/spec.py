@@ -66,18 +66,6 @@ def spec(cls: type[T]) -> type[T]:
 
     A spec compares by value and can be hashed and pickled.  Lists become tuples.  Checks between
     fields go into `__post_init__`, which raises `UserError`.
-
-    >>> @spec
-    ... class Lamp:
-    ...     watts: Count
-    ...     colours: tuple[str, ...] = ("white",)
-    >>> Lamp(watts=40, colours=["red", "green"])
-    Lamp(watts=40, colours=('red', 'green'))
-    >>> Lamp(watts="ten", colour="red")
-    Traceback (most recent call last):
-    configs.spec.SpecError: Lamp: 2 problems.
-      Lamp.watts = 'ten': found str, legal: an integer of at least 1.
-      Lamp.colour: no such parameter.  Did you mean colours?  Legal: watts, colours.
     """
     made = _dataclass(cls)
     check = made.__init__

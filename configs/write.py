@@ -51,11 +51,7 @@ def diff(a: Any, b: Any, name: str = "") -> list[tuple[str, Any, Any]]:
 
 
 def shown(value: Any, labels: Mapping[Any, str] | None = None) -> str:
-    """Writes a value as a gin file has it; of a spec only its label, or else its kind.
-
-    >>> shown(("silu", 1)), shown((None,))
-    ("('silu', 1)", '(None,)')
-    """
+    """Writes a value as a gin file has it; of a spec only its label, or else its kind."""
     return repr(with_references(value, labels))
 
 

@@ -12,9 +12,6 @@ T = TypeVar("T")
 def value_at(step: int, first: T, stages: Iterable[tuple[int, T]]) -> T:
     """Returns the value of a step, counted from 0: that of the last stage that has begun, or the
     first one.
-
-    >>> value_at(4, 32, [(3, 64), (5, 128)])
-    64
     """
     return [first, *(value for after, value in stages if after <= step)][-1]
 

@@ -98,11 +98,7 @@ def check_distinct(axes: str) -> None:
 
 
 def letters_of(name: str) -> str:
-    """Returns the letters that a suffix adds: "DF" for "wi_DF", "" for "attention".
-
-    >>> letters_of("wi_DF"), letters_of("layers_N"), letters_of("attention")
-    ('DF', 'N', '')
-    """
+    """Returns the letters that a suffix adds: "DF" for "wi_DF", "" for "attention"."""
     _, _, suffix = name.rpartition("_")
     return suffix if suffix.isalpha() and suffix.isupper() else ""
 
@@ -113,9 +109,5 @@ def leaf_path(keys: tuple[Any, ...]) -> str:
 
 
 def axes_of_path(path: str) -> str:
-    """Returns the axes of a weight from its path.
-
-    >>> axes_of_path("decoder/layers_N/mlp/wi_DF")
-    'NDF'
-    """
+    """Returns the axes of a weight from its path."""
     return "".join(letters_of(part) for part in path.split("/"))

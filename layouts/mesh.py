@@ -165,9 +165,6 @@ def slice_counts(text: str, mesh: Mapping[str, int], count: int | None = None) -
     """Parses the number of slices along each mesh axis; -1 is what the others leave of `count`.
 
     Without a count, the numbers are taken as they are.
-
-    >>> slice_counts("data:-1", {"data": 8, "model": 4}, 2)
-    {'data': 2, 'model': 1}
     """
     head = f"Layout.slices = {text!r}"
     given = numbers_by_axis(text, head, SLICES_EXAMPLE)

@@ -212,11 +212,7 @@ class HarnessModel(TemplateLM):
 
 
 def generation_of(settings: Mapping[str, Any]) -> tuple[Sampling, int, list[str]]:
-    """Returns the search, the number of new tokens and the stops of a task's generation_kwargs.
-
-    >>> generation_of({"until": ["\\n"], "do_sample": True, "temperature": 0.5, "top_k": 3})
-    (Sampling(temperature=0.5, top_k=3, top_p=None, width=1, flat=True, min_p=0.0), 256, ['\\n'])
-    """
+    """Returns the search, the number of new tokens and the stops of a task's generation_kwargs."""
     rest = dict(normalize_gen_kwargs(dict(settings), MAX_NEW_TOKENS))
     stops, max_new_tokens = [stop for stop in rest.pop("until") if stop], rest.pop("max_gen_toks")
     temperature, samples = rest.pop("temperature", 1.0), rest.pop("do_sample")

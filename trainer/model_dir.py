@@ -101,16 +101,20 @@ class ModelDir:
 
     def vocabs(self, task: Task) -> Vocabs:
         """Returns the vocabularies of the run; raises if they have changed."""
-        record, copy_back = self.record, "Copy it back from --data_dir."
+        record = self.record
+        copy_back = f"Copy it back from {(record and record.data_dir) or '--data_dir'}."
         check_checkpoints(self.model_dir)
         try:
             vocabs = Vocabs.load(self.model_dir, task.source_vocab_file)
         except UserError as error:  # advice for other vocabularies follows its first sentence
             raise UserError(f"{str(error).partition('  ')[0]}  {copy_back}") from None
-        if record and record.vocab not in (None, vocabs.hashes()):
+        before, now = (record and record.vocab) or {}, vocabs.hashes()
+        if before and before != now:
+            hashes = (f"{file}: hash {before.get(name)} in its record, now {now[name]}"
+                      for file, name in zip(vocabs.files(), now, strict=False))  # fmt: skip
             raise UserError(
-                f"{self.model_dir}: {', '.join(vocabs.files())}: not the vocabulary of the run "
-                f"({record.vocab} there, {vocabs.hashes()} now).  {copy_back}"
+                f"{self.model_dir}: not the vocabulary of the run ({', '.join(hashes)}).  "
+                f"{copy_back}"
             )
         return vocabs
 

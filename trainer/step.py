@@ -259,11 +259,7 @@ def with_deferred_sums(model: Model, params: Params) -> Params:
 
 
 def part_of(path: str) -> str:
-    """Returns the part of the model that a weight belongs to.
-
-    >>> part_of("decoder/layers_N/block1/mlp/wi_EDF"), part_of("decoder/layers_N/mlp_norm/scale_D")
-    ('experts', 'norms')
-    """
+    """Returns the part of the model that a weight belongs to."""
     return next((p for words, p in WEIGHT_PARTS.items() if re.search(words, path)), "other")
 
 

@@ -91,11 +91,7 @@ def without_carriage_return(line: str) -> str:
 
 
 def in_one_line(text: str) -> str:
-    r"""Returns a text that any program reads as one line: line breaks become spaces.
-
-    >>> in_one_line("a\r\nb")
-    'a  b'
-    """
+    r"""Returns a text that any program reads as one line: line breaks become spaces."""
     return _LINE_BREAKS.sub(" ", text)
 
 

@@ -16,9 +16,6 @@ def checkout_file(path: str) -> str:
     """Returns the part of a path that names code of this checkout; "" for layouts/ and libraries.
 
     A program from the compilation cache may name another checkout.
-
-    >>> checkout_file("/elsewhere/models/feed_forward/mlp.py"), checkout_file("/elsewhere/mlp.py")
-    ('models/feed_forward/mlp.py', '')
     """
     parts = path.strip("/").split("/")
     if "site-packages" in parts:
@@ -56,10 +53,6 @@ def by_mesh_axis(collectives: Iterable[Collective], mesh: Mapping[str, int]) -> 
     """Returns the bytes that a device receives in a step along each mesh axis.
 
     A collective over several axes sends all its data over the first, over the next a shard of it.
-
-    >>> both = Collective("all-reduce", ("x", "y"), 8, 800, 1, "")
-    >>> by_mesh_axis([both], {"x": 4, "y": 2}), both.received_bytes
-    ({'x': 1200.0, 'y': 200.0}, 1400.0)
     """
     received = dict.fromkeys(mesh, 0.0)
     for collective in collectives:

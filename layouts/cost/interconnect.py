@@ -197,9 +197,6 @@ def offered_slices(kind: str) -> tuple[Topology, ...]:
     """Returns all slices of a kind, the fewest chips first, of equal ones the most compact.
 
     Of GPUs these are the sizes of one node, then powers of two of full nodes.
-
-    >>> [topology.name for topology in offered_slices("v2")]
-    ['v2:2x2', 'v2:4x4', 'v2:8x8', 'v2:8x16', 'v2:16x16']
     """
     if kind in GPUS:
         full, doublings = GPUS_OF_A_NODE[-1], range(1, LARGEST_NODES.bit_length())
@@ -212,11 +209,7 @@ def offered_slices(kind: str) -> tuple[Topology, ...]:
 
 
 def shapes_of_cubes(max_chips: int) -> list[str]:
-    """Returns the shapes of whole cubes, up to a number of chips.
-
-    >>> shapes_of_cubes(256)
-    ['4x4x4', '4x4x8', '4x4x12', '4x4x16', '4x8x8']
-    """
+    """Returns the shapes of whole cubes, up to a number of chips."""
     sides = range(CUBE_SIDE, max_chips // CUBE_SIDE**2 + 1, CUBE_SIDE)
     boxes = itertools.combinations_with_replacement(sides, 3)
     return ["x".join(map(str, box)) for box in boxes if math.prod(box) <= max_chips]

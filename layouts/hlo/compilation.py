@@ -20,11 +20,7 @@ DUMPED = ".after_codegen.txt"
 
 
 def parse_option(text: str) -> tuple[str, str, str]:
-    """Reads "platform:name=value", an option of XLA on one platform.
-
-    >>> parse_option("tpu:xla_enable_async_all_gather=true")
-    ('tpu', 'xla_enable_async_all_gather', 'true')
-    """
+    """Reads "platform:name=value", an option of XLA on one platform."""
     match = re.fullmatch(r"(\w+):(xla_\w+)=(\S+)", text)
     if match is None or match[1] not in PLATFORMS:
         raise UserError(

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from configs.load import load
+from configs.load import _renamed, load
 from configs.read import MAX_CHARACTERS
 from tests.configs.gin_specs import MODEL, RUN, GinModel, GinRun, GinSgd, message
 
@@ -234,3 +234,8 @@ def test_unused(write):
 def test_what_later_values_replace_is_named_with_what_its_settings_name(write):
     text = RUN + "GinRun.model = @a/GinModel()\nGinModel.layers = %D\nD = 2\nE = 3\n"
     assert load([write(text)]).replaced() == {"GinModel", "D"}
+
+
+def test_messages_name_settings_as_the_file_does() -> None:
+    message = _renamed("Tsv.tag = 1: legal: a string.", "de/Tsv.tag")
+    assert message == "de/Tsv.tag = 1: legal: a string."

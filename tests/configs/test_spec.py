@@ -215,3 +215,20 @@ def test_two_kinds_of_failure():
     assert issubclass(UserError, ValueError) and issubclass(RunError, RuntimeError)
     assert did_you_mean("adamw", ["AdamW", "Adafactor"]) == "  Did you mean AdamW?"
     assert did_you_mean("d_fff", ["batch"]) == ""
+
+
+def test_all_problems_of_a_spec_are_told_at_once() -> None:
+    @spec
+    class Lamp:
+        watts: Count
+        colours: tuple[str, ...] = ("white",)
+
+    lamp: Any = Lamp
+    assert lamp(watts=40, colours=["red", "green"]).colours == ("red", "green")
+    with pytest.raises(UserError) as caught:
+        lamp(watts="ten", colour="red")
+    assert str(caught.value).splitlines() == [
+        "Lamp: 2 problems.",
+        "  Lamp.watts = 'ten': found str, legal: an integer of at least 1.",
+        "  Lamp.colour: no such parameter.  Did you mean colours?  Legal: watts, colours.",
+    ]

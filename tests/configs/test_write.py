@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from configs.load import load
-from configs.write import diff, dump, values
+from configs.write import diff, dump, shown, values
 from tests.configs.gin_specs import GinAdam, GinModel, GinNorm, GinRun, GinSgd, GinStack
 
 
@@ -105,3 +105,7 @@ def test_dump_is_read_back_to_equal_specs(tmp_path_factory, run, norm):
     config = load([str(path)])
     assert config.make(GinRun) == run and config.make(GinNorm) == norm
     assert config.unused(GinRun, GinNorm) == ()
+
+
+def test_tuples_of_one_have_a_comma() -> None:
+    assert (shown(("silu", 1)), shown((None,))) == ("('silu', 1)", "(None,)")

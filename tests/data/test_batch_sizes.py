@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data.batch_sizes import BatchSizes
+from data.batch_sizes import BatchSizes, value_at
 
 STAGES = st.dictionaries(st.integers(1, 40), st.integers(1, 9), max_size=4)
 
@@ -19,3 +19,8 @@ def test_each_place_belongs_to_one_step(rows: int, stages: dict[int, int]) -> No
         expected += [step] * size
     assert [sizes.step_of(place) for place in range(len(expected))] == expected
     assert sizes.step_of(10**15) > 10**13
+
+
+def test_a_stage_begins_after_its_number_of_steps() -> None:
+    values = [value_at(step, 32, [(3, 64), (5, 128)]) for step in range(7)]
+    assert values == [32, 32, 32, 64, 64, 128, 128]

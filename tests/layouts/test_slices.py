@@ -107,3 +107,7 @@ def test_the_lint_reports_it_beside_all_else() -> None:
     head = "slices 'dta:2' (Layout.slices, layouts/mine.gin:4): no such mesh axis: dta."
     assert any(text.startswith(head) for text in messages)
     assert any(text.startswith("rule bach:data") for text in messages)
+
+
+def test_slices_divide_the_axis_that_takes_the_remaining_devices() -> None:
+    assert slice_counts("data:-1", {"data": 8, "model": 4}, 2) == {"data": 2, "model": 1}

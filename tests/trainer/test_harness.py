@@ -216,3 +216,10 @@ if __name__ == "__main__":
             )
             answers[name] = ask(model)
     GOLDEN.write_text(json.dumps(answers) + "\n")
+
+
+def test_how_a_task_wants_its_texts_generated() -> None:
+    settings = {"until": ["\n"], "do_sample": True, "temperature": 0.5, "top_k": 3}
+    sampling, new_tokens, stops = harness.generation_of(settings)
+    assert (sampling.temperature, sampling.top_k, sampling.top_p) == (0.5, 3, None)
+    assert (new_tokens, stops) == (256, ["\n"])

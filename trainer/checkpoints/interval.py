@@ -22,9 +22,6 @@ def best_interval(save_s: float, step_s: float, failures_per_s: float, write_s: 
 
     They balance the time of saves with the steps that failures repeat.  A shorter interval than
     `write_s` would let the next save wait.
-
-    >>> best_interval(save_s=2.0, step_s=0.5, failures_per_s=1e-4)
-    400
     """
     interval_s = math.sqrt(2 * save_s / max(failures_per_s, 1e-30))
     return max(1, math.ceil(write_s / step_s), round(interval_s / step_s))

@@ -378,10 +378,12 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
         raise UserError("\n".join(lines))
 
     def _unusable(self, damaged: Mapping[int, str]) -> UserError:
-        reasons = "; ".join(f"step {step}: {why}" for step, why in damaged.items()) or "none"
+        reasons = (
+            "; ".join(f"step {step}: {why}" for step, why in damaged.items()) or "there is none"
+        )
         others = [step for step in self.steps() if step not in damaged]
-        fix = f"There are steps {others}." if others else "Train again, in a new model_dir."
-        return UserError(f"No usable checkpoint in {self.folder}.  Found {reasons}.  {fix}")
+        fix = f"Other steps there: {others}." if others else "Train again, in a new model_dir."
+        return UserError(f"{self.folder}: no usable checkpoint ({reasons}).  {fix}")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -100,11 +100,7 @@ class TextStream:
 
 
 def start_of_stop(text: str, stop: str) -> int:
-    """Returns where the longest beginning of a stop begins that ends a text.
-
-    >>> start_of_stop("ababa", "abac"), start_of_stop("abc", "abc"), start_of_stop("", "abc")
-    (2, 3, 0)
-    """
+    """Returns where the longest beginning of a stop begins that ends a text."""
     at = text.find(stop[0], max(len(text) - len(stop) + 1, 0))
     while at >= 0 and not stop.startswith(text[at:]):
         at = text.find(stop[0], at + 1)

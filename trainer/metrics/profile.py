@@ -32,11 +32,7 @@ ASYNC_LINE = "Async XLA Ops"  # of TPUs: transfers that overlap with operations
 
 
 def parse_profile_steps(text: str, steps: int) -> range:
-    """Parses a range of steps, its last one included; it must be within the steps of the run.
-
-    >>> parse_profile_steps("10:13", steps=100)
-    range(10, 14)
-    """
+    """Parses a range of steps, its last one included; it must be within the steps of the run."""
     match = re.fullmatch(r"(\d{1,18}):(\d{1,18})", text)
     first, last = (int(match[1]), int(match[2])) if match else (0, 0)
     if not 1 <= first <= last <= steps:

@@ -20,11 +20,7 @@ MAX_LINES = 6  # of operations other than products
 
 
 def part_of(scopes: str) -> str:
-    """Returns the part of the model of an operation: that of the innermost of its named scopes.
-
-    >>> part_of("jit(train_step)/transpose(jvp(layers))/while/body/experts/gate/bd,de->be")
-    'gate'
-    """
+    """Returns the part of the model of an operation: that of the innermost of its named scopes."""
     parts = (PART_OF_SCOPE.get(name) for name in reversed(re.findall(r"\w+", scopes)))
     return next((part for part in parts if part is not None), OTHER)
 

@@ -55,11 +55,7 @@ def in_child(
 
 
 def describe_abort(exit_code: int | None, log: str) -> str:
-    """Describes the end of a process in one line.
-
-    >>> describe_abort(-6, "F1123 02:59:01.5 7 a.cc:9] Check failed: x > 0").partition("  ")[0]
-    'the compiler aborts (SIGABRT): Check failed: x > 0'
-    """
+    """Describes the end of a process in one line."""
     name = f"exit code {exit_code}"
     if exit_code is not None and exit_code < 0:
         name = signal.Signals(-exit_code).name

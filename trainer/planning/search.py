@@ -127,11 +127,7 @@ def legal_layouts_on(record: Record, mesh: Mapping[str, int]) -> Iterator[Layout
 
 
 def shapes(devices: int) -> list[tuple[int, int]]:
-    """Returns the shapes of meshes: data parallel x model parallel devices.
-
-    >>> shapes(8)
-    [(8, 1), (4, 2), (2, 4), (1, 8)]
-    """
+    """Returns the shapes of meshes: data parallel x model parallel devices."""
     return [(devices // n, n) for n in range(1, devices + 1) if devices % n == 0]
 
 

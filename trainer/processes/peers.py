@@ -260,11 +260,7 @@ class Peers:
 
 
 def behind(steps: Mapping[int, int], count: int) -> str:
-    """Describes which processes are behind, given the steps of those that answered.
-
-    >>> print(behind({0: 7, 1: 6}, 2))
-    No step ended within Run.stall_minutes: process 1 is behind, at step 6; the others are at 7.
-    """
+    """Describes which processes are behind, given the steps of those that answered."""
     head = "No step ended within Run.stall_minutes:"
     silent, newest = set(range(count)) - set(steps), max(steps.values())
     late = {index for index, step in steps.items() if step < newest}

@@ -86,9 +86,6 @@ def batch_shapes(
 
     A translation has at most `length_factor` tokens for each of its source and `length_extra`
     ones, or `max_tokens`, where that is more; always at most `room`.
-
-    >>> [shape[1:] for shape in batch_shapes(8, 40, 0, DecodeOptions(), 1000)]
-    [(16, 0, 64), (32, 0, 64), (64, 0, 128)]
     """
     factor, extra, least = options.length_factor, options.length_extra, options.max_tokens or 0
     sources = powers(2, padded(1), padded(longest))

@@ -135,10 +135,6 @@ def draw(output: str, names: list[str], pairs: list[int], gained: dict[str, list
 
 
 def moving_average(values: list[float]) -> list[float]:
-    """Averages each value with its neighbours, fewer at the ends.
-
-    >>> moving_average([1.0, 1.0, 4.0])
-    [2.0, 2.0, 2.0]
-    """
+    """Averages each value with its neighbours, fewer at the ends."""
     side = SPAN // 2
     return [statistics.fmean(values[max(i - side, 0) : i + side]) for i in range(len(values))]

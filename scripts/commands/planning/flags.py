@@ -68,6 +68,9 @@ class PlanFlags(FlagGroup):
     topology: shared.Topology = None
     analytic: bool = False
     """Predicts from the layout alone, in seconds, and compiles nothing."""
+    alternatives: bool = False
+    """Also plans the run with one other setting each, layout, recomputation or microbatches, by
+    their traces, and lists those that are faster."""
     html: Annotated[str | None, Flag(metavar="FILE", names_output=True)] = None
     """Also writes the result to FILE as a page with charts."""
     json_file: shared.JsonFile = None

@@ -97,11 +97,7 @@ def with_largest_batch(run: Run) -> Run:
 
 
 def named_layouts(files: Iterable[str]) -> dict[str, str]:
-    """Returns layout files by the names of their plans: by their paths where names are equal.
-
-    >>> named_layouts(["a/fsdp.gin", "b/fsdp.gin", "whole.gin"])
-    {'a/fsdp.gin': 'a/fsdp.gin', 'b/fsdp.gin': 'b/fsdp.gin', 'whole': 'whole.gin'}
-    """
+    """Returns layout files by the names of their plans: by their paths where names are equal."""
     stems = {file: Path(file).stem for file in files}
     counts = Counter(stems.values())
     return {stem if counts[stem] == 1 else file: file for file, stem in stems.items()}

@@ -1,5 +1,6 @@
 """Writes a plan, of training or of decoding, as tables, and as one HTML page."""
 
+import math
 import tomllib
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
@@ -20,6 +21,8 @@ HEAD, COMPARED, TIMES = TABLES["head"], TABLES["compared"], TABLES["times"]
 SHOWN_AS_NULL = {"fits", "compiled_for"}
 SHORTEST = 1e-4  # of a step: less is left out of a table
 MAX_COLLECTIVES = 12  # in a table
+MAX_ALTERNATIVES = 6
+MIN_SAVED = 0.01  # of a step: an alternative that saves less is left out
 
 
 def part_rows(figures: Mapping[str, Any]) -> list[dict[str, str]]:
@@ -45,6 +48,24 @@ def rows_of(figures: Mapping[str, Any], name: str) -> list[dict[str, str]]:
         {head: with_unit(row[key], unit) for head, (key, unit) in TABLES[name].items()}
         for row in figures.get(name) or ()
     ]
+
+
+def alternative_rows(figures: Mapping[str, Any]) -> list[dict[str, str]] | None:
+    """Writes the alternatives that save time, or that fit if the plan does not."""
+    if "alternatives" not in figures:
+        return None
+    limit = -MIN_SAVED if figures["fits"] else math.inf
+    by_time = dict[str, dict[str, str]]()  # the first of equal times, which changes the least
+    for row in figures["alternatives"]:
+        if row["fits"] and row["time_change"] <= limit:
+            text = {
+                "one other setting": ", ".join(f"{n} = {v!r}" for n, v in row["settings"].items()),
+                "step": with_unit(row["step_time_s"], "s"),
+                "change": f"{row['time_change']:+.1%}",
+                "bytes per device": size_text(row["bytes_per_device"]),
+            }
+            by_time.setdefault(text["step"], text)
+    return [*by_time.values()][:MAX_ALTERNATIVES]
 
 
 def run_cost_rows(figures: Mapping[str, Any]) -> list[dict[str, str]]:
@@ -117,7 +138,8 @@ def print_plan(title: str, figures: Mapping[str, Any]) -> None:
         collective_rows(lines[:MAX_COLLECTIVES]), *times, part_rows(figures),
         rows_of(figures, "longest_other"),
     ]  # fmt: skip
-    values = {"title": title, "figures": figures, "spent": run_cost_rows(figures)}
+    spent, alternatives = run_cost_rows(figures), alternative_rows(figures)
+    values = {"title": title, "figures": figures, "spent": spent, "alternatives": alternatives}
     print(render("commands/planning/plan.txt", tables=tables, **values), end="")
 
 
@@ -137,6 +159,7 @@ def write_page(file: str, title: str, figures: Mapping[str, Any]) -> None:
         by_part=part_rows(figures),
         other=rows_of(figures, "longest_other"),
         spent=run_cost_rows(figures),
+        alternatives=alternative_rows(figures),
         collectives={part: (rows, collective_rows(rows)) for part, rows in lines.items()},
         weights=rows_of(figures, "weights"),
     )

@@ -13,6 +13,7 @@ from scripts.commands.planning.inputs import best_plan, named_layouts, read_inpu
 from scripts.flag import given_flags
 from scripts.terminal import print_note
 from trainer.checks import check_bubble
+from trainer.planning.alternatives import alternatives
 from trainer.planning.report import as_json, decode_as_json
 from trainer.planning.run_cost import Assumptions
 from trainer.planning.search import suggest_slice
@@ -55,6 +56,11 @@ def check_flags(flags: PlanFlags) -> None:
     """Refuses flags that do not belong together."""
     if not flags.decode and (given := given_flags(flags.decoding)):
         raise UserError(f"{', '.join(given)} needs --decode.  Add it.")
+    if flags.alternatives and (flags.decode or flags.compare or flags.topology is None):
+        raise UserError(
+            "--alternatives are of one training plan, on --topology.  Remove it, or --decode and "
+            "--compare."
+        )
     if flags.tokens is not None and flags.decode:
         raise UserError("--tokens is the length of a training.  Remove it, or --decode.")
     price = ["--price_per_chip_hour"] if flags.price_per_chip_hour is not None else []
@@ -107,4 +113,7 @@ def training_figures(plan: StepPlan, flags: PlanFlags) -> dict[str, Any]:
     figures = as_json(plan, assumed, flags.price_per_chip_hour)
     if flags.price_per_chip_hour is not None and figures["run_cost"] is not None:
         figures["run_cost"]["currency"] = flags.currency or "USD"
+    if flags.alternatives:
+        print_note("Tracing alternatives, which takes seconds each.")
+        figures["alternatives"] = alternatives(plan)
     return figures

@@ -215,11 +215,7 @@ def subject(run: Run, topology: Topology | None, configured: Layouts, best: int)
 
 
 def parse_duration(text: str) -> float:
-    """Reads a duration in seconds.
-
-    >>> parse_duration("1.5h"), parse_duration("0")
-    (5400.0, 0.0)
-    """
+    """Reads a duration in seconds."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh])", "0s" if text == "0" else text)
     if match is None:
         raise UserError(f"--budget={text}: legal: a number and s, m or h, such as 30m, or 0.")

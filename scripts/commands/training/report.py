@@ -141,11 +141,7 @@ def last_row(run: RunPlots, spent: Mapping[str, float], plan: Mapping[str, Any])
 
 
 def table_by_run(head: str, runs: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Returns the rows of a table: a name, under this head, and its value in each run.
-
-    >>> table_by_run("number", {"a": {"loss": 1.5}, "b": {"step": 2}})
-    [{'number': 'loss', 'a': 1.5, 'b': None}, {'number': 'step', 'a': None, 'b': 2}]
-    """
+    """Returns the rows of a table: a name, under this head, and its value in each run."""
     names = columns(runs.values())
     return [{head: name, **{run: of.get(name) for run, of in runs.items()}} for name in names]
 

@@ -10,7 +10,7 @@ import zstandard
 
 from configs.errors import UserError
 from data.sources.text import TextFiles
-from data.sources.text_files import MAX_LINE_BYTES, decoded_lines, expand, read_lines
+from data.sources.text_files import MAX_LINE_BYTES, decoded_lines, expand, in_one_line, read_lines
 
 # U+2028, U+0085 and a lone carriage return separate lines for str.splitlines, but not here.
 LINES = ["one two", "a\u2028b\u0085c\rd", "naïve 漢字", ""]
@@ -196,3 +196,7 @@ def test_devices_and_pipes_are_no_text_of_a_task(tmp_path):
     os.mkfifo(tmp_path / "fifo")
     with pytest.raises(UserError, match=r"TextFiles.train: .*fifo' is a pipe.*once"):
         next(TextFiles(train=str(tmp_path / "fifo")).lines("train"))
+
+
+def test_line_breaks_inside_a_text_become_spaces() -> None:
+    assert in_one_line("a\r\nb") == "a  b"

@@ -2,7 +2,13 @@
 
 import pytest
 
-from layouts.cost.collectives import Collective, size_text, unexpected_traffic
+from layouts.cost.collectives import (
+    Collective,
+    by_mesh_axis,
+    checkout_file,
+    size_text,
+    unexpected_traffic,
+)
 
 MESH = {"data": 2, "model": 2}
 
@@ -51,3 +57,14 @@ def test_sizes_have_three_digits_and_a_unit() -> None:
     sizes = [size_text(size) for size in (640, 2_621_440, 999_700)]
     assert sizes == ["640 B", "2.62 MB", "1 MB"]
     assert size_text(34_628_173_824, "FLOPs") == "34.6 GFLOPs"
+
+
+def test_source_lines_are_named_from_the_checkout_on() -> None:
+    assert checkout_file("/elsewhere/models/feed_forward/mlp.py") == "models/feed_forward/mlp.py"
+    assert checkout_file("/elsewhere/mlp.py") == ""
+
+
+def test_a_collective_over_two_mesh_axes_is_received_along_both() -> None:
+    both = Collective("all-reduce", ("x", "y"), 8, 800, 1, "")
+    assert by_mesh_axis([both], {"x": 4, "y": 2}) == {"x": 1200, "y": 200}
+    assert both.received_bytes == 1400

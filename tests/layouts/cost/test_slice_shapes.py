@@ -4,7 +4,7 @@ import pytest
 
 from configs.errors import UserError
 from layouts.cost.hardware import CHIPS, GPUS
-from layouts.cost.interconnect import Topology, check_offered, offered_slices
+from layouts.cost.interconnect import Topology, check_offered, offered_slices, shapes_of_cubes
 
 
 @pytest.mark.parametrize(
@@ -54,3 +54,7 @@ def test_another_slice_is_refused_in_a_line_with_those_nearby(name: str, nearby:
     text = str(error.value)
     assert text.startswith(f"--topology={name}: ") and "\n" not in text
     assert nearby in text
+
+
+def test_slices_of_v4_are_whole_cubes() -> None:
+    assert shapes_of_cubes(256) == ["4x4x4", "4x4x8", "4x4x12", "4x4x16", "4x8x8"]

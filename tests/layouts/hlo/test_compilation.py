@@ -121,3 +121,8 @@ def compiled(options: Sequence[str], mesh: Mesh | None = None, dump: Path | None
 def options_of(name: str) -> tuple[str, ...]:
     path = str(ROOT / f"configs/compilers/{name}.gin")
     return load([path]).bound["Run.compiler_options"].value
+
+
+def test_an_option_names_its_platform() -> None:
+    option = parse_option("tpu:xla_enable_async_all_gather=true")
+    assert option == ("tpu", "xla_enable_async_all_gather", "true")

@@ -167,3 +167,8 @@ def test_a_stall_shows_all_stacks_and_who_is_behind(groups: dict[str, Group]) ->
 def test_processes_are_listed_in_words() -> None:
     assert peers.join_names([2]) == "process 2"
     assert peers.join_names([3, 1, 2]) == "processes 1, 2, 3"
+
+
+def test_a_stall_names_the_process_that_is_behind() -> None:
+    text = peers.behind({0: 7, 1: 6}, 2)
+    assert text.endswith("process 1 is behind, at step 6; the others are at 7.")

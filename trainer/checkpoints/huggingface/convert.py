@@ -55,11 +55,7 @@ def text_part(settings: Settings) -> Settings:
 
 
 def text_name(name: str) -> str | None:
-    """Returns what a decoder calls a tensor of a model of texts and images; None is an image's.
-
-    >>> text_name("language_model.model.norm.weight"), text_name("vision_tower.patch.bias")
-    ('model.norm.weight', None)
-    """
+    """Returns what a decoder calls a tensor of a model of texts and images; None is an image's."""
     match = re.fullmatch(families.TEXT_TENSOR, name)
     return match and (match["head"] or f"model.{match['rest']}")
 

@@ -143,11 +143,7 @@ class Family(NamedTuple):
 
 
 def of_toml(value: Any) -> Any:
-    """Reads a value of families.toml: "null" is None, and a list of values a tuple.
-
-    >>> of_toml({"mlp_only_layers": [[], "null"], "head_dim": 128})
-    {'mlp_only_layers': ([], None), 'head_dim': 128}
-    """
+    """Reads a value of families.toml: "null" is None, and a list of values a tuple."""
     if isinstance(value, dict):
         return {name: of_toml(part) for name, part in value.items()}
     if isinstance(value, list):

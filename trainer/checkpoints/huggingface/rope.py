@@ -158,11 +158,7 @@ def of_query_scale(scale: float, rope: Settings) -> Settings:
 
 
 def as_field(value: Any) -> Any:
-    """Returns a value of a file as a spec takes it: an integer, or a tuple for a list.
-
-    >>> as_field(8.0), as_field(0.5), as_field(True), as_field([1, 2.5])
-    (8, 0.5, True, (1, 2.5))
-    """
+    """Returns a value of a file as a spec takes it: an integer, or a tuple for a list."""
     if isinstance(value, list):
         return tuple(value)
     return int(value) if isinstance(value, float) and value.is_integer() else value

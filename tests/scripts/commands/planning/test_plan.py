@@ -14,9 +14,10 @@ import pytest
 from configs.load import load
 from layouts.cost.interconnect import Topology
 from layouts.layout import Layout
+from scripts.commands.planning import inputs
 from scripts.commands.planning import tune as tune_command
 from scripts.commands.planning.inputs import with_largest_batch
-from scripts.commands.planning.page import run_cost_rows
+from scripts.commands.planning.page import alternative_rows, run_cost_rows
 from scripts.templates import render
 from tests.scripts.conftest import Meshloom, Place
 from tests.trainer.command import settings
@@ -61,6 +62,45 @@ def test_a_plan_by_layout_alone(run: Meshloom, tmp_path: Path) -> None:
     assert "http" not in text  # it needs no other file
     assert "the red line is what it has: 17.2 GB" in text and "model FLOPs" in text
     assert "by the trace alone" in text and "color-scheme: light dark" in text
+
+
+def test_alternatives_are_listed_if_they_are_faster(run: Meshloom, tmp_path: Path) -> None:
+    json_file, page = tmp_path / "plan.json", tmp_path / "plan.html"
+    flags = ["--topology=v3:2x2", "--analytic", f"--json={json_file}", f"--html={page}"]
+    full = toy(tmp_path, "Transformer.remat = 'full'")
+    answer = run("plan", *full, *flags, "--alternatives")
+    assert answer.code == 0, answer.error
+    figures = json.loads(json_file.read_text())
+    assert set(figures) <= set(FIGURES)
+    *_, shown = answer.out.partition("One other setting each, by the traces of ")
+    assert shown.startswith(f"{len(figures['alternatives'])};")
+    row = re.search(r"^Transformer.remat = 'none' +(\S+ \S+) +(\S+)", shown, re.M)
+    change = next(
+        each["time_change"] for each in figures["alternatives"]
+        if each["settings"] == {"Transformer.remat": "none"}
+    )  # fmt: skip
+    assert row is not None and row[2] == f"{change:.1%}" and change < 0
+    assert "<h2>What to change</h2>" in page.read_text() and row[1] in page.read_text()
+    for wrong in (["--decode"], ["--compare", "layouts/fsdp.gin"]):
+        refused = run("plan", *full, *flags[:2], "--alternatives", *wrong)
+        assert refused.code == 2 and "--alternatives are of one training plan" in refused.error
+    assert run("plan", *full, "--alternatives").code == 2
+
+
+def test_no_alternative_is_as_good_as_the_plan() -> None:
+    row = {"settings": {"Run.microbatches": 2}, "bytes_per_device": 2_000_000}
+    slower = row | {"step_time_s": 2.0, "time_change": 1.0, "fits": True}
+    too_large = row | {"step_time_s": 0.5, "time_change": -0.5, "fits": False}
+    figures = {"alternatives": [slower, too_large], "fits": True}
+    template = "commands/planning/alternatives.txt"
+    assert alternative_rows({"fits": True}) is None
+    assert alternative_rows(figures) == []
+    text = render(template, figures=figures, alternatives=[])
+    assert text.startswith("None of 2 other layouts,") and "the step faster" in text
+    figures["fits"] = False
+    (only,) = alternative_rows(figures) or []
+    assert only["one other setting"] == "Run.microbatches = 2" and only["change"] == "+100.0%"
+    assert "makes the step fit" in render(template, figures=figures, alternatives=[])
 
 
 def test_a_run_is_planned_by_its_tokens(run: Meshloom, tmp_path: Path) -> None:
@@ -368,3 +408,10 @@ def test_tuned_settings_are_a_file_that_training_takes(
         assert refused.code == 2 and message in refused.error
     other = run("tune", *toy(tmp_path, "Run.batch_sequences = 32"), *flags)
     assert other.code == 2 and "log of another search" in other.error
+
+
+def test_names_and_durations_of_the_command_line() -> None:
+    assert inputs.named_layouts(["a/fsdp.gin", "b/fsdp.gin", "whole.gin"]) == {
+        "a/fsdp.gin": "a/fsdp.gin", "b/fsdp.gin": "b/fsdp.gin", "whole": "whole.gin",
+    }  # fmt: skip
+    assert tune_command.parse_duration("1.5h") == 5400 and tune_command.parse_duration("0") == 0

@@ -10,7 +10,7 @@ import pytest
 
 from scripts.commands.planning.page import write_page
 from scripts.commands.training.flags import ReportFlags
-from scripts.commands.training.report import heading, report
+from scripts.commands.training.report import heading, report, table_by_run
 from tests.scripts.conftest import Meshloom, Place
 from trainer.metrics.jsonl import read_lines
 from trainer.metrics.plots import RunPlots
@@ -256,3 +256,10 @@ def test_headings_of_curves_have_units() -> None:
     assert heading("loss") == "loss (nats per token)" and heading("step_s") == "step time (s)"
     assert heading("tokens_per_s") == "tokens per s"
     assert heading("evaluation_total_s") == "evaluation time since the last start (s)"
+
+
+def test_figures_that_a_run_lacks_are_empty_in_its_column() -> None:
+    assert table_by_run("number", {"a": {"loss": 1.5}, "b": {"step": 2}}) == [
+        {"number": "loss", "a": 1.5, "b": None},
+        {"number": "step", "a": None, "b": 2},
+    ]

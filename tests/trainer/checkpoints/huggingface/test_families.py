@@ -8,7 +8,7 @@ import pytest
 from models.positions.rotary import LinearScaling, Rotary
 from tests.trainer.checkpoints.huggingface.test_convert import CASES
 from trainer.checkpoints.huggingface import convert
-from trainer.checkpoints.huggingface.families import DEFAULTS, FAMILIES, IGNORED, SIZES
+from trainer.checkpoints.huggingface.families import DEFAULTS, FAMILIES, IGNORED, SIZES, of_toml
 
 
 def test_each_family_is_recorded() -> None:
@@ -248,3 +248,13 @@ def test_published_settings_have_as_many_weights(
         assert local.positions == Rotary(theta=1e4) and local.attention.window
         assert whole.positions == Rotary(theta=1e6, scaling=scaling)
         assert whole.attention.window is None
+
+
+def test_toml_has_null_and_alternatives() -> None:
+    values = {"mlp_only_layers": [[], "null"], "head_dim": 128}
+    assert of_toml(values) == {"mlp_only_layers": ([], None), "head_dim": 128}
+
+
+def test_tensors_of_images_have_no_name_in_a_decoder() -> None:
+    assert convert.text_name("language_model.model.norm.weight") == "model.norm.weight"
+    assert convert.text_name("vision_tower.patch.bias") is None

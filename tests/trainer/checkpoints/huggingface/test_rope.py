@@ -61,3 +61,8 @@ def test_places_that_contradict_each_other_are_refused() -> None:
     yarn = {"rope_type": "yarn", "factor": 2.0}
     [problem] = rope.problems(given(rope_parameters=yarn, rope_scaling=LINEAR))
     assert problem.startswith("rope_type = 'yarn' in rope_parameters, 'linear' in rope_scaling")
+
+
+def test_whole_numbers_of_a_file_are_integers() -> None:
+    assert [rope.as_field(value) for value in (8.0, 0.5, [1, 2.5])] == [8, 0.5, (1, 2.5)]
+    assert isinstance(rope.as_field(8.0), int) and rope.as_field(True) is True
