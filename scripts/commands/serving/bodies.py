@@ -19,7 +19,10 @@ MAX_CHOICES, MAX_MESSAGES = 128, 1024
 MAX_BIASES, MAX_STOPS, LONGEST_STOP = 1024, 32, 1000
 MAX_VARIABLES = 32
 """Of a chat template."""
-FORMATS = '{"type": "json_object"} or {"type": "json_schema", "json_schema": {"schema": …}}'
+FORMATS = (
+    '{"type": "text"}, {"type": "json_object"} or '
+    '{"type": "json_schema", "json_schema": {"schema": …}}'
+)
 OPENAI = tomllib.loads(Path(__file__).with_name("openai.toml").read_text())
 """Fields of OpenAI's API that change no answer."""
 
