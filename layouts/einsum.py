@@ -68,7 +68,7 @@ def mesh_device() -> jax.sharding.AbstractDevice | None:
 
 
 def has_tpu_kernels() -> bool:
-    """Tells whether the devices of the mesh that is set are TPUs with products in kernels."""
+    """Returns whether the devices of the mesh that is set are TPUs with products in kernels."""
     device = mesh_device()
     if device is None or device.platform != "tpu":
         return False
@@ -145,7 +145,7 @@ def merged_einsum(
 
 
 def is_in_order(terms: Sequence[str]) -> bool:
-    """Tells whether a product of two is a `dot_general` whose operands begin with its batch."""
+    """Returns whether a product of two is a `dot_general` whose operands begin with its batch."""
     *operands, out = terms
     letters = dict.fromkeys("".join(operands))
     batch = "".join(x for x in letters if all(x in axes for axes in terms))

@@ -33,7 +33,7 @@ def shard_index(axes: tuple[str, ...]) -> Array:
 
 
 def is_gatherable(before: jax.P, after: jax.P, over: tuple[str, ...]) -> bool:
-    """Tells whether gathers over these mesh axes alone lead from one placement to the other."""
+    """Returns whether gathers over these mesh axes alone lead from one placement to the other."""
     places = before.partitions, after.partitions
     entries = zip(*(map(mesh_axes, place) for place in places), strict=True)
     return all(old[: len(new)] == new and set(old[len(new) :]) <= set(over) for old, new in entries)

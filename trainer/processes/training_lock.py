@@ -197,7 +197,7 @@ def _shows_sign(path: Path, other: Holder, is_touched: Callable[[], bool]) -> bo
 
 
 def _is_running(pid: int) -> bool:
-    """Tells whether another process of this host has an id."""
+    """Returns whether another process of this host has an id."""
     if pid == os.getpid():  # as after the restart of a container
         return False
     try:

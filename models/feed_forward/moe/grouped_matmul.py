@@ -122,12 +122,12 @@ def block_tokens(choices: int, experts: int) -> int:
 
 
 def has_kernels() -> bool:
-    """Tells whether the devices have kernels for grouped products."""
+    """Returns whether the devices have kernels for grouped products."""
     return is_interpreted() or has_tpu_kernels()
 
 
 def is_interpreted() -> bool:
-    """Tells whether kernels run on a CPU, which is slow: tests replace this."""
+    """Returns whether kernels run on a CPU, which is slow: tests replace this."""
     return False
 
 
