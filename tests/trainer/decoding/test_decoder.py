@@ -46,6 +46,12 @@ def test_few_requests_of_a_length_make_a_small_batch() -> None:
     ]
 
 
+def test_a_text_alone_has_as_few_rows_as_the_devices_allow() -> None:
+    for shards in (1, 4):
+        ((_, shape),) = batches_of([Request([7] * 20, 5)], 64, shards)
+        assert shape == (shards, 0, 32, 16)
+
+
 def test_rows_are_padded_with_zeros() -> None:
     np.testing.assert_array_equal(rows_of([[5, 6], [], [7]], 3), [[5, 6, 0], [0, 0, 0], [7, 0, 0]])
 
