@@ -19,13 +19,7 @@ class RunError(RuntimeError):
 
 @contextlib.contextmanager
 def extra_required(extra: str, user: str) -> Iterator[None]:
-    """Says which extra of `pip install` has a package that is missing.
-
-    >>> with extra_required("plot", "plot"):  # doctest: +ELLIPSIS
-    ...     import no_such_package
-    Traceback (most recent call last):
-    configs.errors.UserError: plot needs no_such_package, ...
-    """
+    """Says which extra of `pip install` has a package that is missing."""
     try:
         yield
     except ModuleNotFoundError as error:  # also importlib.metadata's PackageNotFoundError
@@ -46,11 +40,7 @@ def did_you_mean(name: str, legal: Iterable[str]) -> str:
 
 
 def brief(value: str, length: int = 120) -> str:
-    """Shortens a long value to what a message can show.
-
-    >>> brief("x" * 500, 20)
-    'xxxxxxxxxx … xxxxxxxxxx (500 characters)'
-    """
+    """Shortens a long value to what a message can show."""
     half = length // 2
     if len(value) <= length + half:
         return value

@@ -24,11 +24,7 @@ T = TypeVar("T")
 
 
 class Described(NamedTuple):
-    """Says in words which texts a pattern allows.
-
-    >>> legal(Annotated[str, Field(pattern="^[a-z]$"), Described("of one small letter")] | None)
-    'a string of one small letter or None'
-    """
+    """Says in words which texts a pattern allows."""
 
     words: str
 
@@ -123,13 +119,7 @@ def no_such_parameter(cls: type[Any], name: str) -> str:
 
 
 def legal(field_type: Any, bounds: tuple[Any, ...] = ()) -> str:
-    """Describes the values that a field type allows.
-
-    >>> legal(Fraction | None)
-    'a number of at least 0 and below 1 or None'
-    >>> legal(tuple[Literal["relu", "gelu"], ...])
-    "a tuple, each item 'relu' or 'gelu'"
-    """
+    """Describes the values that a field type allows."""
     origin, args = get_origin(field_type), get_args(field_type)
     if origin is Annotated:
         return legal(args[0], args[1:])

@@ -41,11 +41,7 @@ def parts(text: str) -> list[str]:
 
 
 def pairs(text: str) -> tuple[tuple[str, str], ...]:
-    """Splits Mesh-TensorFlow's "a:b;c:d" (also with commas, dots or spaces) into pairs.
-
-    >>> pairs("batch:rows;vocab:cols"), pairs("data:2, model:4")
-    ((('batch', 'rows'), ('vocab', 'cols')), (('data', '2'), ('model', '4')))
-    """
+    """Splits Mesh-TensorFlow's "a:b;c:d" (also with commas, dots or spaces) into pairs."""
     names = []
     for part in parts(text):
         left, colon, right = part.partition(":")

@@ -107,11 +107,7 @@ def print_error(line: str) -> str:
 
 
 def escape(message: str) -> str:
-    """Escapes control characters and shortens lines, which may hold any input.
-
-    >>> escape("no file \\x1b[31m\\n  named that")
-    'no file \\\\x1b[31m\\n  named that'
-    """
+    """Escapes control characters and shortens lines, which may hold any input."""
     message = re.sub(r"\n(?!  )", r"\\n", message)  # of a value: our further lines are indented
     lines = message.split("\n")
     escaped = (re.sub(r"[\x00-\x1f\x7f-\x9f]", lambda x: repr(x[0])[1:-1], line) for line in lines)

@@ -16,11 +16,7 @@ def shortened(items: Sequence[object], count: int) -> str:
 
 
 def cell(value: object) -> str:
-    """Writes a number of a table, whose unit its heading names.
-
-    >>> cell(0.123456), cell(1234567), cell("decoder 1"), cell(None)
-    ('0.1235', '1,234,567', 'decoder 1', '')
-    """
+    """Writes a number of a table, whose unit its heading names."""
     if value is None:
         return ""
     if isinstance(value, float) and not value.is_integer():

@@ -51,8 +51,8 @@ def prepare(
     if "validation" in task.source.splits() and "validation" not in prepared.splits:
         remedy = ", ".join([*task.source.remedies("validation"), "or more text"])
         logger.warning(
-            "Warning: %s: too few examples to hold some out, so nothing is validated.  For a "
-            "validation split give it %s.", task.name, remedy,
+            "Warning: %s: too few different examples to hold some out, so nothing is validated.  "
+            "For a validation split give it %s.", task.name, remedy,
         )  # fmt: skip
     check_same(
         {f"{name} of {task.name}": prepared.manifest[name] for name in

@@ -144,17 +144,16 @@ class FileSource(Source):
         return sum(lookup.size_of(path_of(path).expanduser()) for path in paths)
 
     def remedies(self, split: str) -> Sequence[str]:
-        """Describes which settings would give more examples to a split that has none.
-
-        >>> TextFiles(train="a.txt").remedies("validation")
-        ('a TextFiles.validation_fraction above 0.02', 'files of its own (TextFiles.validation)')
-        """
+        """Describes which settings would give more examples to a split that has none."""
         kind = type(self).__name__
         names = " and ".join(f"{kind}.{parameter}" for parameter in self.parameters(split))
-        if split == "validation" and self.holds_out:
-            fraction = f"a {kind}.validation_fraction above {self.validation_fraction:g}"
-            return (fraction, f"files of its own ({names})")
-        return (f"other files ({names})",)
+        if not self.holds_out or split == "test":
+            return (f"other files ({names})",)
+        if split == "train":
+            held_out = " and ".join(f"{kind}.{name}" for name in self.parameters("validation"))
+            return (f"validation files ({held_out}), as all examples are held out",)
+        fraction = f"a {kind}.validation_fraction above {self.validation_fraction:g}"
+        return (fraction, f"files of its own ({names})")
 
     def fingerprint(self) -> dict[str, Any] | None:
         try:

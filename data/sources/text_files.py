@@ -57,12 +57,13 @@ def named(patterns: str | Sequence[str], setting: str) -> list[str]:
             raise UserError(f"{setting}: no file matches {pattern!r}.{nearest(pattern)}")
         for path in matches:
             if path_of(path).is_dir():
-                suffixes = [p.suffix for p in sorted(path_of(path).iterdir()) if p.is_file()]
-                ending = max(suffixes, key=suffixes.count, default=".txt")
-                ending = ".arrow" if ".arrow" in suffixes else ending  # next to them are .json
+                inside = sorted(p for depth in ("*", "*/*") for p in path_of(path).glob(depth))
+                ends = [os.path.join(p.parent, f"*{p.suffix}") for p in inside if p.is_file()]
+                # Next to Arrow's files, in a folder for each split, are .json.
+                arrow = [end for end in ends if end.endswith(".arrow")]
+                example = max(arrow or ends, key=ends.count, default=os.path.join(path, "*.txt"))
                 raise UserError(
-                    f"{setting}: {path!r} is a folder.  "
-                    f"Name its files, such as {os.path.join(path, f'*{ending}')!r}."
+                    f"{setting}: {path!r} is a folder.  Name its files, such as {example!r}."
                 )
             if not is_remote(path) and path_of(path).is_fifo():
                 raise UserError(

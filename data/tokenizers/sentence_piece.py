@@ -1,7 +1,5 @@
 """Trains and applies vocabs of SentencePiece's sub-words."""
 
-import contextlib
-import ctypes
 import io
 import itertools
 import logging
@@ -16,6 +14,7 @@ from pydantic import Field
 
 from configs.errors import UserError
 from configs.spec import Count, spec
+from data.memory import trim_memory
 from data.vocab import EOS, PAD, UNK, Tokenizer, Vocab, read_model, thread_count
 
 logger = logging.getLogger(__name__)
@@ -107,9 +106,7 @@ class SentencePiece(Tokenizer):
             if errors:
                 raise errors[0] from None
             raise UserError(_explain(self, str(error))) from None
-        with contextlib.suppress(OSError, AttributeError):  # of another C library
-            # glibc keeps what training took: 0.9 GB of a million lines.
-            ctypes.CDLL(None).malloc_trim(0)
+        trim_memory()  # 0.9 GB of a million lines
         return SentencePieceVocab(model.getvalue())
 
 

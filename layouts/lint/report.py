@@ -174,11 +174,7 @@ def _rule_that_shards(context: LintContext) -> tuple[str, int]:
 
 
 def _percent(share: float) -> str:
-    """Formats a share, with decimals where it would round to 0% or 100%.
-
-    >>> _percent(0.4), _percent(0.9999), _percent(1)
-    ('40%', '99.99%', '100%')
-    """
+    """Formats a share, with decimals where it would round to 0% or 100%."""
     return f"{share:.0%}" if share in (0, 1) or 0.01 <= share <= 0.99 else f"{share:.2%}"
 
 

@@ -6,7 +6,7 @@ import pytest
 from pydantic import Field
 
 from configs.errors import RunError, UserError, did_you_mean
-from configs.spec import SPECS, Count, Fraction, abstract_spec, is_spec, legal, spec
+from configs.spec import SPECS, Count, Described, Fraction, abstract_spec, is_spec, legal, spec
 
 
 @spec
@@ -232,3 +232,10 @@ def test_all_problems_of_a_spec_are_told_at_once() -> None:
         "  Lamp.watts = 'ten': found str, legal: an integer of at least 1.",
         "  Lamp.colour: no such parameter.  Did you mean colours?  Legal: watts, colours.",
     ]
+
+
+def test_legal_values_are_told_in_words() -> None:
+    letter = Annotated[str, Field(pattern="^[a-z]$"), Described("of one small letter")]
+    assert legal(letter | None) == "a string of one small letter or None"
+    assert legal(Fraction | None) == "a number of at least 0 and below 1 or None"
+    assert legal(tuple[Literal["relu", "gelu"], ...]) == "a tuple, each item 'relu' or 'gelu'"

@@ -184,3 +184,8 @@ def test_no_axis_stands_twice_in_a_tensor(call: str) -> None:
     layout = Layout(mesh="data:1", rules="batch:data")
     with pytest.raises(ValueError, match="BB: axis B stands twice"):
         layout.place("BB") if call == "place" else layout.einsum("BB->B", jnp.ones((3, 3)))
+
+
+def test_rules_and_meshes_are_pairs() -> None:
+    assert pairs("batch:rows;vocab:cols") == (("batch", "rows"), ("vocab", "cols"))
+    assert pairs("data:2, model:4") == (("data", "2"), ("model", "4"))

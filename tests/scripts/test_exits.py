@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from configs.errors import RunError, UserError
-from scripts.exits import report
+from scripts.exits import escape, report
 
 
 @pytest.mark.parametrize(
@@ -39,3 +39,7 @@ def test_what_numpy_cannot_allocate_is_said(capsys: pytest.CaptureFixture[str]) 
         np.empty(1 << 58, np.uint8)
     assert report(caught.value)[0] == 2
     assert "out of memory: 256. PiB more are needed" in capsys.readouterr().err
+
+
+def test_control_characters_of_a_message_are_escaped() -> None:
+    assert escape("no file \x1b[31m\n  named that") == "no file \\x1b[31m\n  named that"

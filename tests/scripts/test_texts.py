@@ -28,3 +28,8 @@ def test_a_number_of_a_table_that_rounds_up_is_written_whole() -> None:
 )  # fmt: skip
 def test_figures_have_units(value: object, unit: str, text: str) -> None:
     assert with_unit(value, unit) == text
+
+
+def test_cells_are_short() -> None:
+    values = (0.123456, 1234567, "decoder 1", None)
+    assert [cell(value) for value in values] == ["0.1235", "1,234,567", "decoder 1", ""]

@@ -117,7 +117,8 @@ def warm_started(
     with jax.set_mesh(mesh):
         weights = new | jax.jit(replace)(restored)
     kept = ", ".join(sorted(new.keys() - sources.keys()))
-    logger.info("Weights of %s, step %d%s.", folder, step, kept and f"; new: {kept}")
+    new_ones = kept and f"; new: {kept}"
+    logger.info("%s: weights of %s, step %d%s.", setting, folder, step, new_ones)
     return traverse_util.unflatten_dict(weights, sep="/"), step
 
 

@@ -56,11 +56,7 @@ def spent_seconds(model_dir: Path) -> dict[str, float]:
 
 
 def describe(seconds: Mapping[str, float]) -> str:
-    """Says where the time of a run went, the largest first.
-
-    >>> describe({"compile": 15.0, "steps": 45.0, "data": 0.1})
-    'Goodput 74.9% of 60.1 s: compile 25.0%, data 0.2%.'
-    """
+    """Says where the time of a run went, the largest first."""
     total_s = sum(seconds.values())
     shares = {use: spent_s / total_s for use, spent_s in seconds.items()}
     rest = sorted((use for use in shares if use != "steps"), key=shares.__getitem__, reverse=True)

@@ -65,11 +65,7 @@ def is_number(value: object) -> bool:
 
 
 def finite(value: Any) -> Any:
-    """Replaces what is infinite, or no number, which JSON lacks, by None.
-
-    >>> finite({"hours": {"steps": 1.5, "failures": math.inf}, "range": (2.0, math.nan, "s")})
-    {'hours': {'steps': 1.5, 'failures': None}, 'range': [2.0, None, 's']}
-    """
+    """Replaces what is infinite, or no number, which JSON lacks, by None."""
     if isinstance(value, dict):
         return {name: finite(part) for name, part in value.items()}
     if isinstance(value, list | tuple):

@@ -15,7 +15,7 @@ from configs.errors import extra_required
 from data.storage.files import atomic_write
 from trainer.metrics.jsonl import EVALUATIONS, METRICS, Line, is_number, read_lines
 
-SCALE = 9.5  # of smoothing, in steps
+SCALE = 14.0  # of smoothing, in steps
 
 
 class RunPlots:
@@ -209,31 +209,28 @@ def of_one_shape(lines: list[Line], key: str) -> list[Line]:
 
 
 def smoothed(values: list[float]) -> list[float]:
-    """Fits a line around each value, in which a neighbour at distance k weighs exp(-k / scale).
+    """Fits a parabola around each value, where a neighbour at distance k weighs exp(-k / scale).
 
     A mean of the values before would lag: it is above a falling loss.  A mean of both sides lags at
-    the ends, where a fitted line does not.  A loss falls faster at the start, so fewer neighbours
-    count there: the scale is a tenth of the number of the value.  Infinite values and NaN, as of a
-    run that diverged, leave a gap and weigh nothing.
+    the ends, and a fitted line is above a bend.  A loss falls faster at the start, so fewer
+    neighbours count there: the scale is a tenth of the number of the value.  Infinite values and
+    NaN, as of a run that diverged, leave a gap and weigh nothing.
     """
     value_S = np.asarray(values, np.float64)
-    ones_S = np.isfinite(value_S).astype(np.float64)
-    value_S = np.where(ones_S, value_S, 0.0)
-    count = len(values)
+    is_finite_S = np.isfinite(value_S)
+    value_S, count = np.where(is_finite_S, value_S, 0.0), len(values)
     scale_S = np.minimum((np.arange(count) + 1) / 10, SCALE)
-    n, x, xx, y, xy = np.zeros((5, count))
+    moments_S33, sums_S3 = np.zeros((count, 3, 3)), np.zeros((count, 3))
     reach = min(math.ceil(SCALE * math.log(100)), count - 1)  # a neighbour there weighs 1 %
     for k in range(-reach, reach + 1):
         places = slice(max(0, -k), count - max(0, k))
         neighbours = slice(max(0, k), count + min(0, k))
-        weight_S = np.exp(-abs(k) / scale_S[places]) * ones_S[neighbours]
-        for total, term in ((n, 1.0), (x, k), (xx, k * k)):
-            total[places] += weight_S * term
-        for total, term in ((y, 1.0), (xy, k)):
-            total[places] += weight_S * term * value_S[neighbours]
-    spread = n * xx - x * x
-    line_S = np.divide(xx * y - x * xy, spread, out=value_S.copy(), where=spread > 0)
-    return [float(value) for value in np.where(ones_S, line_S, np.nan)]
+        weight_S1 = (np.exp(-abs(k) / scale_S[places]) * is_finite_S[neighbours])[:, None]
+        terms_3 = (k / SCALE) ** np.arange(3)
+        moments_S33[places] += weight_S1[:, :, None] * np.outer(terms_3, terms_3)
+        sums_S3[places] += weight_S1 * value_S[neighbours, None] * terms_3
+    fit_S31 = np.linalg.pinv(moments_S33, hermitian=True) @ sums_S3[:, :, None]
+    return [float(value) for value in np.where(is_finite_S, fit_S31[:, 0, 0], np.nan)]
 
 
 def import_pyplot() -> Any:

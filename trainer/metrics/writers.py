@@ -189,12 +189,7 @@ def warnings(layers: dict[str, Layer], router: Router | None) -> list[str]:
 
 
 def remedy(router: Router | None, setting: str) -> str:
-    """Names a setting of the router with its value.
-
-    >>> from models.feed_forward.moe.routing import Top2
-    >>> remedy(Top2(aux_loss=0.02), "aux_loss")
-    'Top2.aux_loss (now 0.02)'
-    """
+    """Names a setting of the router with its value."""
     if router is None:
         return f"the router's {setting}"
     return f"{type(router).__name__}.{setting} (now {getattr(router, setting)})"

@@ -3,7 +3,7 @@
 import dataclasses
 import itertools
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from configs.errors import RunError, UserError
@@ -22,15 +22,16 @@ from trainer.run import Run
 logger = logging.getLogger(__name__)
 
 
-def alternatives(plan: StepPlan) -> list[dict[str, Any]]:
-    """Lists the plan's run with one other setting each: those that fit first, by their times.
+def alternatives(plan: StepPlan, stages: Sequence[Run]) -> list[dict[str, Any]]:
+    """Lists the plan's run with other settings of one kind: those that fit first, by their times.
 
     Time and memory are those of a trace, times the ratio of the plan's to those of its own trace.
+    The settings are legal in all stages of the run.
     """
     topology, needed_bytes = plan.topology, plan.memory.needed_bytes
     assert topology is not None and plan.step_s is not None
     layout = dataclasses.replace(plan.layout, mesh=format_mesh(plan.mesh))
-    run, *others = dict.fromkeys(single_changes(plan.run, layout, topology))
+    run, *others = dict.fromkeys(single_changes(plan.run, stages, layout, topology))
     traced = search.plan_if_traceable(*run, topology)
     assert traced is not None
     time_ratio = plan.step_s / search.known_step_s(traced)
@@ -61,15 +62,17 @@ def alternatives(plan: StepPlan) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: (not row["fits"], row["step_time_s"], len(row["settings"])))
 
 
-def single_changes(run: Run, layout: Layout, topology: Topology) -> Iterator[Candidate]:
+def single_changes(
+    run: Run, stages: Sequence[Run], layout: Layout, topology: Topology
+) -> Iterator[Candidate]:
     """Yields the run itself, then with other recomputations, microbatches and layouts."""
     yield Candidate(run, layout)
     if isinstance(run.model, Transformer):
         for model in recomputations(run.model, offload=True):
             yield Candidate(dataclasses.replace(run, model=model), layout)
     record, sizes = record_loss(run), mesh_sizes(layout.mesh, topology.devices)
-    for count in MICROBATCHES:
-        if divides(run, count, batch_shards(layout, sizes)):
+    for count in range(1, MICROBATCHES[-1] + 1):
+        if divides(stages, count, batch_shards(layout, sizes)):
             yield Candidate(dataclasses.replace(run, microbatches=count), layout)
     if topology.count > 1 and not topology.is_gpu:
         return  # layouts of several slices are not searched
@@ -84,6 +87,6 @@ def single_changes(run: Run, layout: Layout, topology: Topology) -> Iterator[Can
             other = dataclasses.replace(layout, mesh=format_mesh(moved), order=None)
             if not any(p.severity == "error" for p in lint(other, moved, record, {})):
                 layouts.add(other)
-    legal = search.legal_layouts(run, topology.devices, layouts)
+    legal = search.legal_layouts(stages, topology.devices, layouts)
     for other in search.drop_oversized(run, legal, topology):
         yield Candidate(run, other)

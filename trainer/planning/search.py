@@ -156,20 +156,24 @@ def rule_sets(record: Record, sizes: Mapping[str, int]) -> Iterator[tuple[str, s
         yield ";".join(rule for rule in rules if rule), weight.format(rows=rows)
 
 
-def rank_layouts(run: Run, hardware: Hardware, configured: Sequence[Layout]) -> list[StepPlan]:
+def rank_layouts(
+    stages: Sequence[Run], hardware: Hardware, configured: Sequence[Layout]
+) -> list[StepPlan]:
     """Ranks candidates and layouts of the run's files by their traces, the fastest that fits first.
 
-    Tries a third mesh axis with the best one.
+    They are legal in all stages of a run, and traced in the last.  Tries a third mesh axis with the
+    best one.
     """
+    *_, run = stages
     record, devices = record_loss(run), hardware.devices
     every = {*configured, *candidates(record, devices, run.microbatch_rows)}
-    if not (layouts := legal_layouts(run, devices, every)):
+    if not (layouts := legal_layouts(stages, devices, every)):
         raise UserError(
             f"no layout splits this model and batch over {devices} devices.  Choose other devices, "
             "or a Run.batch_sequences with more divisors."
         )
     ranking = fastest_first(plan_layouts(run, drop_oversized(run, layouts, hardware), hardware))
-    wider = legal_layouts(run, devices, with_shard_axis(record, ranking[0].layout))
+    wider = legal_layouts(stages, devices, with_shard_axis(record, ranking[0].layout))
     wider = drop_oversized(run, wider, hardware)
     return fastest_first([*ranking, *plan_layouts(run, wider, hardware)])
 
@@ -200,12 +204,13 @@ def plan_if_traceable(run: Run, layout: Layout, hardware: Hardware) -> StepPlan 
         return None
 
 
-def legal_layouts(run: Run, devices: int, layouts: Iterable[Layout]) -> list[Layout]:
-    """Keeps layouts that divide every microbatch, sorted by name."""
+def legal_layouts(stages: Sequence[Run], devices: int, layouts: Iterable[Layout]) -> list[Layout]:
+    """Keeps layouts that divide every microbatch of all stages, sorted by name."""
+    rows = math.gcd(*(run.microbatch_rows for run in stages))
     dividing = (
         layout
         for layout in layouts
-        if run.microbatch_rows % batch_shards(layout, mesh_sizes(layout.mesh, devices)) == 0
+        if rows % batch_shards(layout, mesh_sizes(layout.mesh, devices)) == 0
     )
     return sorted(dividing, key=one_line)
 

@@ -47,8 +47,8 @@ class Candidate(NamedTuple):
     def settings(self) -> dict[str, Any]:
         """Lists the settings that a search varies, under the names of gin files."""
         run, layout = self.run, self.layout
-        names = ("mesh", "rules", "param_rules", "order")
-        settings: dict[str, Any] = {f"Layout.{name}": getattr(layout, name) for name in names}
+        fields = dataclasses.asdict(layout).items()
+        settings: dict[str, Any] = {f"Layout.{name}": value for name, value in fields}
         settings["Run.microbatches"] = run.microbatches
         if isinstance(run.model, Transformer):
             for name in ("remat", "remat_saves", "remat_offloads"):
@@ -201,15 +201,24 @@ class Tuner:
 
 
 def ladders_of(
-    run: Run, layouts: Sequence[Layout], options: Sequence[tuple[str, ...]], hardware: Hardware
+    stages: Sequence[Run],
+    layouts: Sequence[Layout],
+    options: Sequence[tuple[str, ...]],
+    hardware: Hardware,
 ) -> Iterator[list[Candidate]]:
-    """Yields ladders of candidates for each layout, recomputation and set of compiler options."""
+    """Yields ladders of candidates for each layout, recomputation and set of compiler options.
+
+    They are of the last of a run's stages, and legal in all.
+    """
+    *_, run = stages
     models: Sequence[ModelSpec] = [run.model]
     if isinstance(run.model, Transformer):
         models = recomputations(run.model, offload=isinstance(hardware, Topology))
     for layout in layouts:
         shards = batch_shards(layout, mesh_sizes(layout.mesh, hardware.devices))
-        counts = [n for n in sorted({run.microbatches, *MICROBATCHES}) if divides(run, n, shards)]
+        counts = [
+            n for n in sorted({run.microbatches, *MICROBATCHES}) if divides(stages, n, shards)
+        ]
         for recomputed, chosen in itertools.product(models, options):
             changed = dataclasses.replace(run, model=recomputed, compiler_options=chosen)
             runs = (dataclasses.replace(changed, microbatches=count) for count in counts)
@@ -239,12 +248,13 @@ def recomputations(model: Transformer, *, offload: bool) -> list[Transformer]:
     return list(dict.fromkeys([model, *kinds]))
 
 
-def divides(run: Run, microbatches: int, shards: int) -> bool:
-    """Returns whether microbatches divide over the shards of a batch, and into groups of tokens."""
-    if run.batch_sequences % (microbatches * shards):
+def divides(stages: Sequence[Run], microbatches: int, shards: int) -> bool:
+    """Returns whether microbatches of all stages divide over shards, and into groups of tokens."""
+    if any(run.batch_sequences % (microbatches * shards) for run in stages):
         return False
     try:
-        check_run(dataclasses.replace(run, microbatches=microbatches))
+        for run in stages:
+            check_run(dataclasses.replace(run, microbatches=microbatches))
     except UserError:
         return False
     return True

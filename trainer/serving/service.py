@@ -13,6 +13,7 @@ import jax
 from jax import monitoring
 from jax.sharding import Mesh
 
+from data.memory import trim_memory
 from models.decoding.sampling import Sampling
 from trainer.decoding.decoder import Request, TokenHypothesis
 
@@ -217,6 +218,7 @@ class Service(abc.ABC):
         try:
             with jax.set_mesh(self.mesh):
                 self.warm_up()  # in this thread: what JAX keeps compiled depends on its contexts
+                trim_memory()  # of the weights as they were restored
                 self._is_ready.set()
                 while (jobs := self._next()) is not None:
                     self.advance(jobs)
@@ -238,6 +240,7 @@ class Service(abc.ABC):
                     self.set_weights(params)
                     self.checkpoint = step
                     del params  # the service may have made others of them
+                    trim_memory()
                     self.counts.reloads += 1
                     logger.info("Serving the checkpoint of step %d.", self.checkpoint)
                 jobs = self.next_jobs() if self._next_weights is None else []

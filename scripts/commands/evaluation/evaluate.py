@@ -15,6 +15,7 @@ from configs.paths import path_of
 from data.packing.pair_rows import packed_pairs
 from data.packing.rows import Rows
 from data.sources.pairs import Pair, chosen_tag
+from data.sources.text import TextFiles
 from data.sources.text_files import read_lines, read_raw_lines
 from data.storage.files import is_stream
 from data.task import Task
@@ -170,9 +171,10 @@ def evaluate_model(flags: EvaluateFlags) -> list[dict[str, Any]]:
 def note_counting(flags: EvaluateFlags, run: Run, evaluation: Evaluation) -> None:
     """Says what a perplexity per word counts, and whether experts drop tokens."""
     if not run.task.takes_pairs:
-        ends = "lines, blank ones too"
-        if flags.text.text_file is None:
-            ends = 'examples; a blank line is one only with TextFiles.example = "any line"'
+        ends, source = "lines, blank ones too", run.task.source
+        if flags.text.text_file is None and getattr(source, "example", "") != "any line":
+            by_line = '; a blank line is one only with TextFiles.example = "any line"'
+            ends = f"examples{by_line if isinstance(source, TextFiles) else ''}"
         counted = f"{evaluation.words:,} words and the ends of {evaluation.lines:,} {ends}"
         print_note(f"Perplexity per word counts {counted}.")
     if run.model.drops_tokens and flags.drop_tokens:

@@ -269,11 +269,7 @@ def print_lines(lines: Iterable[Line]) -> None:
 
 
 def shown(value: object) -> object:
-    """Shortens a list, and a share.
-
-    >>> shown([3, 8]), shown([*range(20)]), shown(1 / 3)
-    ('3, 8', '0, 1, 2, 3, 4, 5, 6, 7, 12 more', '0.333')
-    """
+    """Shortens a list, and a share."""
     if not isinstance(value, list):
         return f"{value:.3f}" if isinstance(value, float) else value
     return shortened(value, MOST_ITEMS) or "none"

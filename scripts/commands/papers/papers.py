@@ -218,9 +218,6 @@ def neighbours(coords: np.ndarray) -> np.ndarray:
 
     A permutation sends along this order: with pairs that are close, its cost is constant (GShard,
     section 5.3).
-
-    >>> neighbours(np.array([[0, 0], [0, 1], [1, 0], [1, 1], [2, 0], [2, 1]])).tolist()
-    [0, 2, 4, 5, 3, 1]
     """
     keys, turns = [], np.zeros(len(coords), int)
     for axis in coords.T[::-1]:

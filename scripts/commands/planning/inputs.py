@@ -44,12 +44,20 @@ class PlanInputs(NamedTuple):
         checks.check_run(run)
         return cls(config, run, layout, topology, sizes_on(layout, topology))
 
-    def check(self, run: Run) -> None:
-        """Raises every error of the layout with this run; prints the warnings."""
-        torus = None
+    def check(self, *stages: Run) -> None:
+        """Raises every error of the layout with a run's stages; prints the warnings of the last."""
+        torus, warnings = None, list[str]()
         if self.topology is not None and self.topology.count == 1:  # it has an order
             torus = self.topology.torus
-        print_note(*checks.check_layout(run, self.layout, self.sizes, self.config.origins, torus))
+        for run in stages:
+            origins = self.config.origins
+            warnings = checks.check_layout(run, self.layout, self.sizes, origins, torus)
+        print_note(*warnings)
+
+    @property
+    def stages(self) -> list[Run]:
+        """Returns the run in each of its stages; the last is what is planned."""
+        return [*self.config.make(Run).by_stage[:-1], self.run]
 
     @contextlib.contextmanager
     def explained_errors(self, run: Run, trace_fn: TraceFn) -> Iterator[None]:

@@ -55,17 +55,17 @@ def alternative_rows(figures: Mapping[str, Any]) -> list[dict[str, str]] | None:
     if "alternatives" not in figures:
         return None
     limit = -MIN_SAVED if figures["fits"] else math.inf
-    by_time = dict[str, dict[str, str]]()  # the first of equal times, which changes the least
+    by_cost = dict[tuple[str, str], dict[str, str]]()  # of equal ones, what changes the least
     for row in figures["alternatives"]:
         if row["fits"] and row["time_change"] <= limit:
             text = {
-                "one other setting": ", ".join(f"{n} = {v!r}" for n, v in row["settings"].items()),
+                "settings": ", ".join(f"{n} = {v!r}" for n, v in row["settings"].items()),
                 "step": with_unit(row["step_time_s"], "s"),
                 "change": f"{row['time_change']:+.1%}",
                 "bytes per device": size_text(row["bytes_per_device"]),
             }
-            by_time.setdefault(text["step"], text)
-    return [*by_time.values()][:MAX_ALTERNATIVES]
+            by_cost.setdefault((text["step"], text["bytes per device"]), text)
+    return [*by_cost.values()][:MAX_ALTERNATIVES]
 
 
 def run_cost_rows(figures: Mapping[str, Any]) -> list[dict[str, str]]:

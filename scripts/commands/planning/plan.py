@@ -34,10 +34,13 @@ def plan(flags: PlanFlags) -> None:
         page.print_plan(title, figures)
         title = f"Decoding: {title}"
     else:
-        inputs.check(inputs.run)
+        inputs.check(*inputs.stages)
         print_note(*check_bubble(inputs.run, inputs.layout, inputs.sizes))
         step_plan = best_plan(inputs, flags.analytic)
         figures = training_figures(step_plan, flags)
+        if flags.alternatives:
+            print_note("Tracing alternatives, which takes seconds each.")
+            figures["alternatives"] = alternatives(step_plan, inputs.stages)
         page.print_plan(title, figures)
         if step_plan.memory.out_of_memory:
             print_note(
@@ -58,8 +61,8 @@ def check_flags(flags: PlanFlags) -> None:
         raise UserError(f"{', '.join(given)} needs --decode.  Add it.")
     if flags.alternatives and (flags.decode or flags.compare or flags.topology is None):
         raise UserError(
-            "--alternatives are of one training plan, on --topology.  Remove it, or --decode and "
-            "--compare."
+            "--alternatives are of one training plan, on --topology.  Add --topology, and remove "
+            "--decode and --compare."
         )
     if flags.tokens is not None and flags.decode:
         raise UserError("--tokens is the length of a training.  Remove it, or --decode.")
@@ -93,7 +96,7 @@ def compare(flags: PlanFlags) -> None:
         if flags.decode:
             figures[name] = decode_as_json(plan_decode.plan_batch(inputs, flags))
         else:
-            inputs.check(inputs.run)
+            inputs.check(*inputs.stages)
             figures[name] = training_figures(best_plan(inputs, flags.analytic), flags)
 
     def order(name: str) -> tuple[bool, float]:
@@ -113,7 +116,4 @@ def training_figures(plan: StepPlan, flags: PlanFlags) -> dict[str, Any]:
     figures = as_json(plan, assumed, flags.price_per_chip_hour)
     if flags.price_per_chip_hour is not None and figures["run_cost"] is not None:
         figures["run_cost"]["currency"] = flags.currency or "USD"
-    if flags.alternatives:
-        print_note("Tracing alternatives, which takes seconds each.")
-        figures["alternatives"] = alternatives(plan)
     return figures

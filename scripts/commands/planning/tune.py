@@ -47,12 +47,13 @@ SECONDS = {"s": 1, "m": 60, "h": 3600}
 def tune(flags: TuneFlags) -> None:
     """Searches layout, microbatches, recomputation and compiler options of a run."""
     config, budget_s = settings_of(flags.settings), parse_duration(flags.budget)
-    run, topology = inputs.with_largest_batch(config.make(Run)), inputs.parse_topology(flags)
+    topology, stages = inputs.parse_topology(flags), config.make(Run).by_stage
+    run = inputs.with_largest_batch(config.make(Run))
     check_flags(flags, topology, compiles=budget_s > 0)
     check_run(run)
     configured = configured_layouts(config, run, topology)
     work = search if budget_s else rank
-    work(flags, run, topology, configured)
+    work(flags, [*stages[:-1], run], topology, configured)
 
 
 def check_flags(flags: TuneFlags, topology: Topology | None, *, compiles: bool) -> None:
@@ -73,9 +74,12 @@ def check_flags(flags: TuneFlags, topology: Topology | None, *, compiles: bool) 
         raise UserError(f"--output={flags.output}: the log has this name.  Give a .gin file.")
 
 
-def rank(flags: TuneFlags, run: Run, topology: Topology | None, configured: Layouts) -> None:
+def rank(
+    flags: TuneFlags, stages: Sequence[Run], topology: Topology | None, configured: Layouts
+) -> None:
     """Ranks all layouts, with the other settings of the run, by their traces."""
-    ranking = rank_layouts(run, topology or measure_host(jax.devices()), configured)
+    run = stages[-1]
+    ranking = rank_layouts(stages, topology or measure_host(jax.devices()), configured)
     where = f"{len(jax.devices())} devices of one machine" if topology is None else topology.name
     basis = f"{len(ranking)} layouts on {where}, by their traces"
     fitting = [plan for plan in ranking if plan.fits is not False]
@@ -94,8 +98,11 @@ def rank(flags: TuneFlags, run: Run, topology: Topology | None, configured: Layo
     write_best(flags.output, trials, f"The fastest of {basis}", named_options(run, topology))
 
 
-def search(flags: TuneFlags, run: Run, topology: Topology | None, configured: Layouts) -> None:
+def search(
+    flags: TuneFlags, stages: Sequence[Run], topology: Topology | None, configured: Layouts
+) -> None:
     """Compiles or times what traces predict to be the fastest, while there is any, and time."""
+    run = stages[-1]
     deadline_s = time.monotonic() + parse_duration(flags.budget)
     log_file = local_path(flags.output, "--output").with_suffix(LOG)
     log = TrialLog(log_file, subject(run, topology, configured, flags.best))
@@ -103,13 +110,13 @@ def search(flags: TuneFlags, run: Run, topology: Topology | None, configured: La
     hardware = topology or HostRates(**rates)
 
     def chosen_layouts() -> list[dict[str, Any]]:
-        ranking = shortlist(rank_layouts(run, hardware, configured), configured, flags.best)
+        ranking = shortlist(rank_layouts(stages, hardware, configured), configured, flags.best)
         return [dataclasses.asdict(plan.layout) for plan in ranking]
 
     layouts = [Layout(**fields) for fields in log.once("layouts", chosen_layouts)]
     tuner = Tuner(hardware, measure_on(topology), log, deadline_s)
     option_names = named_options(run, topology)
-    tuner.search(list(ladders_of(run, layouts, list(option_names), hardware)))
+    tuner.search(list(ladders_of(stages, layouts, list(option_names), hardware)))
     if not (ranking := tuner.ranking):
         remedy = "Choose more devices, or a smaller Run.batch_sequences."
         if tuner.left:

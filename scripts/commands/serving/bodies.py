@@ -23,6 +23,7 @@ FORMATS = (
     '{"type": "text"}, {"type": "json_object"} or '
     '{"type": "json_schema", "json_schema": {"schema": …}}'
 )
+CONTENT = 'a text, or a list of {"type": "text", "text": a text}'
 OPENAI = tomllib.loads(Path(__file__).with_name("openai.toml").read_text())
 """Fields of OpenAI's API that change no answer."""
 
@@ -318,6 +319,7 @@ def invalid(error: ValidationError, body: type[BaseModel]) -> ApiError:
     if kind == "missing" and len(path) == 1:
         return ApiError(422, f"{name} is missing.  Legal: {legal}.", name)
     if name == "messages":  # after the field of a message, the path names types of a union
+        legal = CONTENT if path[2:3] == ("content",) else legal
         legal = "null, which changes nothing" if kind == "extra_forbidden" else legal
         place = path[:2] if kind == "missing" else path[:3]
         return bad_field(".".join(map(str, place)), first["input"], legal)

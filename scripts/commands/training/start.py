@@ -65,8 +65,8 @@ def changes_since(flags: TrainFlags, run: Run, step: int | None) -> list[Change]
 
 
 def note_no_export(run: Run) -> None:
-    """Notes before training that other libraries will not read this decoder."""
-    if not isinstance(model := run.merged.model, Transformer) or model.has_encoder:
+    """Notes before training that other libraries will not read this model."""
+    if not isinstance(model := run.merged.model, Transformer):
         return
     kind, problems = closest_family(model)
     if problems:

@@ -126,6 +126,11 @@ def test_a_folder_of_arrow_files_and_one_that_is_read_as_text(tmp_path):
     paths["stream"].rename(tmp_path / "data.arrow")
     with pytest.raises(UserError, match=r"is a folder.  Name its files, such as '.*\*\.arrow'"):
         list(TableText(train=str(tmp_path)).lines("train"))
+    (tmp_path / "train").mkdir()  # as datasets saves several splits
+    (tmp_path / "data.arrow").rename(tmp_path / "train" / "data.arrow")
+    (tmp_path / "dataset_dict.json").write_text("{}")
+    with pytest.raises(UserError, match=r"such as '.*/train/\*\.arrow'"):
+        list(TableText(train=str(tmp_path)).lines("train"))
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from configs.errors import UserError
 from layouts.layout import Layout
 from layouts.lint.errors import Problem
 from layouts.lint.recorder import Record
-from layouts.lint.report import check, lint, report, table
+from layouts.lint.report import _percent, check, lint, report, table
 from layouts.mesh import make_mesh, mesh_sizes
 from models.feed_forward.moe.layer import Moe
 from models.loss import Criterion
@@ -491,3 +491,7 @@ def test_what_length_yields_in_decoding_must_divide_as_well(sizes: dict[str, int
     (problem,) = problems_of(**sizes)
     assert problem.code == "indivisible" and "in decoding" in problem.subject
     assert f"{axis} = {size} does not divide over model = 4" in str(problem)
+
+
+def test_nearly_all_is_not_100_percent() -> None:
+    assert [_percent(share) for share in (0.4, 0.9999, 1)] == ["40%", "99.99%", "100%"]

@@ -67,7 +67,7 @@ def test_copied_experts_say_what_the_dense_layer_said(
     expected = loss(DENSE, WHOLE, dense_params)
     np.testing.assert_allclose(loss(SPARSE, layout, params), expected, rtol=1e-5)
     assert log_lines == [
-        f"Weights of {folder}, step 7; new: decoder/layers_N/block1/mlp/router_DE."
+        f"Run.start_from: weights of {folder}, step 7; new: decoder/layers_N/block1/mlp/router_DE."
     ]
     wi_NEDF = params["decoder"]["layers_N"]["block1"]["mlp"]["wi_EDF"]
     np.testing.assert_array_equal(
@@ -121,7 +121,7 @@ def test_the_same_model_gets_the_same_weights(
 ) -> None:
     params = started(DENSE, WHOLE, dense[0])
     jax.tree.map(np.testing.assert_array_equal, params, dense[1])
-    assert log_lines == [f"Weights of {dense[0]}, step 7."]
+    assert log_lines == [f"Run.start_from: weights of {dense[0]}, step 7."]
 
 
 def test_what_does_not_fit_is_told_at_once(dense: tuple[Path, Params], tmp_path: Path) -> None:

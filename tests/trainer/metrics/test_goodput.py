@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from trainer.metrics.goodput import USES, spent_seconds
+from trainer.metrics.goodput import USES, describe, spent_seconds
 from trainer.metrics.jsonl import METRICS, REPLACED
 from trainer.metrics.step_timer import ACTIVITIES
 from trainer.resume.history import Start, record_start
@@ -137,3 +137,8 @@ def test_files_without_times_have_no_goodput(tmp_path: Path) -> None:
     record_start(tmp_path, Start(0, "2026-01-01T00:00:00+0000"))
     (tmp_path / METRICS).write_text('{"step": 1, "loss": 2.0}\n')
     assert spent_seconds(tmp_path) == {}
+
+
+def test_what_took_the_time_is_told_in_a_line() -> None:
+    line = describe({"compile": 15.0, "steps": 45.0, "data": 0.1})
+    assert line == "Goodput 74.9% of 60.1 s: compile 25.0%, data 0.2%."

@@ -1,10 +1,11 @@
 """Files of one JSON object a line."""
 
+import math
 from pathlib import Path
 
 import pytest
 
-from trainer.metrics.jsonl import is_number, read_lines, split_lines
+from trainer.metrics.jsonl import finite, is_number, read_lines, split_lines
 
 
 def test_a_line_cut_short_by_a_kill_is_neither_read_nor_damaged(tmp_path: Path) -> None:
@@ -41,3 +42,8 @@ def test_a_skipped_step_may_lack_its_loss_and_is_not_drawn(tmp_path: Path) -> No
     assert read_lines(path, "loss") == lines[:1]
     path.write_text('{"step": 1, "loss": null}\n{"step": 2, "skipped": 1}\n')
     assert len(split_lines(path, "loss")[1]) == 2
+
+
+def test_json_has_null_for_what_is_no_number() -> None:
+    numbers = {"hours": {"steps": 1.5, "failures": math.inf}, "range": (2.0, math.nan, "s")}
+    assert finite(numbers) == {"hours": {"steps": 1.5, "failures": None}, "range": [2.0, None, "s"]}

@@ -13,7 +13,7 @@ from tests.toys import TOY, WHOLE
 from tests.trainer.metrics.test_expert_load import COUNTS, stacked
 from tests.trainer.planning.runs import TASK
 from trainer.metrics.expert_load import layer_stats, stats_by_layer
-from trainer.metrics.writers import RouterWarnings, warnings
+from trainer.metrics.writers import RouterWarnings, remedy, warnings
 from trainer.observers import StepResult
 from trainer.run import Run
 
@@ -55,3 +55,7 @@ def test_a_run_warns_now_and_then(caplog: pytest.LogCaptureFixture) -> None:
         )
     steps = [record.args[0] for record in caplog.records if record.args]
     assert steps == [100, 250]
+
+
+def test_a_remedy_names_the_setting_and_its_value() -> None:
+    assert remedy(Top2(aux_loss=0.02), "aux_loss") == "Top2.aux_loss (now 0.02)"

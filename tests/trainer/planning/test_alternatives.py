@@ -34,7 +34,7 @@ def plan() -> StepPlan:
 @pytest.fixture(scope="module")
 def rows(plan: StepPlan) -> list[dict[str, Any]]:
     with optax_promotion():
-        return alternatives(plan)
+        return alternatives(plan, [RUN])
 
 
 def planned(run: Run, layout: Layout) -> StepPlan:
@@ -96,7 +96,7 @@ def test_a_compiled_plan_scales_what_is_traced(rows: list[dict[str, Any]], plan:
         memory=plan.memory._replace(needed_bytes=3 * plan.memory.needed_bytes),
     )
     with optax_promotion():
-        scaled = alternatives(slower)
+        scaled = alternatives(slower, [RUN])
     for row, other in zip(rows, scaled, strict=True):
         assert other["settings"] == row["settings"]
         assert other["step_time_s"] == pytest.approx(2 * row["step_time_s"])
@@ -109,7 +109,17 @@ def test_those_that_do_not_fit_come_last(rows: list[dict[str, Any]], plan: StepP
     limit = sizes[len(sizes) // 2]
     small = dataclasses.replace(SLICE, chip=SLICE.chip._replace(memory_bytes=limit))
     with optax_promotion():
-        limited = alternatives(dataclasses.replace(plan, topology=small))
+        limited = alternatives(dataclasses.replace(plan, topology=small), [RUN])
     fits = [row["fits"] for row in limited]
     assert fits == sorted(fits, reverse=True) and {True, False} == set(fits)
     assert all(row["fits"] == (row["bytes_per_device"] <= limit) for row in limited)
+
+
+def test_a_standard_layout_names_what_else_it_unsets() -> None:
+    layout = dataclasses.replace(LAYOUT, slices="data:2")
+    nodes = Topology.named("h100:2x2")
+    with optax_promotion():
+        plan = plan_from_trace(RUN, layout, mesh_sizes(layout.mesh, nodes.devices), nodes)
+        rows = alternatives(plan, [RUN])
+    others = [row["settings"] for row in rows if "Layout.rules" in row["settings"]]
+    assert others and all(settings["Layout.slices"] is None for settings in others)

@@ -46,9 +46,9 @@ def test_the_fastest_order_of_devices_is_found_without_another_trace() -> None:
 
 def test_microbatches_must_divide_as_well() -> None:
     layouts = [Layout(mesh="data:8"), Layout(mesh="data:4,model:2")]
-    assert legal_layouts(RUN, 8, layouts) == [layouts[1], layouts[0]]
+    assert legal_layouts([RUN], 8, layouts) == [layouts[1], layouts[0]]
     few = dataclasses.replace(RUN, microbatches=4)
-    assert legal_layouts(few, 8, layouts) == [layouts[1]]
+    assert legal_layouts([few], 8, layouts) == [layouts[1]]
 
 
 @pytest.mark.parametrize("order", ["data:y;data:core;model:x", None])
@@ -63,7 +63,7 @@ def test_a_plan_is_of_the_order_that_the_layout_says(order: str | None) -> None:
 @functools.cache
 def ranked_layouts() -> list[StepPlan]:
     with optax_promotion():
-        return rank_layouts(RUN, Topology.named("v5e:2x4"), [CONFIGURED])
+        return rank_layouts([RUN], Topology.named("v5e:2x4"), [CONFIGURED])
 
 
 def test_the_layout_of_the_files_is_ranked() -> None:

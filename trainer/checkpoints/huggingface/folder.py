@@ -214,12 +214,7 @@ def tensor_writer(
 
 
 def parts_of(tensors: Infos, max_bytes: int) -> list[dict[str, TensorInfo]]:
-    """Splits tensors, in order, into files of at most `max_bytes`, or of one larger tensor.
-
-    >>> info = TensorInfo((3, 4), "float32")
-    >>> [list(part) for part in parts_of({"a": info, "b": info, "c": info}, 100)]
-    [['a', 'b'], ['c']]
-    """
+    """Splits tensors, in order, into files of at most `max_bytes`, or of one larger tensor."""
     parts: list[dict[str, TensorInfo]] = [{}]
     size = 0
     for name, tensor in tensors.items():

@@ -38,11 +38,7 @@ def with_shortest_pattern(spec: Transformer) -> Transformer:
 
 
 def shortest_repeat(layers: Sequence[object]) -> tuple[int, int]:
-    """Returns how many layers come first and how many repeat after them, the fewest together.
-
-    >>> shortest_repeat("dddmmmm"), shortest_repeat("lglglg"), shortest_repeat("llllgllllgllllgll")
-    ((3, 1), (0, 2), (2, 5))
-    """
+    """Returns how many layers come first and how many repeat after them, the fewest together."""
     best = len(layers), 0, len(layers)  # blocks, those that come first, those that repeat
     for turn in range(1, len(layers)):
         if turn > best[0]:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from scripts.commands.inspect.data import shown
 from tests.scripts.conftest import Meshloom, Place
 
 
@@ -88,3 +89,8 @@ def test_wrong_flags_are_named(
 ) -> None:
     answer = run("inspect", "data", trained.model_dir, *flags)
     assert answer.code == 2 and problem in answer.error and "Traceback" not in answer.error
+
+
+def test_long_lists_are_cut() -> None:
+    assert (shown([3, 8]), shown(1 / 3)) == ("3, 8", "0.333")
+    assert shown([*range(20)]) == "0, 1, 2, 3, 4, 5, 6, 7, 12 more"

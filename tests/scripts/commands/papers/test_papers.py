@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 import jax
+import numpy as np
 import pytest
 
 from configs.errors import UserError
@@ -14,6 +15,7 @@ from scripts.commands.papers.papers import (
     LIST_HEAD,
     PAGE,
     inputs_of,
+    neighbours,
     operator,
     read_record,
     rows_under,
@@ -160,3 +162,8 @@ def test_the_command_lists_computes_and_refuses(run: Meshloom, tmp_path: Path) -
     assert json.loads(file.read_text())["rows"][0][0] == "rows:x;cols:y"
     answer = run("papers", "--table=gshard_table_33")
     assert answer.code == 2 and "Did you mean gshard_table_3" in answer.error
+
+
+def test_devices_are_drawn_in_the_order_of_a_walk() -> None:
+    places = np.array([[0, 0], [0, 1], [1, 0], [1, 1], [2, 0], [2, 1]])
+    assert neighbours(places).tolist() == [0, 2, 4, 5, 3, 1]

@@ -14,6 +14,7 @@ import pytest
 from configs.load import load
 from layouts.cost.interconnect import Topology
 from layouts.layout import Layout
+from layouts.mesh import mesh_sizes
 from scripts.commands.planning import inputs
 from scripts.commands.planning import tune as tune_command
 from scripts.commands.planning.inputs import with_largest_batch
@@ -72,8 +73,8 @@ def test_alternatives_are_listed_if_they_are_faster(run: Meshloom, tmp_path: Pat
     assert answer.code == 0, answer.error
     figures = json.loads(json_file.read_text())
     assert set(figures) <= set(FIGURES)
-    *_, shown = answer.out.partition("One other setting each, by the traces of ")
-    assert shown.startswith(f"{len(figures['alternatives'])};")
+    *_, shown = answer.out.partition("By the traces of ")
+    assert shown.startswith(f"{len(figures['alternatives'])} alternatives")
     row = re.search(r"^Transformer.remat = 'none' +(\S+ \S+) +(\S+)", shown, re.M)
     change = next(
         each["time_change"] for each in figures["alternatives"]
@@ -87,20 +88,49 @@ def test_alternatives_are_listed_if_they_are_faster(run: Meshloom, tmp_path: Pat
     assert run("plan", *full, "--alternatives").code == 2
 
 
-def test_no_alternative_is_as_good_as_the_plan() -> None:
+def test_no_alternative_is_as_good_as_the_plan(
+    run: Meshloom, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("scripts.commands.planning.page.MIN_SAVED", 2.0)
+    flags = ["--topology=v3:2x2", "--analytic", f"--html={tmp_path / 'plan.html'}"]
+    answer = run("plan", *toy(tmp_path), *flags, "--alternatives")
+    assert answer.code == 0, answer.error
+    assert "microbatches or layout, none fits and saves" in answer.out
+    _, _, section = (tmp_path / "plan.html").read_text().partition("<h2>What to change</h2>")
+    assert "none fits and saves" in section and "<table>" not in section.partition("<h2>")[0]
+
+
+def test_of_a_plan_that_does_not_fit_those_that_do_are_alternatives() -> None:
     row = {"settings": {"Run.microbatches": 2}, "bytes_per_device": 2_000_000}
     slower = row | {"step_time_s": 2.0, "time_change": 1.0, "fits": True}
+    smaller = slower | {"bytes_per_device": 1_000_000}
     too_large = row | {"step_time_s": 0.5, "time_change": -0.5, "fits": False}
-    figures = {"alternatives": [slower, too_large], "fits": True}
-    template = "commands/planning/alternatives.txt"
-    assert alternative_rows({"fits": True}) is None
-    assert alternative_rows(figures) == []
-    text = render(template, figures=figures, alternatives=[])
-    assert text.startswith("None of 2 other layouts,") and "the step faster" in text
-    figures["fits"] = False
-    (only,) = alternative_rows(figures) or []
-    assert only["one other setting"] == "Run.microbatches = 2" and only["change"] == "+100.0%"
-    assert "makes the step fit" in render(template, figures=figures, alternatives=[])
+    figures = {"alternatives": [slower, slower, smaller, too_large], "fits": True}
+    assert alternative_rows({"fits": True}) is None and alternative_rows(figures) == []
+    shown = alternative_rows(figures | {"fits": False})
+    assert shown is not None and [each["change"] for each in shown] == ["+100.0%", "+100.0%"]
+    assert [each["bytes per device"] for each in shown] == ["2 MB", "1 MB"]
+
+
+def test_all_stages_of_a_run_are_legal(run: Meshloom, tmp_path: Path) -> None:
+    """The first batch does not divide over as many devices as the largest."""
+    stages = toy(tmp_path, "Run.batch_sequences = 2", "Run.batch_stages = ((4, 16),)")
+    flags = ["--topology=v3:2x2", "--analytic", f"--json={tmp_path / 'plan.json'}"]
+    two = [*stages, "--gin_param=Layout.mesh='data:2,model:4'"]
+    answer = run("plan", *two, *flags, "--alternatives")
+    assert answer.code == 0, answer.error
+    for row in json.loads((tmp_path / "plan.json").read_text())["alternatives"]:
+        rows = mesh_sizes(row["settings"].get("Layout.mesh", "data:2,model:4"), 8)["data"]
+        assert 2 % (rows * row["settings"].get("Run.microbatches", 1)) == 0
+    refused = run("plan", *stages, "--gin_param=Layout.mesh='data:8,model:1'", *flags)
+    assert (
+        refused.code == 2
+        and "batch = 2 (Run.batch_sequences) does not divide over data = 8" in refused.error
+    )
+    ranked = tmp_path / "ranked.gin"
+    tuned = ["--topology=v3:2x2", "--budget=0", f"--output={ranked}"]
+    assert run("tune", *stages[1:], *tuned).code == 0
+    assert mesh_sizes(load([str(ranked)]).make(Layout).mesh, 8).get("data", 1) <= 2
 
 
 def test_a_run_is_planned_by_its_tokens(run: Meshloom, tmp_path: Path) -> None:

@@ -262,7 +262,7 @@ def test_fine_tuning_takes_the_vocabulary_of_the_weights(
     base = trained.folder / "run"
     flags = other_text.flags("Task.name = 'other'", f"Run.start_from = '{base}'", "Run.steps = 1")
     answer = run("train", other_text.model_dir, *flags)
-    assert answer.code == 0 and f"Weights of {base}, step 4." in answer.error
+    assert answer.code == 0 and f"Run.start_from: weights of {base}, step 4." in answer.error
     vocab = other_text.folder / "run/vocab.model"
     assert vocab.read_bytes() == (base / "vocab.model").read_bytes()
     assert run("train", other_text.model_dir, "--gin_param=Run.steps=2").code == 0

@@ -61,6 +61,10 @@ def test_training_says_at_its_start_that_a_model_has_no_export(
     note_no_export(RUN)
     words = "`meshloom export hf` cannot write this model: Hugging Face's llama has another"
     assert f"{words} Transformer.positions, Mlp.gated (" in capsys.readouterr().err
+    for file in ("models/transformer_tiny.gin", "models/tiny.gin"):
+        note_no_export(dataclasses.replace(RUN, model=model_of(load([f"configs/{file}"]))))
+        kind = "t5" if "transformer" in file else "llama"
+        assert f"Hugging Face's {kind} has another" in capsys.readouterr().err
     for file in ("models/tiny_llama.gin", "models/small.gin", "runs/news_tuned.gin"):
         model = model_of(load([f"configs/{file}"]))
         note_no_export(dataclasses.replace(RUN, model=model))

@@ -124,3 +124,9 @@ def test_a_name_of_the_hub_is_no_folder(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match=r"no such folder.*hf download NAME --local-dir=FOLDER"):
         existing(Path("meta-llama/Llama-3.2-1B"), "config.json")
+
+
+def test_tensors_fill_files_of_a_size() -> None:
+    info = TensorInfo((3, 4), "float32")
+    parts = folder.parts_of({"a": info, "b": info, "c": info}, 100)
+    assert [list(part) for part in parts] == [["a", "b"], ["c"]]

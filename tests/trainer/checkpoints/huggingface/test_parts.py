@@ -10,7 +10,7 @@ from models.parts import Block
 from models.positions.none import NoPositions
 from models.positions.rotary import Rotary
 from tests.toys import TOY
-from trainer.checkpoints.huggingface.parts import of_kind, with_shortest_pattern
+from trainer.checkpoints.huggingface.parts import of_kind, shortest_repeat, with_shortest_pattern
 
 WINDOW, GATED = MultiHead(window=4), Mlp(gated=True)
 ONE_KIND = (Block(),)  # the pattern of a model whose layers have the parts of the Transformer
@@ -81,3 +81,8 @@ def test_the_pattern_of_both_stacks_is_one() -> None:
 
 def test_a_part_of_another_kind_counts_as_the_plain_one() -> None:
     assert of_kind(GATED, Mlp) == GATED and of_kind(GATED, MultiHead) == MultiHead()
+
+
+def test_layers_repeat_a_pattern_after_the_first_ones() -> None:
+    kinds = ("dddmmmm", "lglglg", "llllgllllgllllgll")
+    assert [shortest_repeat(each) for each in kinds] == [(3, 1), (0, 2), (2, 5)]
