@@ -1,12 +1,21 @@
 """Evaluation through the command line: what its JSON says of a task of prompts."""
 
+import dataclasses
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
+import pytest
 
+from data.sources.text import Docstrings, TextFiles
+from scripts.commands.evaluation.evaluate import note_counting
+from scripts.commands.evaluation.flags import EvaluateFlags
+from scripts.commands.shared_flags import CheckpointFlags
 from tests.scripts.conftest import Meshloom, Place
+from tests.trainer.planning.runs import toy_run
 from trainer.checkpoints.manager import Checkpoints
 
 
@@ -79,3 +88,24 @@ def test_commands_load_the_average(run: Meshloom, place: Place) -> None:
     for command in (["evaluate"], ["export", "hf", f"--output={place.folder / 'other'}"]):
         answer = run(*command, place.model_dir, "--average=ema")
         assert answer.code == 2 and "the run keeps no moving average" in answer.error
+
+
+@pytest.mark.parametrize(
+    ("source", "counted"),
+    [
+        (
+            TextFiles(train="a"),
+            "ends of 2 examples; a blank line is one only with TextFiles.example = ",
+        ),
+        (TextFiles(train="a", example="any line"), "ends of 2 lines, blank ones too."),
+        (Docstrings(), "ends of 2 examples."),
+    ],
+)
+def test_what_a_perplexity_counts_is_said_of_the_source(
+    source: Any, counted: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = toy_run()
+    run = dataclasses.replace(run, task=dataclasses.replace(run.task, source=source))
+    evaluation: Any = SimpleNamespace(words=9, lines=2)
+    note_counting(EvaluateFlags(model=CheckpointFlags(model_dir=Path("run"))), run, evaluation)
+    assert f"counts 9 words and the {counted}" in capsys.readouterr().err
