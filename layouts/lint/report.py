@@ -26,6 +26,7 @@ from layouts.shards import mesh_axes
 
 MIN_SPLIT_SHARE = 0.5  # of the FLOPs that a mesh axis should split
 MAX_REPLICATED_SHARE = 0.02  # of the parameter bytes
+SMALL_BYTES = 1e8  # of weights: every device has room for so many, and their optimizer state
 # Traces a program under a layout on a mesh of these sizes, allocating nothing.
 Trace = Callable[[Layout, Mapping[str, int]], object]
 ONE_DEVICE = Layout(mesh="one:1", rules="")
@@ -127,11 +128,11 @@ def _splitting_rules(context: LintContext, mesh_axis: str, share: float) -> tupl
 
 
 def check_replicated_weights(context: LintContext) -> list[Problem]:
-    """Reports the weights that every device holds, if they are a large part."""
+    """Reports the weights that every device holds, if they are large and a large part."""
     devices = math.prod(context.mesh.values())
     replicated = _replicated(context)
     total = max(_bytes(context.record.weights), 1)
-    if devices == 1 or _bytes(replicated) <= MAX_REPLICATED_SHARE * total:
+    if devices == 1 or _bytes(replicated) <= max(MAX_REPLICATED_SHARE * total, SMALL_BYTES):
         return []
     largest = sorted(replicated, key=lambda weight: -weight.bytes)
     names = first_names(f"{weight.path} ({size_text(weight.bytes)})" for weight in largest)

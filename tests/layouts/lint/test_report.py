@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import jax
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from configs.errors import UserError
 from layouts.layout import Layout
+from layouts.lint import report as lint_report
 from layouts.lint.errors import Problem
 from layouts.lint.recorder import Record
 from layouts.lint.report import _percent, check, lint, report, table
@@ -37,6 +39,14 @@ WHERE = {
     "length": "Task.length",
 }
 MODEL_PARALLEL = "batch:data;heads:model;d_ff:model;vocab:model"
+
+
+@pytest.fixture(autouse=True, scope="module")
+def small_weights_count() -> Iterator[None]:
+    """Reports replicated weights of toys as well."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lint_report, "SMALL_BYTES", 0)
+        yield
 
 
 def problems(
@@ -361,6 +371,12 @@ def test_products_of_dropless_experts_are_split_as_their_tokens_are() -> None:
     for rules in ("experts:model;batch:model", "d_ff:model"):
         reported = problems(rules, "data:1,model:4", record=record)
         assert not any("grouped_matmul.py" in problem.message for problem in reported)
+
+
+def test_small_weights_may_be_replicated(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert codes(problems("batch:data", "data:8")) == ["replicated-weights"]
+    monkeypatch.setattr(lint_report, "SMALL_BYTES", 1e8)
+    assert problems("batch:data", "data:8") == []
 
 
 def test_replicated_weights_are_one_warning_with_the_rule_that_splits_them() -> None:
