@@ -20,11 +20,7 @@ def render(template: str, **values: Any) -> str:
 
 
 def columns(rows: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Lists the columns of a table, whose rows are values by column.
-
-    >>> columns([{"step": 1}, {"step": 2, "loss": 3.5}])
-    ['step', 'loss']
-    """
+    """Lists the columns of a table, whose rows are values by column."""
     return list(dict.fromkeys(name for row in rows for name in row))
 
 

@@ -38,6 +38,7 @@ from trainer.resume.history import (
     record_of,
     record_start,
     time_now,
+    unrecorded_start,
 )
 from trainer.run import Run
 
@@ -61,6 +62,8 @@ class ModelDir:
             remedy = "Name that of a run of `meshloom train`; with --gin_file=FILE it starts one."
             if lookup.exists(self.model_dir / "config.json"):
                 remedy = "`meshloom import hf` makes one of a folder in Hugging Face's format."
+            elif self.record is not None:
+                remedy = "It had one: copy config.gin back."
             raise UserError(
                 f"{self.model_dir}: no trained model there (config.gin is missing).  {remedy}"
             )
@@ -102,8 +105,10 @@ class ModelDir:
     def vocabs(self, task: Task) -> Vocabs:
         """Returns the vocabularies of the run; raises if they have changed."""
         record = self.record
-        copy_back = f"Copy it back from {(record and record.data_dir) or '--data_dir'}."
+        data_dir = (record and record.data_dir) or "--data_dir"
+        copy_back = f"Copy it back from {data_dir}/{task.name}*."
         check_checkpoints(self.model_dir)
+        self._check_settings()
         try:
             vocabs = Vocabs.load(self.model_dir, task.source_vocab_file)
         except UserError as error:  # advice for other vocabularies follows its first sentence
@@ -117,6 +122,20 @@ class ModelDir:
                 f"{copy_back}"
             )
         return vocabs
+
+    def _check_settings(self) -> None:
+        """Raises `UserError` where a run with other settings saved the newest checkpoint."""
+        saved = unrecorded_start(self.model_dir)
+        if saved is None or saved.settings is None:
+            return
+        run = load((), [saved.settings]).make(Run)
+        changes = [Change(*row) for row in diff(self.recorded_run(), run)]
+        known = {change["name"] for change in saved.changes}
+        if others := [str(change) for change in changes if change.name not in known]:
+            raise UserError(
+                f"{self.model_dir}: history.jsonl and the newest checkpoint are of different runs: "
+                f"{'; '.join(others)}.  Copy back those that belong together."
+            )
 
     def check_text(self, prepared: Prepared, task: Task, first: Task | None = None) -> None:
         """Refuses to continue a run on other text, on other rows, or on rows in another order.

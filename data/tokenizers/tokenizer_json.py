@@ -87,7 +87,10 @@ class TokenizerJsonVocab(Vocab):
         config = _object(files.get(CONFIG, "{}"), f"vocab {name}: {CONFIG}")
         self._tokenizer.encode_special_tokens = config.get("split_special_tokens") is True
         by_id: dict[int, str] = {}  # of two tokens of one id, decoding gives the text of one alone
-        for token, number in self._tokenizer.get_vocab(with_added_tokens=True).items():
+        # An added token whose id is taken has another one in the library.
+        given = json.loads(files[TOKENIZER]).get("added_tokens") or ()
+        vocab = self._tokenizer.get_vocab(with_added_tokens=True)
+        for token, number in [*vocab.items(), *((each["content"], each["id"]) for each in given)]:
             if (other := by_id.setdefault(number, token)) != token:
                 both = " and ".join(sorted(map(repr, (other, token))))
                 raise UserError(

@@ -1,6 +1,8 @@
 """Errors end in one line and an exit code that says whose mistake they are."""
 
 import errno
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -43,3 +45,21 @@ def test_what_numpy_cannot_allocate_is_said(capsys: pytest.CaptureFixture[str]) 
 
 def test_control_characters_of_a_message_are_escaped() -> None:
     assert escape("no file \x1b[31m\n  named that") == "no file \\x1b[31m\n  named that"
+
+
+def test_a_thread_that_waits_without_end_does_not_keep_a_failed_command() -> None:
+    """As those of Orbax after a save that could not begin."""
+    code = """
+import threading
+from scripts import exits
+from configs.errors import RunError
+
+def fail():
+    threading.Thread(target=threading.Event().wait).start()
+    raise RunError("the save failed")
+
+exits.ENDING_S = 0.5
+exits.exits(fail)
+"""
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stderr) == (1, "meshloom: the save failed\n")

@@ -378,12 +378,11 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
         raise UserError("\n".join(lines))
 
     def _unusable(self, damaged: Mapping[int, str]) -> UserError:
-        reasons = (
-            "; ".join(f"step {step}: {why}" for step, why in damaged.items()) or "there is none"
-        )
+        reasons = "; ".join(f"step {step}: {why}" for step, why in damaged.items())
         others = [step for step in self.steps() if step not in damaged]
-        fix = f"Other steps there: {others}." if others else "Train again, in a new model_dir."
-        return UserError(f"{self.folder}: no usable checkpoint ({reasons}).  {fix}")
+        fix = f"choose of steps {others}" if others else "train again, in a new model_dir"
+        reasons = reasons or "no checkpoint there"
+        return UserError(f"{self.folder}: {reasons}.  Copy back what is lost, or {fix}.")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -117,7 +117,7 @@ def warm_started(
     with jax.set_mesh(mesh):
         weights = new | jax.jit(replace)(restored)
     kept = ", ".join(sorted(new.keys() - sources.keys()))
-    new_ones = kept and f"; new: {kept}"
+    new_ones = f"; new: {kept}" if kept else ""
     logger.info("%s: weights of %s, step %d%s.", setting, folder, step, new_ones)
     return traverse_util.unflatten_dict(weights, sep="/"), step
 

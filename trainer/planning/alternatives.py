@@ -15,7 +15,7 @@ from layouts.mesh import batch_shards, mesh_sizes
 from models.transformer import Transformer
 from trainer.checks import record_loss
 from trainer.planning import search
-from trainer.planning.training import StepPlan
+from trainer.planning.training import StepPlan, plan_from_trace
 from trainer.planning.tune import MICROBATCHES, Candidate, divides, recomputations
 from trainer.run import Run
 
@@ -32,8 +32,7 @@ def alternatives(plan: StepPlan, stages: Sequence[Run]) -> list[dict[str, Any]]:
     assert topology is not None and plan.step_s is not None
     layout = dataclasses.replace(plan.layout, mesh=format_mesh(plan.mesh))
     run, *others = dict.fromkeys(single_changes(plan.run, stages, layout, topology))
-    traced = search.plan_if_traceable(*run, topology)
-    assert traced is not None
+    traced = plan_from_trace(*run, dict(plan.mesh), topology)
     time_ratio = plan.step_s / search.known_step_s(traced)
     memory_ratio = needed_bytes / traced.memory.needed_bytes
     rows = []

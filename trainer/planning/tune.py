@@ -30,6 +30,7 @@ from trainer.run import Run
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
+OptionSets = Sequence[tuple[str, ...]]
 MICROBATCHES = (1, 2, 4, 8, 16, 32)
 REMAT: tuple[Remat, ...] = get_args(Remat)
 PROJECTIONS: tuple[SavedProduct, ...] = ("query_proj", "key_proj", "value_proj", "out_proj")
@@ -201,10 +202,7 @@ class Tuner:
 
 
 def ladders_of(
-    stages: Sequence[Run],
-    layouts: Sequence[Layout],
-    options: Sequence[tuple[str, ...]],
-    hardware: Hardware,
+    stages: Sequence[Run], layouts: Sequence[Layout], options: OptionSets, hardware: Hardware
 ) -> Iterator[list[Candidate]]:
     """Yields ladders of candidates for each layout, recomputation and set of compiler options.
 

@@ -17,7 +17,7 @@ from configs.errors import UserError, brief
 from configs.json_reader import CHECKSUM, sign, verified
 from data import order
 from data.storage.files import atomic_write
-from trainer.metrics.jsonl import METRICS, Line, read_lines
+from trainer.metrics.jsonl import METRICS, Line, read_lines, split_lines
 
 FILE = "history.jsonl"
 CHECKPOINTS, ITEM, MANIFEST = "checkpoints", "state", "manifest.json"
@@ -82,19 +82,26 @@ class Start:
 
 def starts(model_dir: Path) -> list[Start]:
     """Returns the starts of training in a model directory, oldest first."""
-    whole = []
-    for line in read_lines(model_dir / FILE):
+    return _read(model_dir)[0]
+
+
+def _read(model_dir: Path) -> tuple[list[Start], list[str]]:
+    """Returns the starts in the history, and its lines that are none; every start keeps them."""
+    (lines, damaged), whole = split_lines(model_dir / FILE), list[Start]()
+    for line in lines:
         try:
             whole.append(Start.parse(line))
         except (ValueError, TypeError):
-            _warn_of_damage(model_dir / FILE, str(line["step"]))
-    return whole
+            damaged.append(json.dumps(line))
+    if damaged:
+        _warn_of_damage(model_dir / FILE, len(damaged))
+    return whole, damaged
 
 
 @functools.cache
-def _warn_of_damage(file: Path, step: str) -> None:
+def _warn_of_damage(file: Path, records: int) -> None:
     """Warns once, however often a command reads the file."""
-    logger.warning("%s: the record of step %s is damaged.", file, step)
+    logger.warning("%s: damaged records: %d.", file, records)
 
 
 def record_of(model_dir: Path) -> Start | None:
@@ -107,16 +114,22 @@ def record_of(model_dir: Path) -> Start | None:
 
 def check_checkpoints(model_dir: Path) -> None:
     """Raises `UserError` where the checkpoints of a folder are not of the run that it records."""
-    records, saved = starts(model_dir), _newest_saved(model_dir)
-    is_whole = records and len(records) == (model_dir / FILE).read_bytes().count(b"\n")
-    kinds = {"content_hash": "text", "vocab": "vocabulary"} if saved and is_whole else {}
-    for name, kind in kinds.items():
+    (records, damaged), saved = _read(model_dir), _newest_saved(model_dir)
+    is_whole = saved and records and not damaged
+    for name, kind in {"content_hash": "text", "vocab": "vocabulary"}.items() if is_whole else ():
         now, there = getattr(saved, name), [getattr(start, name) for start in records]
         if now and any(there) and now not in there:
             raise UserError(
                 f"{model_dir}: {CHECKPOINTS} and {FILE} are of different runs: {kind} {now} in the "
                 f"newest checkpoint, {there[-1]} in {FILE}.  Copy back those that belong together."
             )
+
+
+def unrecorded_start(model_dir: Path) -> Start | None:
+    """Returns the start that saved the newest checkpoint if a whole history lacks it."""
+    (records, damaged), saved = _read(model_dir), _newest_saved(model_dir)
+    times = [record.time for record in records]
+    return saved if saved and times and not damaged and saved.time not in times else None
 
 
 def _newest_saved(model_dir: Path) -> Start | None:
@@ -186,5 +199,6 @@ def last_saved(model_dir: Path) -> int:
 
 def _write(model_dir: Path, records: Sequence[Start]) -> None:
     short = [dataclasses.replace(record, settings=None) for record in records[:-1]]
-    lines = [json.dumps(record.dump()) + "\n" for record in [*short, *records[-1:]]]
-    atomic_write(model_dir / FILE, "".join(lines))
+    lines = [json.dumps(record.dump()) for record in [*short, *records[-1:]]]
+    text = "".join(f"{line}\n" for line in [*_read(model_dir)[1], *lines])
+    atomic_write(model_dir / FILE, text)

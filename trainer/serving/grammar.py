@@ -82,11 +82,7 @@ class _SentencePieces:
 
 
 def bytes_of(piece: str) -> bytes:
-    """Returns the bytes that a piece of SentencePiece adds to a text.
-
-    >>> bytes_of("▁a"), bytes_of("<0xF0>")
-    (b' a', b'\\xf0')
-    """
+    """Returns the bytes that a piece of SentencePiece adds to a text: b" a" for "▁a"."""
     if len(piece) == 6 and piece.startswith("<0x"):
         return bytes([int(piece[3:5], 16)])
     return piece.replace("▁", " ").encode()

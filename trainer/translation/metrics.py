@@ -225,11 +225,7 @@ def check_settings(tokenize: str | None = None, languages: str | None = None) ->
 
 
 def text_hash(texts: References) -> str:
-    """Returns the SHA-256 of texts, each with a line's end, in hexadecimal digits.
-
-    >>> text_hash([["one", "two"]])[:8]
-    'c3f9c8c2'
-    """
+    """Returns the SHA-256 of texts, each with a line's end, in hexadecimal digits."""
     whole = "".join(f"{text}\n" for part in texts for text in part)
     return hashlib.sha256(whole.encode()).hexdigest()
 

@@ -46,12 +46,11 @@ class PlanInputs(NamedTuple):
 
     def check(self, *stages: Run) -> None:
         """Raises every error of the layout with a run's stages; prints the warnings of the last."""
-        torus, warnings = None, list[str]()
+        torus, origins = None, self.config.origins
         if self.topology is not None and self.topology.count == 1:  # it has an order
             torus = self.topology.torus
-        for run in stages:
-            origins = self.config.origins
-            warnings = checks.check_layout(run, self.layout, self.sizes, origins, torus)
+        given = self.layout, self.sizes, origins, torus
+        *_, warnings = (checks.check_layout(run, *given) for run in stages)
         print_note(*warnings)
 
     @property

@@ -246,6 +246,16 @@ def test_two_tokens_of_one_id_are_refused(folder):
         given(folder)
 
 
+def test_an_added_token_with_the_id_of_another_is_refused(folder):
+    file = folder / "tokenizer.json"
+    content = json.loads(file.read_text())
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized", "special"), False)
+    content["added_tokens"].append({"id": 64, "content": "<new>", **flags})
+    file.write_text(json.dumps(content))
+    with pytest.raises(UserError, match=r"the tokens '<new>' and 'a' have the same id, 64.  Give"):
+        given(folder)
+
+
 @pytest.mark.parametrize(
     ("name", "content"),
     [

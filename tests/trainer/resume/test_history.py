@@ -56,7 +56,7 @@ def test_a_line_of_wrong_types_is_left_out(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, line: str
 ) -> None:
     (tmp_path / FILE).write_text(f'{{"step": 1, {line}}}\n')
-    assert starts(tmp_path) == [] and "the record of step 1 is damaged" in caplog.text
+    assert starts(tmp_path) == [] and "history.jsonl: damaged records: 1." in caplog.text
 
 
 def test_a_changed_bit_of_a_record_is_noticed(tmp_path: Path) -> None:
@@ -163,3 +163,15 @@ def test_the_largest_step_that_was_saved_is_known(tmp_path: Path) -> None:
     amend_record(tmp_path, saved=4)
     record_start(tmp_path, Start(0, NOW))
     assert last_saved(tmp_path) == 4 and [start.saved for start in starts(tmp_path)] == [4, None]
+
+
+def test_a_damaged_record_stays_in_the_history(tmp_path: Path) -> None:
+    """So what a run did before it stays unknown, not wrong."""
+    for step, time in ((0, THEN), (4, NOW)):
+        record_start(tmp_path, Start(step, time, settings="x"))
+    first, last = (tmp_path / FILE).read_text().splitlines()
+    for damaged in (first.replace("step", "stop"), first.replace('"step": 0', '"step": 1'), "{"):
+        (tmp_path / FILE).write_text(f"{damaged}\n{last}\n")
+        record_start(tmp_path, Start(8, "2026-11-30T09:00:00+00:00", settings="x"))
+        lines = (tmp_path / FILE).read_text().splitlines()
+        assert lines[0] == damaged and [start.step for start in starts(tmp_path)] == [4, 8]

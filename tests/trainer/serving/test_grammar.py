@@ -22,7 +22,7 @@ from tests.toys import WHOLE
 from tests.trainer.serving.test_continuous import new_engine
 from trainer.decoding.decoder import Request
 from trainer.serving.continuous import ContinuousService
-from trainer.serving.grammar import Grammar
+from trainer.serving.grammar import Grammar, bytes_of
 from trainer.serving.service import DeadEnd, Job, TokenPenalties
 
 SCHEMA: dict[str, Any] = {
@@ -193,3 +193,7 @@ def test_a_token_of_json_traces_nothing(monkeypatch: pytest.MonkeyPatch) -> None
         run()
         monkeypatch.delattr(type(engine.model), "step")
         run()
+
+
+def test_pieces_are_bytes_of_a_text() -> None:
+    assert (bytes_of("▁a"), bytes_of("<0xF0>")) == (b" a", b"\xf0")

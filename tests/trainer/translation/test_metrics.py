@@ -15,7 +15,7 @@ import sacrebleu
 
 from configs.errors import UserError
 from data.sources.text_files import read_lines
-from trainer.translation.metrics import check_settings, compute_metrics
+from trainer.translation.metrics import check_settings, compute_metrics, text_hash
 
 SHARED = Path(os.environ.get("MESHLOOM_SHARED_DATA", Path(__file__).parents[4] / "shared" / "data"))
 WORDS = ["The", "cat", "sat", "on", "a", "mat,", "“quietly”,", "and", "saw", "1,234.5", "dogs."]
@@ -250,3 +250,7 @@ def test_newstest2014_against_itself(pair: str, ref_len: int) -> None:
         computed.sentences,
     ) == (ref_len, ref_len, 3003)
     assert computed.hypotheses_hash == computed.references_hash
+
+
+def test_the_hash_of_texts_is_that_of_their_lines() -> None:
+    assert text_hash([["one", "two"]]) == hashlib.sha256(b"one\ntwo\n").hexdigest()

@@ -1,5 +1,6 @@
 """A run that goes on: what it remembers, what may change, and what is refused."""
 
+import dataclasses
 import json
 import re
 import shlex
@@ -13,7 +14,7 @@ from scripts.commands.training import start
 from tests.scripts.conftest import Answer, Meshloom, Place
 from trainer.metrics.jsonl import read_lines
 from trainer.model_dir import teacher_spec
-from trainer.resume.history import time_now
+from trainer.resume.history import record_of, record_start, starts, time_now
 
 
 @pytest.fixture
@@ -182,6 +183,24 @@ def test_a_changed_vocabulary_is_named_by_every_command(run: Meshloom, copy: Pla
         assert "vocab.model: " in said and re.search(r"Copy it back from /.*\.\n$", said)
     doctor = run("doctor", copy.model_dir)
     assert doctor.code == 1 and "Copy it back from /" in doctor.out + doctor.error
+
+
+def test_checkpoints_of_a_run_with_other_settings_are_refused(run: Meshloom, copy: Place) -> None:
+    """Its text and its vocabulary are the same."""
+    folder = copy.folder / "run"
+    record = record_of(folder)
+    assert record is not None and record.settings is not None
+    other = record.settings.replace("Run.seed = 0", "Run.seed = 7")
+    (folder / "history.jsonl").unlink()
+    record_start(folder, dataclasses.replace(record, time=time_now(), settings=other))
+    _, *others = starts(folder)
+    assert others  # the start of the checkpoint is one too, until the history is of the other alone
+    (folder / "history.jsonl").write_text(json.dumps(others[-1].dump()) + "\n")
+    (folder / "config.gin").write_text(other)
+    for command in ("train", "evaluate", "score --input=/dev/null"):
+        name, *flags = command.split()
+        said = refused(run(name, copy.model_dir, *flags))
+        assert "are of different runs: Run.seed: 7 there, 0 now." in said
 
 
 def test_changed_settings_are_named_by_every_command(run: Meshloom, copy: Place) -> None:
