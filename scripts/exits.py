@@ -5,7 +5,6 @@ import errno
 import os
 import re
 import sys
-import threading
 import time
 import traceback
 from collections.abc import Callable
@@ -26,8 +25,6 @@ BROKEN_PIPE = 141  # as where SIGPIPE ends a program
 WRONG_NAME = (errno.ENAMETOOLONG, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES,
               errno.EPERM, errno.EROFS, errno.ELOOP)  # fmt: skip
 """Errors of a file's name or folder, which are the user's mistakes."""
-ENDING_S = 30.0
-"""How long an error waits for other threads."""
 LOSS_S = 5.0
 """How long an unexpected error waits for the news that another process is lost."""
 
@@ -49,9 +46,6 @@ def exits(call: Callable[[], object]) -> NoReturn:
         if others is not None:
             others.fail(code, line)
         elif code != INTERRUPTED:
-            last = threading.Timer(ENDING_S, end_process, [code])
-            last.daemon = True
-            last.start()  # after a failed save, Orbax's threads wait without end
             sys.exit(code)
         end_process(code)
     keyboard.stop_listening()

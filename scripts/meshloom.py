@@ -2,8 +2,12 @@
 
 import os
 import sys
+import threading
+import time
 
 from trainer.processes.keyboard import end_on_interrupt
+
+ENDING_S = 30.0
 
 
 def main() -> None:
@@ -16,7 +20,19 @@ def main() -> None:
 
         cli.main(standalone_mode=False)
 
-    exits(call)
+    try:
+        exits(call)
+    except SystemExit as ended:
+        if ended.code:
+            threading.Thread(target=end_anyway, args=[ended.code], daemon=True).start()
+        raise
+
+
+def end_anyway(code: int) -> None:
+    """Ends a failed command that other threads keep: Orbax's, where a save could not begin."""
+    threading.main_thread().join()
+    time.sleep(ENDING_S)
+    os._exit(code)
 
 
 def open_standard_streams() -> None:

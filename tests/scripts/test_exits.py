@@ -51,15 +51,16 @@ def test_a_thread_that_waits_without_end_does_not_keep_a_failed_command() -> Non
     """As those of Orbax after a save that could not begin."""
     code = """
 import threading
-from scripts import exits
+from scripts import cli, meshloom
 from configs.errors import RunError
 
-def fail():
+def fail(**kwargs):
     threading.Thread(target=threading.Event().wait).start()
     raise RunError("the save failed")
 
-exits.ENDING_S = 0.5
-exits.exits(fail)
+cli.cli.main = fail
+meshloom.ENDING_S = 0.5
+meshloom.main()
 """
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert (ended.returncode, ended.stderr) == (1, "meshloom: the save failed\n")

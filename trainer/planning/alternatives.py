@@ -6,7 +6,6 @@ import logging
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from configs.errors import RunError, UserError
 from layouts.cost.collectives import format_mesh
 from layouts.cost.interconnect import Topology
 from layouts.layout import Layout
@@ -37,12 +36,7 @@ def alternatives(plan: StepPlan, stages: Sequence[Run]) -> list[dict[str, Any]]:
     memory_ratio = needed_bytes / traced.memory.needed_bytes
     rows = []
     for number, candidate in enumerate(others, 1):
-        try:
-            other = search.plan_if_traceable(*candidate, topology)
-        except (UserError, RunError) as error:
-            logger.info("%d of %d: skipped: %s", number, len(others), error)
-            continue
-        if other is None:
+        if (other := search.plan_if_traceable(*candidate, topology)) is None:
             continue
         if candidate.layout != layout:
             other = search.with_best_order(other)

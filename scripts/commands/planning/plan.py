@@ -60,10 +60,7 @@ def check_flags(flags: PlanFlags) -> None:
     if not flags.decode and (given := given_flags(flags.decoding)):
         raise UserError(f"{', '.join(given)} needs --decode.  Add it.")
     if flags.alternatives and (flags.decode or flags.compare or flags.topology is None):
-        raise UserError(
-            "--alternatives are of one training plan, on --topology.  Add --topology, and remove "
-            "--decode and --compare."
-        )
+        raise UserError("--alternatives needs --topology, and neither --decode nor --compare.")
     if flags.tokens is not None and flags.decode:
         raise UserError("--tokens is the length of a training.  Remove it, or --decode.")
     price = ["--price_per_chip_hour"] if flags.price_per_chip_hour is not None else []
