@@ -105,9 +105,8 @@ class ModelDir:
     def vocabs(self, task: Task) -> Vocabs:
         """Returns the vocabularies of the run; raises if they have changed."""
         record = self.record
-        copy_back = (
-            f"Copy it back from {(record and record.data_dir) or '--data_dir'}/{task.name}*."
-        )
+        data_dir = (record and record.data_dir) or "--data_dir"
+        copy_back = f"Copy it back from {data_dir}/{task.name}*."
         check_checkpoints(self.model_dir)
         self._check_settings()
         try:
