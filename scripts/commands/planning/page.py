@@ -1,6 +1,5 @@
 """Writes a plan, of training or of decoding, as tables, and as one HTML page."""
 
-import math
 import tomllib
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
@@ -54,10 +53,9 @@ def alternative_rows(figures: Mapping[str, Any]) -> list[dict[str, str]] | None:
     """Writes the alternatives that save time, or that fit if the plan does not."""
     if "alternatives" not in figures:
         return None
-    limit = -MIN_SAVED if figures["fits"] else math.inf
     by_cost = dict[tuple[str, str], dict[str, str]]()  # of equal ones, what changes the least
     for row in figures["alternatives"]:
-        if row["fits"] and row["time_change"] <= limit:
+        if row["fits"] and (row["time_change"] <= -MIN_SAVED or not figures["fits"]):
             text = {
                 "settings": ", ".join(f"{n} = {v!r}" for n, v in row["settings"].items()),
                 "step": with_unit(row["step_time_s"], "s"),
