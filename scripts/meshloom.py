@@ -7,8 +7,6 @@ import time
 
 from trainer.processes.keyboard import end_on_interrupt
 
-ENDING_S = 30.0
-
 
 def main() -> None:
     open_standard_streams()
@@ -31,7 +29,7 @@ def main() -> None:
 def end_anyway(code: int) -> None:
     """Ends a failed command that other threads keep: Orbax's, where a save could not begin."""
     threading.main_thread().join()
-    time.sleep(ENDING_S)
+    time.sleep(30)
     os._exit(code)
 
 

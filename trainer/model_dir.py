@@ -37,6 +37,7 @@ from trainer.resume.history import (
     check_checkpoints,
     record_of,
     record_start,
+    starts,
     time_now,
     unrecorded_start,
 )
@@ -130,11 +131,14 @@ class ModelDir:
             return
         run = load((), [saved.settings]).make(Run)
         changes = [Change(*row) for row in diff(self.recorded_run(), run)]
-        known = {change["name"] for change in saved.changes}
-        if others := [str(change) for change in changes if change.name not in known]:
+        before = {(change["name"], change["old"]) for change in saved.changes}
+        later = [start for start in starts(self.model_dir) if start.time > saved.time]
+        since = {change["name"] for start in later for change in start.changes}
+        changes = [change for change in changes if change.name not in since]
+        if others := [str(c) for c in changes if (c.name, repr(c.old)) not in before]:
             raise UserError(
-                f"{self.model_dir}: history.jsonl and the newest checkpoint are of different runs: "
-                f"{'; '.join(others)}.  Copy back those that belong together."
+                f"{self.model_dir}: history.jsonl and the newest checkpoint are of different runs, "
+                f"or records are lost: {'; '.join(others)}.  Copy back what belongs together."
             )
 
     def check_text(self, prepared: Prepared, task: Task, first: Task | None = None) -> None:

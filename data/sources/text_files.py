@@ -61,7 +61,8 @@ def named(patterns: str | Sequence[str], setting: str) -> list[str]:
                 ends = [os.path.join(p.parent, f"*{p.suffix}") for p in inside if p.is_file()]
                 # Next to Arrow's files, in a folder for each split, are .json.
                 arrow = [end for end in ends if end.endswith(".arrow")]
-                example = max(arrow or ends, key=ends.count, default=os.path.join(path, "*.txt"))
+                any_text = [os.path.join(path, "*.txt")]
+                example = max(reversed(arrow or ends or any_text), key=ends.count)
                 raise UserError(
                     f"{setting}: {path!r} is a folder.  Name its files, such as {example!r}."
                 )

@@ -87,16 +87,18 @@ class TokenizerJsonVocab(Vocab):
         config = _object(files.get(CONFIG, "{}"), f"vocab {name}: {CONFIG}")
         self._tokenizer.encode_special_tokens = config.get("split_special_tokens") is True
         by_id: dict[int, str] = {}  # of two tokens of one id, decoding gives the text of one alone
-        # An added token whose id is taken has another one in the library.
-        given = json.loads(files[TOKENIZER]).get("added_tokens") or ()
-        vocab = self._tokenizer.get_vocab(with_added_tokens=True)
-        for token, number in [*vocab.items(), *((each["content"], each["id"]) for each in given)]:
+        for token, number in self._tokenizer.get_vocab(with_added_tokens=True).items():
             if (other := by_id.setdefault(number, token)) != token:
                 both = " and ".join(sorted(map(repr, (other, token))))
                 raise UserError(
                     f"vocab {name}: the tokens {both} have the same id, {number}.  Give each its "
                     "own."
                 )
+        for each in json.loads(files[TOKENIZER]).get("added_tokens") or ():
+            token, number = each["content"], each["id"]
+            if (other := by_id.get(number, token)) != token:  # the library gave the token another
+                problem = f"the added token {token!r} has the id {number}, as {other!r} has"
+                raise UserError(f"vocab {name}: {problem}.  Give each its own.")
         ids = {key: self._id(special.get(key), key, name) for key in _PARAMETERS}
         end = ids["end"]
         if end is None:

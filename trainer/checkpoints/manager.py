@@ -381,8 +381,7 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
         reasons = "; ".join(f"step {step}: {why}" for step, why in damaged.items())
         others = [step for step in self.steps() if step not in damaged]
         fix = f"choose of steps {others}" if others else "train again, in a new model_dir"
-        reasons = reasons or "no checkpoint there"
-        return UserError(f"{self.folder}: {reasons}.  Copy back what is lost, or {fix}.")
+        return UserError(f"{self.folder}: {reasons or 'no checkpoint'}.  Copy it back, or {fix}.")
 
 
 @dataclasses.dataclass(frozen=True)

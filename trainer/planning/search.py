@@ -207,11 +207,7 @@ def plan_if_traceable(run: Run, layout: Layout, hardware: Hardware) -> StepPlan 
 def legal_layouts(stages: Sequence[Run], devices: int, layouts: Iterable[Layout]) -> list[Layout]:
     """Keeps layouts that divide every microbatch of all stages, sorted by name."""
     rows = math.gcd(*(run.microbatch_rows for run in stages))
-    dividing = (
-        layout
-        for layout in layouts
-        if rows % batch_shards(layout, mesh_sizes(layout.mesh, devices)) == 0
-    )
+    dividing = (x for x in layouts if rows % batch_shards(x, mesh_sizes(x.mesh, devices)) == 0)
     return sorted(dividing, key=one_line)
 
 

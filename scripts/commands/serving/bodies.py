@@ -20,7 +20,7 @@ MAX_BIASES, MAX_STOPS, LONGEST_STOP = 1024, 32, 1000
 MAX_VARIABLES = 32
 """Of a chat template."""
 FORMATS = '{"type": "text" or "json_object"}, {"type": "json_schema", "json_schema": {"schema": …}}'
-CONTENT = 'a text, or a list of {"type": "text", "text": a text}'
+CONTENT = 'a text, or a list of one or more {"type": "text", "text": a text}'
 OPENAI = tomllib.loads(Path(__file__).with_name("openai.toml").read_text())
 """Fields of OpenAI's API that change no answer."""
 

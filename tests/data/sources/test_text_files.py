@@ -106,6 +106,14 @@ def test_a_folder_names_the_ending_of_most_of_its_files(tmp_path):
         expand(str(tmp_path), "here")
 
 
+def test_a_folder_of_folders_names_the_files_in_them(tmp_path):
+    (tmp_path / "train").mkdir()
+    for name in ("train/a.jsonl", "dataset_dict.json"):
+        (tmp_path / name).write_text("x\n")
+    with pytest.raises(UserError, match=r"Name its files, such as '.*/train/\*\.jsonl'"):
+        expand(str(tmp_path), "here")
+
+
 def test_folder_is_no_file(tmp_path):
     with pytest.raises(UserError, match=r"is a folder.  Name its files, such as '.*/\*\.txt'"):
         list(TextFiles(train=str(tmp_path)).lines("train"))

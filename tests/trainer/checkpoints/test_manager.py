@@ -146,7 +146,7 @@ def test_the_state_may_be_donated_while_it_is_saved(tmp_path: Path) -> None:
 def test_nothing_is_made_before_a_save(tmp_path: Path) -> None:
     with Checkpoints(tmp_path) as checkpoints:
         assert (checkpoints.steps(), checkpoints.latest, checkpoints.best) == ([], None, None)
-        with pytest.raises(UserError, match=r"no checkpoint there"):
+        with pytest.raises(UserError, match=r"checkpoints: no checkpoint\.  Copy it back"):
             checkpoints.restore(abstract(make_state(make_mesh(1))))
     assert list(tmp_path.iterdir()) == []
 

@@ -140,7 +140,7 @@ def test_an_answer_may_fill_what_the_chat_leaves(client: Client) -> None:
             {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
             [
                 "messages.0.content = [{'type': 'image_url'}]",
-                'a text, or a list of {"type": "text"',
+                'a text, or a list of one or more {"type": "text"',
             ],
         ),
         (

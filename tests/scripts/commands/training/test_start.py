@@ -200,7 +200,30 @@ def test_checkpoints_of_a_run_with_other_settings_are_refused(run: Meshloom, cop
     for command in ("train", "evaluate", "score --input=/dev/null"):
         name, *flags = command.split()
         said = refused(run(name, copy.model_dir, *flags))
-        assert "are of different runs: Run.seed: 7 there, 0 now." in said
+        assert "different runs, or records are lost: Run.seed: 7 there, 0 now." in said
+
+
+def test_a_lost_record_is_no_other_run(run: Meshloom, copy: Place) -> None:
+    """What the lost start changed, the checkpoint knows; what later ones changed, they recorded."""
+    folder = copy.folder / "run"
+    changes = {6: "Constant.peak=0.003", 8: "Run.z_loss=0.0001"}
+    for steps, change in changes.items():
+        flags = ["--override", f"--gin_param=Run.steps={steps}", f"--gin_param={change}"]
+        assert run("train", copy.model_dir, *flags).code == 0
+    shutil.rmtree(folder / "checkpoints/8")  # as if the last start was killed before it saved one
+    first, second, last = starts(folder)
+    lines = [json.dumps(start.dump()) + "\n" for start in (first, last)]
+    (folder / "history.jsonl").write_text("".join(lines))
+    assert run("evaluate", copy.model_dir).code == 0
+    # A run in which this change had another value before is another one.
+    settings = (folder / "config.gin").read_text()
+    settings = settings.replace("Constant.peak = 0.003", "Constant.peak = 0.001")
+    other = dataclasses.replace(last, settings=settings, changes=())
+    (folder / "history.jsonl").write_text(lines[0] + json.dumps(other.dump()) + "\n")
+    (folder / "config.gin").write_text(settings)
+    said = refused(run("evaluate", copy.model_dir))
+    assert "Constant.peak: 0.001 there, 0.003 now" in said and "Run.z_loss" in said
+    assert second.changes
 
 
 def test_changed_settings_are_named_by_every_command(run: Meshloom, copy: Place) -> None:
