@@ -5,6 +5,7 @@ import sys
 import threading
 import time
 
+from trainer.processes.ending import end_process
 from trainer.processes.keyboard import end_on_interrupt
 
 
@@ -27,10 +28,10 @@ def main() -> None:
 
 
 def end_anyway(code: int) -> None:
-    """Ends a failed command that other threads keep: Orbax's, where a save could not begin."""
+    """Ends a failed command whose threads never end, as Orbax's after a save that cannot begin."""
     threading.main_thread().join()
     time.sleep(30)
-    os._exit(code)
+    end_process(code)
 
 
 def open_standard_streams() -> None:

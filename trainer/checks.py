@@ -311,7 +311,7 @@ def check_vocabs(run: Run, vocabs: Vocabs) -> None:
         if rows - vocab.size >= max(ROWS_MULTIPLE, rows // 8):  # few are padding
             logger.warning(
                 "Warning: %s.%s = %d: the vocabulary of task %s has %d tokens; no text "
-                "has those of the other %d rows.  %s.%s = None has as many as it needs.",
+                "has those of the other %d rows.  %s.%s = None takes the size of the vocabulary.",
                 model, name, rows, run.task.name, vocab.size, rows - vocab.size, model, name,
             )  # fmt: skip
     if source is not None and source.ids_hash != vocabs.target.ids_hash and source_size is None:

@@ -106,7 +106,7 @@ class SentencePiece(Tokenizer):
             if errors:
                 raise errors[0] from None
             raise UserError(_explain(self, str(error))) from None
-        trim_memory()  # 0.9 GB of a million lines
+        trim_memory()  # 0.9 GB after a million lines
         return SentencePieceVocab(model.getvalue())
 
 

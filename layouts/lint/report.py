@@ -26,7 +26,7 @@ from layouts.shards import mesh_axes
 
 MIN_SPLIT_SHARE = 0.5  # of the FLOPs that a mesh axis should split
 MAX_REPLICATED_SHARE = 0.02  # of the parameter bytes
-SMALL_BYTES = 1e8  # of weights: every device has room for so many, and their optimizer state
+SMALL_BYTES = 1e8  # weights of this size and their optimizer state fit on every device
 # Traces a program under a layout on a mesh of these sizes, allocating nothing.
 Trace = Callable[[Layout, Mapping[str, int]], object]
 ONE_DEVICE = Layout(mesh="one:1", rules="")

@@ -212,7 +212,7 @@ def batches_of(
     for lengths, same in sorted(by_lengths.items(), reverse=True):
         # The shortest texts are last, in the batch that empty rows fill up.
         same.sort(key=lambda i: requests[i].max_new_tokens, reverse=True)
-        # A text alone has no empty rows: its shape is compiled for it anyway.
+        # A single text needs no empty rows: its shape is compiled for it anyway.
         rows = shards if len(same) == 1 else rows_of_batch(len(same), batch_size, shards)
         shape = BatchShape(rows, *lengths, padded(requests[same[0]].max_new_tokens))
         starts = range(0, len(same), rows)

@@ -1,4 +1,4 @@
-"""Plans a run with one other setting at a time, to name those that make its step faster."""
+"""Plans a run with one kind of change at a time, to name those that make its step faster."""
 
 import dataclasses
 import itertools

@@ -218,7 +218,7 @@ class Service(abc.ABC):
         try:
             with jax.set_mesh(self.mesh):
                 self.warm_up()  # in this thread: what JAX keeps compiled depends on its contexts
-                trim_memory()  # of the weights as they were restored
+                trim_memory()  # that the restored weights took
                 self._is_ready.set()
                 while (jobs := self._next()) is not None:
                     self.advance(jobs)

@@ -53,7 +53,7 @@ def alternative_rows(figures: Mapping[str, Any]) -> list[dict[str, str]] | None:
     """Writes the alternatives that save time, or that fit if the plan does not."""
     if "alternatives" not in figures:
         return None
-    by_cost = dict[tuple[str, str], dict[str, str]]()  # of equal ones, what changes the least
+    by_cost = dict[tuple[str, str], dict[str, str]]()  # of equal costs, the fewest changes
     for row in figures["alternatives"]:
         if row["fits"] and (row["time_change"] <= -MIN_SAVED or not figures["fits"]):
             text = {

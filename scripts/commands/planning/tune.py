@@ -47,13 +47,13 @@ SECONDS = {"s": 1, "m": 60, "h": 3600}
 def tune(flags: TuneFlags) -> None:
     """Searches layout, microbatches, recomputation and compiler options of a run."""
     config, budget_s = settings_of(flags.settings), parse_duration(flags.budget)
-    topology, stages = inputs.parse_topology(flags), config.make(Run).by_stage
-    run = inputs.with_largest_batch(config.make(Run))
+    run, topology = config.make(Run), inputs.parse_topology(flags)
+    stages = [*run.by_stage[:-1], run := inputs.with_largest_batch(run)]
     check_flags(flags, topology, compiles=budget_s > 0)
     check_run(run)
     configured = configured_layouts(config, run, topology)
     work = search if budget_s else rank
-    work(flags, [*stages[:-1], run], topology, configured)
+    work(flags, stages, topology, configured)
 
 
 def check_flags(flags: TuneFlags, topology: Topology | None, *, compiles: bool) -> None:

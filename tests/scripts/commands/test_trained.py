@@ -54,7 +54,7 @@ def test_rows_that_no_text_has_are_said_once(caplog: pytest.LogCaptureFixture) -
         checks.check_vocabs(run, Vocabs(vocab, vocab))  # one for both sides
         assert len(caplog.records) == warnings
     assert "Transformer.vocab = 512: the vocabulary of task toy has 270 tokens" in caplog.text
-    assert "Transformer.vocab = None has as many as it needs." in caplog.text
+    assert "Transformer.vocab = None takes the size of the vocabulary." in caplog.text
     with pytest.raises(UserError, match=r"Transformer.vocab = 256: .* has 270 tokens"):
         checks.check_vocabs(toy_run(dataclasses.replace(DENSE, vocab=256)), Vocabs(vocab, None))
 

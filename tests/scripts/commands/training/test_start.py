@@ -211,7 +211,7 @@ def test_a_lost_record_is_no_other_run(run: Meshloom, copy: Place) -> None:
         flags = ["--override", f"--gin_param=Run.steps={steps}", f"--gin_param={change}"]
         assert run("train", copy.model_dir, *flags).code == 0
     shutil.rmtree(folder / "checkpoints/8")  # as if the last start was killed before it saved one
-    first, second, last = starts(folder)
+    first, _, last = starts(folder)
     lines = [json.dumps(start.dump()) + "\n" for start in (first, last)]
     (folder / "history.jsonl").write_text("".join(lines))
     assert run("evaluate", copy.model_dir).code == 0
@@ -223,7 +223,6 @@ def test_a_lost_record_is_no_other_run(run: Meshloom, copy: Place) -> None:
     (folder / "config.gin").write_text(settings)
     said = refused(run("evaluate", copy.model_dir))
     assert "Constant.peak: 0.001 there, 0.003 now" in said and "Run.z_loss" in said
-    assert second.changes
 
 
 def test_changed_settings_are_named_by_every_command(run: Meshloom, copy: Place) -> None:
