@@ -59,7 +59,7 @@ def named(patterns: str | Sequence[str], setting: str) -> list[str]:
             if path_of(path).is_dir():
                 inside = sorted(p for depth in ("*", "*/*") for p in path_of(path).glob(depth))
                 ends = [os.path.join(p.parent, f"*{p.suffix}") for p in inside if p.is_file()]
-                # Arrow's files have .json next to them; of equally many, the last are in subfolders.
+                # Arrow's files have .json next to them; of equally many, the last are deeper.
                 arrow = [end for end in ends if end.endswith(".arrow")]
                 any_text = [os.path.join(path, "*.txt")]
                 example = max(reversed(arrow or ends or any_text), key=ends.count)
