@@ -68,13 +68,20 @@ class ModelDir:
             raise UserError(
                 f"{self.model_dir}: no trained model there (config.gin is missing).  {remedy}"
             )
+        self.check_config()
+        return self.settings(gin_files, gin_params)
+
+    def check_config(self) -> None:
+        """Raises `UserError` where config.gin has other settings than the record of the run."""
+        record, text = self.record, self.config_file.read_bytes()
+        if record is None or record.settings == text.decode("utf-8", "replace"):
+            return
         written = self.settings().make(Run)
         if changes := [str(Change(*row)) for row in diff(self.recorded_run(), written)]:
             raise UserError(
                 f"{self.config_file}: not the settings of the run: {'; '.join(changes)}.  "
                 "Change them back.  `meshloom train --override` takes those that may change."
             )
-        return self.settings(gin_files, gin_params)
 
     def settings(self, gin_files: Sequence[str] = (), gin_params: Sequence[str] = ()) -> Config:
         """Loads the given settings over those of config.gin."""

@@ -51,7 +51,8 @@ class ListingHandler(ocp.PyTreeCheckpointHandler):
 
     async def async_save(self, directory: Any, args: Any) -> Any:
         # Without the arrays, which would stay in memory until the next save.
-        self._listed = functools.partial(Manifest, args.metric, args.higher_is_better, run=args.run)
+        names = ("metric", "higher_is_better", "run", "step")
+        self._listed = functools.partial(Manifest, **{n: getattr(args, n) for n in names})
         return await super().async_save(directory, args=args)
 
     def finalize(self, directory: epath.Path) -> None:
@@ -104,11 +105,12 @@ def wait_for_writes() -> None:
 @ocp.args.register_with_handler(ListingHandler, for_save=True, for_restore=True)
 @dataclasses.dataclass
 class Save(ocp.args.PyTreeSave):
-    """Holds what to save, its metric, which way that is better, and the record of the run."""
+    """Holds what to save, its step and metric, which way that is better, and the run's record."""
 
     metric: float | None = None
     higher_is_better: bool = False
     run: Line | None = None
+    step: int | None = None
 
 
 def fingerprint(file: epath.Path) -> list[int]:
@@ -126,6 +128,8 @@ class Manifest:
     files: dict[str, Annotated[list[NonNegativeInt], Field(min_length=1, max_length=2)]]
     run: dict[str, Any] | None = None
     """The record of the run, signed by itself; older versions wrote none."""
+    step: NonNegativeInt | None = None
+    """The step that was saved, which names its folder; older versions wrote none."""
 
     def dump(self) -> str:
         """Returns signed JSON."""
@@ -157,12 +161,15 @@ def reading(folder: epath.Path, name: str) -> Iterator[None]:
         raise
 
 
-def verify(folder: epath.Path) -> None:
-    """Raises `DamagedCheckpoint` unless every file is there as it was saved.
+def verify(folder: epath.Path, step: int | None = None) -> None:
+    """Raises `DamagedCheckpoint` unless every file is there as it was saved, for this step.
 
     Of large files it knows the size; their arrays are verified as they are read.
     """
-    for name, saved in read_manifest(folder).files.items():
+    manifest = read_manifest(folder)
+    if manifest.step not in (None, step):
+        raise DamagedCheckpoint(f"it is step {manifest.step}, renamed")
+    for name, saved in manifest.files.items():
         with reading(folder, name):
             present = fingerprint(folder / name)
         if present[0] != saved[0]:

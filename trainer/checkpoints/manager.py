@@ -39,10 +39,13 @@ Described = Mapping[str, jax.ShapeDtypeStruct]  # arrays of a checkpoint, by pat
 
 OPTIONAL = "spikes"
 """The part of a state that checkpoints lack which a run saved before it was switched on."""
+RAISED = ("raised an exception", "background save thread", "Save Finalize", "Checkpointer failed")
+"""What Orbax logs, with a traceback, in each thread that an error passes before it raises it."""
 LISTED = 10
 """Arrays named in an error."""
 
 logger = logging.getLogger(__name__)
+logging.getLogger("absl").addFilter(lambda record: not any(x in str(record.msg) for x in RAISED))
 
 
 @dataclasses.dataclass
@@ -200,7 +203,7 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
             self._manager = self._manager or self._open(state)
             item = integrity.Save(nested(state))
             item.metric, item.higher_is_better = metric, self.higher_is_better
-            item.run = self._record
+            item.run, item.step = self._record, step
             self._manager.save(step, args=ocp.args.Composite(**{ITEM: item}), force=True)
         except Exception as error:
             raise self._failed(error) from error
@@ -349,7 +352,7 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
         """Returns shapes and types on disk, once every file is known to be there and whole."""
         if not self._path(step).parent.exists():
             raise DamagedCheckpoint("there is none")
-        integrity.verify(self._path(step))
+        integrity.verify(self._path(step), step)
         tree = integrity.read(lambda: self._reader.metadata(self._path(step)).tree)
         arrays = traverse_util.flatten_dict(tree, sep="/")
         return {path: jax.ShapeDtypeStruct(a.shape, a.dtype) for path, a in arrays.items()}

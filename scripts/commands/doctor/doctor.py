@@ -35,7 +35,7 @@ def doctor(flags: DoctorFlags) -> None:
     is_joined = findings[0].status != "error"  # or the others would wait in vain
     given, config, is_readable = flags.settings, None, True
     model_dir = given.model_dir
-    if model_dir is not None and not ModelDir(model_dir).has_run():
+    if model_dir is not None and not (ModelDir(model_dir).has_run() or ModelDir(model_dir).record):
         model_dir = None  # training has still to make it
     if model_dir is not None or given.gin_file or given.gin_param:
         try:

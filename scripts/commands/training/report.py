@@ -29,6 +29,7 @@ from trainer.metrics.profile import PARTS_FILE, PROFILE_FOLDER
 from trainer.model_dir import ModelDir
 from trainer.planning.breakdown import seconds_of
 from trainer.planning.report import SCHEMA_VERSION
+from trainer.run import Run
 
 WORDS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
 """Units of numbers; titles and captions of pictures."""
@@ -64,6 +65,8 @@ def report(flags: ReportFlags) -> None:
     if flags.output is not None or flags.losses or flags.samples is not None:
         raise UserError("--output, --losses and --samples are for the page of several runs.")
     model_dir = path_of(folders[0])
+    if (directory := ModelDir(model_dir)).has_run():
+        directory.check_config()
     written = write_report(model_dir, RunPlots(model_dir))
     click.echo("Wrote " + ", ".join(map(str, written)) + ".")
 
@@ -115,7 +118,7 @@ def settings_that_differ(folders: Mapping[str, Path]) -> list[dict[str, Any]]:
     settings = dict[str, dict[str, str]]()
     for name, folder in folders.items():
         directory = ModelDir(folder)
-        specs = [directory.recorded_run()] if directory.has_run() else []
+        specs = [directory.load().make(Run)] if directory.has_run() else []
         layout = directory.layout  # the one that was given last
         of_run = values([*specs, *([] if layout is None else [layout])])
         settings[name] = {setting: str(value) for setting, value in of_run.items()}

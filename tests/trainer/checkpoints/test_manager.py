@@ -468,7 +468,7 @@ def check_full_disk(folder: Path, fill: Callable[[], object]) -> None:
 
 
 def test_an_error_in_the_background_surfaces_at_the_end(
-    tmp_path: Path, log_lines: list[str]
+    tmp_path: Path, log_lines: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     large = make_state(make_mesh(1), width=16384)
 
@@ -484,6 +484,7 @@ def test_an_error_in_the_background_surfaces_at_the_end(
         with pytest.raises(ZeroDivisionError):  # the first error is the one that is seen
             save_and_leave(2, ZeroDivisionError())
     assert "the disk is full" in log_lines[0]
+    assert not [record for record in caplog.records if record.exc_info]  # of Orbax's threads
 
 
 def test_a_failed_save_is_explained_before_its_files_are_removed(
@@ -504,6 +505,19 @@ def test_a_failed_save_is_explained_before_its_files_are_removed(
     ):
         checkpoints.save(1, make_state(make_mesh(1), width=16384))
     assert any(name.startswith("1.orbax-checkpoint-tmp") for name in names)
+
+
+def test_a_renamed_checkpoint_is_no_other_step(tmp_path: Path, log_lines: list[str]) -> None:
+    state = make_state(make_mesh(1))
+    with Checkpoints(tmp_path) as checkpoints:
+        for step in (1, 2):
+            checkpoints.save(step, state)
+    (checkpoints.folder / "2").rename(checkpoints.folder / "7")
+    assert Checkpoints(tmp_path).damage(7) == "it is step 2, renamed"
+    assert Checkpoints(tmp_path).restore(abstract(state))[1] == 1
+    assert log_lines == ["checkpoint 7 is damaged (it is step 2, renamed); using step 1"]
+    (checkpoints.folder / "7").rename(checkpoints.folder / "2")
+    assert Checkpoints(tmp_path).restore(abstract(state))[1] == 2
 
 
 def test_a_state_that_is_saved_does_not_stay_in_memory(tmp_path: Path) -> None:

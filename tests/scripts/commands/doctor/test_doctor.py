@@ -127,6 +127,8 @@ def test_settings_and_metrics_that_cannot_be_read(run: Meshloom, broken: Place) 
     assert examine(run, broken, code=0)["metrics"]["status"] == "warning"
     (broken.folder / "run/config.gin").write_text("Run.steps = \n")
     assert examine(run, broken, code=1)["settings"]["status"] == "error"
+    (broken.folder / "run/config.gin").unlink()
+    assert examine(run, broken, code=1)["settings"]["fix"] == "It had one: copy config.gin back."
 
 
 def test_a_folder_that_cannot_be_written(run: Meshloom) -> None:
