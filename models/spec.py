@@ -2,8 +2,8 @@
 
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping
-from typing import ClassVar, Literal, NamedTuple
+from collections.abc import Callable, Iterable, Mapping
+from typing import ClassVar, Literal, NamedTuple, Self
 
 from configs.errors import UserError
 from configs.spec import Count, Positive, abstract_spec
@@ -248,19 +248,24 @@ class TransformerSpec(Sizes):
         return next((router for router in routers if router is not None), None)
 
     @property
-    def active(self) -> "TransformerSpec":
-        def active(block: Block) -> Block:
-            feed_forward = (block.feed_forward or self.feed_forward).active(self)
-            return dataclasses.replace(block, feed_forward=feed_forward)
-
+    def active(self) -> Self:
         if not self.moes:
             return self
+        active = self.with_feed_forward(lambda part: part.active(self))
+        return dataclasses.replace(active, adapter=None)  # which may name routers
+
+    def with_feed_forward(self, change: Callable[[FeedForward], FeedForward]) -> Self:
+        """Returns the model in which each feed-forward part is what `change` makes of it."""
+
+        def changed(block: Block) -> Block:
+            part = change(block.feed_forward or self.feed_forward)
+            return dataclasses.replace(block, feed_forward=part)
+
         return dataclasses.replace(
             self,
-            adapter=None,  # it may name routers
-            first_blocks=tuple(map(active, self.first_blocks)),
-            pattern=tuple(map(active, self.pattern)),
-            encoder_pattern=self.encoder_pattern and tuple(map(active, self.encoder_pattern)),
+            first_blocks=tuple(map(changed, self.first_blocks)),
+            pattern=tuple(map(changed, self.pattern)),
+            encoder_pattern=self.encoder_pattern and tuple(map(changed, self.encoder_pattern)),
         )
 
     def masked_flops(self, length: int) -> float:

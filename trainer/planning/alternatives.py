@@ -1,16 +1,19 @@
 """Plans a run with one kind of change at a time, to name those that make its step faster."""
 
 import dataclasses
+import functools
 import itertools
 import logging
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, get_args
 
 from layouts.cost.collectives import format_mesh
 from layouts.cost.interconnect import Topology
 from layouts.layout import Layout
 from layouts.lint.report import lint
 from layouts.mesh import batch_shards, mesh_sizes
+from models.feed_forward.moe.layer import Dispatch, Moe
+from models.parts import FeedForward
 from models.transformer import Transformer
 from trainer.checks import record_loss
 from trainer.planning import search
@@ -44,7 +47,7 @@ def alternatives(plan: StepPlan, stages: Sequence[Run]) -> list[dict[str, Any]]:
         step_s = time_ratio * search.known_step_s(other)
         size = round(memory_ratio * other.memory.needed_bytes)
         row: dict[str, Any] = {
-            "settings": {n: v for n, v in candidate.settings.items() if v != run.settings[n]},
+            "settings": {n: v for n, v in settings(candidate).items() if v != settings(run)[n]},
             "step_time_s": step_s,
             "time_change": step_s / plan.step_s - 1,
             "bytes_per_device": size,
@@ -58,11 +61,15 @@ def alternatives(plan: StepPlan, stages: Sequence[Run]) -> list[dict[str, Any]]:
 def single_changes(
     run: Run, stages: Sequence[Run], layout: Layout, topology: Topology
 ) -> Iterator[Candidate]:
-    """Yields the run itself, then with other recomputations, microbatches and layouts."""
+    """Yields the run itself, then with other recomputations, dispatch, microbatches, layouts."""
     yield Candidate(run, layout)
     if isinstance(run.model, Transformer):
         for model in recomputations(run.model, offload=True):
             yield Candidate(dataclasses.replace(run, model=model), layout)
+        for dispatch in get_args(Dispatch):
+            if dispatches(run) - {dispatch}:
+                model = run.model.with_feed_forward(functools.partial(dispatched, dispatch))
+                yield Candidate(dataclasses.replace(run, model=model), layout)
     record, sizes = record_loss(run), mesh_sizes(layout.mesh, topology.devices)
     for count in range(1, MICROBATCHES[-1] + 1):
         if divides(stages, count, batch_shards(layout, sizes)):
@@ -83,3 +90,19 @@ def single_changes(
     legal = search.legal_layouts(stages, topology.devices, layouts)
     for other in search.drop_oversized(run, legal, topology):
         yield Candidate(run, other)
+
+
+def settings(candidate: Candidate) -> dict[str, Any]:
+    """Lists the settings that differ between alternatives."""
+    return candidate.settings | {"Moe.dispatch": ", ".join(sorted(dispatches(candidate.run)))}
+
+
+def dispatches(run: Run) -> set[Dispatch]:
+    """Returns how tokens reach their experts."""
+    moes = run.model.moes if isinstance(run.model, Transformer) else ()
+    return {moe.dispatch for moe in moes}
+
+
+def dispatched(dispatch: Dispatch, part: FeedForward) -> FeedForward:
+    """Returns experts whose tokens reach them in this way, and other parts as they are."""
+    return dataclasses.replace(part, dispatch=dispatch) if isinstance(part, Moe) else part

@@ -12,9 +12,9 @@ from layouts.layout import Layout
 from layouts.mesh import mesh_sizes
 from models.attention.multi_head import MultiHead
 from tests.toys import SPLITTABLE, optax_promotion
-from tests.trainer.planning.runs import layout_named, toy_run
+from tests.trainer.planning.runs import EXPERTS, layout_named, toy_run
 from trainer.checks import check_layout
-from trainer.planning.alternatives import alternatives
+from trainer.planning.alternatives import alternatives, settings, single_changes
 from trainer.planning.training import StepPlan, plan_from_trace
 from trainer.run import Run
 
@@ -77,6 +77,18 @@ def test_a_row_changes_the_layout_or_the_recomputation_or_the_microbatches(
     assert all(change and sum(change <= kind for kind in kinds) == 1 for change in changes)
     meshes = {row["settings"].get("Layout.mesh") for row in rows}
     assert {"data:4", "data:1,model:4", "data:4,model:1"} <= meshes
+
+
+def test_experts_get_their_tokens_in_other_ways() -> None:
+    """A pattern of dense layers and layers with experts has one dispatch."""
+    run = toy_run(dataclasses.replace(EXPERTS, layers=2))
+    first, *others = single_changes(run, [run], LAYOUT, SLICE)
+    assert first.run == run and settings(first)["Moe.dispatch"] == "einsum"
+    (moe,) = run.model.moes
+    for dispatch in ("gather", "dropless"):
+        (other,) = (x for x in others if settings(x)["Moe.dispatch"] == dispatch)
+        assert other.run.model.moes == (dataclasses.replace(moe, dispatch=dispatch),)
+        assert settings(other) == settings(first) | {"Moe.dispatch": dispatch}
 
 
 def test_recomputing_nothing_saves_time(rows: list[dict[str, Any]]) -> None:
