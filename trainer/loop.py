@@ -55,16 +55,15 @@ def train(job: TrainJob, observers: Sequence[Observer] = ()) -> Outcome:
 
     Without observers it trains, validates and saves, and reports only to its loggers.
     """
-    run, watch, last_step = job.run, Observers(observers), job.run.total_steps
+    run, watch = job.run, Observers(observers)
     connect(job.mesh)
-    timer = StepTimer()
     with ExitStack() as stack:
+        timer = StepTimer()
         stack.enter_context(jax.set_mesh(job.mesh))
         kept = (run.keep_last, run.keep_best, run.best_by == "bleu")
         checkpoints = stack.enter_context(Checkpoints(job.model_dir, *kept))
         stack.callback(watch.close)
         interrupts = stack.enter_context(Interrupts())
-
         padding = StatePadding(train_step_spec(run, job.layout), job.mesh)
         local = None
         if job.local_dir is not None:
@@ -74,86 +73,188 @@ def train(job: TrainJob, observers: Sequence[Observer] = ()) -> Outcome:
         with timer.spending("restore"):
             state, step = restore_or_init(padding, checkpoints, run, local)
         watch.notify(Observer.on_start, run, step)
-        stopped = False
-        previous: Dispatched | None = None
-        if step < last_step:
-            compiled, replay, batches = begin_stage(job, step, state, watch, timer)
-        # A signal may have ended the evaluation of the checkpoint that the run resumes.
-        is_due = bool(step) and run.at_interval(step, run.evaluate_every)
-        if is_due and any(gather(checkpoints.best_of([step]) is None)):
-            with timer.spending("evaluation"):
-                _, stopped = validate(job, step, state, watch, interrupts)
-        saves = SaveInterval(run.checkpoint_every, step, job.mesh.size)
-        local_saves = SaveInterval(run.local_checkpoint_every, step, job.mesh.size)
-        timer.restart()
-
-        def save(
-            target: Checkpoints | LocalCheckpoints, interval: SaveInterval, *metric: float | None
-        ) -> None:
-            before_s = timer.spent_s["checkpoints"]
-            with timer.spending("checkpoints"):
-                watch.notify(Observer.before_save, step)
-                target.save(step, padding.unpad(padding.step_spec.saved(state)), *metric)
-            interval.saved(step, timer.spent_s["checkpoints"] - before_s, timer.step_s)
-            timer.restart()
-
-        def report() -> None:
-            """Waits for the last step that was dispatched, and reports it once."""
-            nonlocal previous
-            if previous is not None:
-                if any(watch.notify(Observer.starts_idle, previous[0] + 1)):
-                    jax.block_until_ready(state)
-                watch.notify(Observer.on_step, fetch_finite(run, previous, timer, checkpoints))
-            previous = None
-
-        while step < last_step and not stopped:
-            if step in run.stage_begins and compiled.run != run.stage(step):
-                report()
-                compiled, replay, batches = begin_stage(job, step, state, watch, timer)
-                timer.restart()
-            if is_idle := any(watch.notify(Observer.starts_idle, step + 1)):
-                report()
-            watch.notify(Observer.before_step, step + 1)
-            if is_idle:
-                timer.restart()
-            with jax.profiler.StepTraceAnnotation("train", step_num=step + 1):
-                with timer.spending("data"):
-                    row_ids, batch = next(batches)
-                replayed = None
-                if replay is not None and run.at_interval(step + 1, run.replay_every):
-                    report()
-                    with timer.spending("replay"):
-                        replayed = replay.compute(state, batch)
-                    timer.restart()
-                with timer.spending("device"):
-                    state, metrics = compiled.executable(state, batch)
-            report()  # while the devices work on this step
-            step += 1
-            previous = (step, row_ids, metrics)
-            if replay is not None and replayed is not None:
-                report()
-                with timer.spending("replay"):
-                    replay.check(step, replayed, state)
-                timer.restart()
-
-            stopped = interrupts.received(step)
-            evaluates = run.at_interval(step, run.evaluate_every)
-            if stopped or evaluates or saves.is_due(step):
-                report()  # nothing is saved before its loss was seen to be finite
-                metric = None
-                if evaluates and not stopped:  # else the run that continues this one evaluates
-                    with timer.spending("evaluation"):
-                        metric, stopped = validate(job, step, state, watch, interrupts)
-                save(checkpoints, saves, metric)
-            elif local is not None and local_saves.is_due(step):
-                report()
-                save(local, local_saves)
-
+        loop = TrainLoop(job, watch, timer, interrupts, padding, checkpoints, local, state, step)
+        del state  # the loop has it, and donates it to each step
+        loop.begin()
+        while loop.step < run.total_steps and not loop.is_stopped:
+            loop.next_step()
+            loop.evaluate_and_save()
         interrupts.last_save()
         checkpoints.wait()
-        outcome = Outcome(step, interrupts.stops_run, timer.step_s, timer.data_stall_fraction)
+        stop_signal, step_s = interrupts.stops_run, timer.step_s
+        outcome = Outcome(loop.step, stop_signal, step_s, timer.data_stall_fraction)
         watch.notify(Observer.on_end, outcome)
     return outcome
+
+
+@dataclasses.dataclass
+class TrainLoop:
+    """Holds what changes from step to step.  While the devices work on one, it reports the last."""
+
+    job: TrainJob
+    watch: Observers
+    timer: StepTimer
+    interrupts: Interrupts
+    padding: StatePadding
+    checkpoints: Checkpoints
+    local: LocalCheckpoints | None
+    state: State
+    step: int
+    """Updates of this state."""
+    is_stopped: bool = False
+    previous: Dispatched | None = None
+    compiled: CompiledStep = dataclasses.field(init=False)
+    replay: Replay | None = dataclasses.field(init=False)
+    batches: Iterator[tuple[np.ndarray, Batch]] = dataclasses.field(init=False)
+
+    def __post_init__(self) -> None:
+        self.run, devices = self.job.run, self.job.mesh.size
+        self.saves = SaveInterval(self.run.checkpoint_every, self.step, devices)
+        self.local_saves = SaveInterval(self.run.local_checkpoint_every, self.step, devices)
+
+    def begin(self) -> None:
+        """Compiles the step; evaluates a restored checkpoint whose evaluation a signal ended."""
+        if self.step < self.run.total_steps:
+            self.begin_stage()
+        is_due = bool(self.step) and self.run.at_interval(self.step, self.run.evaluate_every)
+        if is_due and any(gather(self.checkpoints.best_of([self.step]) is None)):
+            self.validate()
+        self.timer.restart()
+
+    def begin_stage(self) -> None:
+        """Compiles the step, and its replay, for the batches after the present one."""
+        run, job = self.run, dataclasses.replace(self.job, run=self.run.stage(self.step))
+        if any(run.stages.values()):
+            shape = job.run.batch_sequences, job.run.task.length
+            logger.info("Batches of %d rows of %d tokens after step %d.", *shape, self.step)
+        with self.timer.spending("compile"):
+            self.compiled = compile_train_step(job, self.state)
+        self.watch.notify(Observer.on_compiled, self.compiled)
+        self.replay = None
+        if run.replay_every is not None:
+            with self.timer.spending("compile"):
+                rotated_job = dataclasses.replace(job, mesh=rotated(job.mesh))
+                executable = compile_train_step(rotated_job, self.state).executable
+            self.replay = Replay(job.mesh, executable, train_step_spec(job.run, job.layout).trained)
+        rows = job.splits["train"].without(run.exclude)
+        if run.length_stages:
+            rows = dataclasses.replace(rows, batch_length=job.run.task.length)
+        sharding = BatchSharding.of(job.run, job.layout, job.mesh)
+        on_host = order.batches(rows, run.seed, run.batch_sizes, self.step, sharding.host_rows())
+        self.batches = ((ids, sharding.to_global_arrays(batch)) for ids, batch in on_host)
+
+    def next_step(self) -> None:
+        """Dispatches the next step, and reports the one before."""
+        run, timer, step = self.run, self.timer, self.step + 1
+        if self.step in run.stage_begins and self.compiled.run != run.stage(self.step):
+            self.report()
+            self.begin_stage()
+            timer.restart()
+        if is_idle := any(self.watch.notify(Observer.starts_idle, step)):
+            self.report()
+        self.watch.notify(Observer.before_step, step)
+        if is_idle:
+            timer.restart()
+        replayed = None
+        with jax.profiler.StepTraceAnnotation("train", step_num=step):
+            with timer.spending("data"):
+                row_ids, batch = next(self.batches)
+            if self.replay is not None and run.at_interval(step, run.replay_every):
+                self.report()
+                with timer.spending("replay"):
+                    replayed = self.replay.compute(self.state, batch)
+                timer.restart()
+            with timer.spending("device"):
+                self.state, metrics = self.compiled.executable(self.state, batch)
+        self.report()  # while the devices work on this step
+        self.step, self.previous = step, (step, row_ids, metrics)
+        if self.replay is not None and replayed is not None:
+            self.report()
+            with timer.spending("replay"):
+                self.replay.check(step, replayed, self.state)
+            timer.restart()
+
+    def report(self) -> None:
+        """Waits for the last step that was dispatched, and reports it once."""
+        if self.previous is None:
+            return
+        step, row_ids, metrics = self.previous
+        if any(self.watch.notify(Observer.starts_idle, step + 1)):
+            jax.block_until_ready(self.state)
+        with self.timer.spending("device"):
+            metrics = jax.device_get(metrics)
+        loads = metrics.pop("loads", {})
+        numbers = {name: float(x) for name, x in metrics.items()}
+        if not numbers["tokens"]:
+            logger.warning("Step %d: its rows have no token to learn from (Run.exclude).", step)
+        last_good = self.checkpoints.wait_for_latest
+        check_finite(numbers, step, row_ids, last_good, self.run.skip_spikes)
+        line = {"step": step, **numbers, **self.timer.rates(numbers["tokens"])}
+        self.checkpoints.check()  # raises if a save has failed
+        self.watch.notify(Observer.on_step, StepResult(step, line, loads))
+        self.previous = None
+
+    def evaluate_and_save(self) -> None:
+        """Evaluates and saves where the step is due for it, or the run is to stop."""
+        self.is_stopped = self.interrupts.received(self.step)
+        evaluates = self.run.at_interval(self.step, self.run.evaluate_every)
+        if self.is_stopped or evaluates or self.saves.is_due(self.step):
+            self.report()  # nothing is saved before its loss was seen to be finite
+            metric = None
+            if evaluates and not self.is_stopped:  # else the run that continues this one evaluates
+                metric = self.validate()
+            self.save(self.checkpoints, self.saves, metric)
+        elif self.local is not None and self.local_saves.is_due(self.step):
+            self.report()
+            self.save(self.local, self.local_saves)
+
+    def save(
+        self, target: Checkpoints | LocalCheckpoints, interval: SaveInterval, *metric: float | None
+    ) -> None:
+        before_s = self.timer.spent_s["checkpoints"]
+        with self.timer.spending("checkpoints"):
+            self.watch.notify(Observer.before_save, self.step)
+            state = self.padding.step_spec.saved(self.state)
+            target.save(self.step, self.padding.unpad(state), *metric)
+        save_s = self.timer.spent_s["checkpoints"] - before_s
+        interval.saved(self.step, save_s, self.timer.step_s)
+        self.timer.restart()
+
+    def validate(self) -> float | None:
+        """Evaluates on the validation split, if there is one; returns the metric of `Run.best_by`.
+
+        A signal ends it between two batches; then the run is to stop, and there is no metric.
+        """
+        job, run, rows = self.job, self.run, self.job.splits.get("validation")
+        if rows is None or not len(rows):
+            return None
+
+        def progress(done: int, total: int) -> None:
+            self.watch.notify(Observer.on_batch_evaluated, done, total)
+            if self.interrupts.received(self.step):
+                raise StopRequested
+
+        with self.timer.spending("evaluation"):
+            try:
+                params = without_teacher(self.state["params"])
+                evaluation, parts = evaluate(
+                    run.model.model(job.layout),
+                    params,
+                    rows,
+                    job.mesh,
+                    batch_sequences=run.batch_sequences,
+                    batches=run.evaluate_batches if self.step < run.total_steps else None,
+                    progress=progress,
+                )
+                logger.info("Step %d: validation %s.", self.step, evaluation)
+                line: Line = {"step": self.step, **evaluation.numbers()}
+                for measures in self.watch.notify(Observer.evaluate, self.step, params, progress):
+                    line |= measures
+            except StopRequested:
+                self.is_stopped = True
+                return None
+            self.watch.notify(Observer.on_evaluation, line, parts)
+        return line.get(run.best_by)
 
 
 def restore_or_init(
@@ -179,31 +280,6 @@ def restore_or_init(
     return padding.pad(state), step
 
 
-def begin_stage(
-    job: TrainJob, step: int, state: State, watch: Observers, timer: StepTimer
-) -> tuple[CompiledStep, Replay | None, Iterator[tuple[np.ndarray, Batch]]]:
-    """Compiles the step for the batches after a step; returns that, its replay and the batches."""
-    run, replay = job.run, None
-    job = dataclasses.replace(job, run=run.stage(step))
-    if any(run.stages.values()):
-        shape = job.run.batch_sequences, job.run.task.length
-        logger.info("Batches of %d rows of %d tokens after step %d.", *shape, step)
-    with timer.spending("compile"):
-        compiled = compile_train_step(job, state)
-    watch.notify(Observer.on_compiled, compiled)
-    if run.replay_every is not None:
-        with timer.spending("compile"):
-            there = dataclasses.replace(job, mesh=rotated(job.mesh))
-            executable = compile_train_step(there, state).executable
-        replay = Replay(job.mesh, executable, train_step_spec(job.run, job.layout).trained)
-    rows = job.splits["train"].without(run.exclude)
-    if run.length_stages:
-        rows = dataclasses.replace(rows, batch_length=job.run.task.length)
-    sharding = BatchSharding.of(job.run, job.layout, job.mesh)
-    on_host = order.batches(rows, run.seed, run.batch_sizes, step, sharding.host_rows())
-    return compiled, replay, ((ids, sharding.to_global_arrays(batch)) for ids, batch in on_host)
-
-
 def compile_train_step(job: TrainJob, state: State) -> CompiledStep:
     """Traces and compiles the step for this state on the job's mesh; nothing runs."""
     run, state = job.run, abstract_like(state, job.mesh)
@@ -214,53 +290,3 @@ def compile_train_step(job: TrainJob, state: State) -> CompiledStep:
         executable = compile_program(traced, job.mesh, run.compiler_options)
     seconds = time.perf_counter() - start
     return CompiledStep(run, job.layout, job.mesh, state, batch, traced, executable, seconds)
-
-
-def fetch_finite(
-    run: Run, dispatched: Dispatched, timer: StepTimer, checkpoints: Checkpoints
-) -> StepResult:
-    """Waits for a step's metrics; raises where the run diverged, or where a save failed."""
-    step, row_ids, metrics = dispatched
-    with timer.spending("device"):
-        metrics = jax.device_get(metrics)
-    loads = metrics.pop("loads", {})
-    numbers = {name: float(x) for name, x in metrics.items()}
-    if not numbers["tokens"]:
-        logger.warning("Step %d: its rows have no token to learn from (Run.exclude).", step)
-    check_finite(numbers, step, row_ids, checkpoints.wait_for_latest, run.skip_spikes)
-    rates = timer.rates(numbers["tokens"])
-    checkpoints.check()
-    return StepResult(step, {"step": step, **numbers, **rates}, loads)
-
-
-def validate(
-    job: TrainJob, step: int, state: State, watch: Observers, interrupts: Interrupts
-) -> tuple[float | None, bool]:
-    """Evaluates on the validation split, if there is one.
-
-    Returns the metric of `Run.best_by`, if known, and whether the run is to stop, which ends the
-    evaluation between two batches.
-    """
-    rows, run, params = job.splits.get("validation"), job.run, without_teacher(state["params"])
-    if rows is None or not len(rows):
-        return None, False
-
-    def progress(done: int, total: int) -> None:
-        watch.notify(Observer.on_batch_evaluated, done, total)
-        if interrupts.received(step):
-            raise StopRequested
-
-    try:
-        model, size = run.model.model(job.layout), run.batch_sequences
-        batches = run.evaluate_batches if step < run.total_steps else None
-        evaluation, parts = evaluate(
-            model, params, rows, job.mesh, batch_sequences=size, batches=batches, progress=progress
-        )
-        logger.info("Step %d: validation %s.", step, evaluation)
-        line: Line = {"step": step, **evaluation.numbers()}
-        for measures in watch.notify(Observer.evaluate, step, params, progress):
-            line |= measures
-    except StopRequested:
-        return None, True
-    watch.notify(Observer.on_evaluation, line, parts)
-    return line.get(run.best_by), False
