@@ -17,8 +17,7 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from configs.errors import UserError, brief
 from data.packing.best_fit import BestFit
 from data.packing.pack import OPEN_ROWS, SIDES
-from data.packing.pair_rows import PairRows
-from data.packing.rows import Counts, Rows, read_rows
+from data.packing.rows import Counts, PairRows, Rows, read_rows
 from data.sources.pairs import chosen_tag, tagged
 from data.task import Task
 from data.tokenizers.chat_template import BadMessages, ChatTemplate, chat_template

@@ -6,8 +6,7 @@ from typing import Any
 
 from configs.spec import abstract_spec
 from data.packing.pack import place_dtype
-from data.packing.pair_rows import LONG, PairRows
-from data.packing.rows import Counts, hashed_pair
+from data.packing.rows import Counts, PairRows, hashed_pair
 from data.sources.clean import Clean
 from data.sources.pairs import Pair, Pairs
 from data.task import Digest, Length, PartOfText, Task, hashed
@@ -26,7 +25,7 @@ class PairTask(Task):
     """A model of pairs reads every word."""
 
     takes_pairs = True
-    left_out = (LONG,)
+    left_out = ("longer than a row",)
 
     def pairs_of(self, part: Pairs, split: str) -> Iterator[Pair]:
         """Yields the pairs of one part of a split, as they are packed."""

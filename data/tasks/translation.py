@@ -4,8 +4,7 @@ from collections.abc import Iterator
 
 from configs.errors import UserError
 from configs.spec import spec
-from data.packing.pair_rows import packed_pairs
-from data.packing.rows import Counts
+from data.packing.rows import Counts, packed_pairs
 from data.sources.pairs import Pair, tag_word
 from data.task import Length, PackChunk
 from data.tasks.pairs import EncoderTask, PairTask

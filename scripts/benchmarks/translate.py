@@ -42,8 +42,7 @@ def meshloom(pairs: Pairs) -> tuple[Epoch, dict[str, object]]:
     import jax
 
     from data.packing.pack import Packer, Side
-    from data.packing.pair_rows import PairRows
-    from data.packing.rows import NO_ROW, Counts
+    from data.packing.rows import NO_ROW, Counts, PairRows
 
     spec = tiny.transformer(dropout=DROPOUT, loss_chunks=2)
     trainer = Trainer(spec, ROWS, MICROBATCHES, SMOOTHING)

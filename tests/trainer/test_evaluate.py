@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from configs.errors import UserError
-from data.packing.pair_rows import PairRows
-from data.packing.rows import Counts, Rows, RowsOfPart
+from data.packing.rows import Counts, PairRows, Rows, RowsOfPart
 from layouts.layout import Layout
 from layouts.mesh import make_mesh
 from models.loss import Criterion

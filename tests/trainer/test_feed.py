@@ -10,8 +10,7 @@ from jax.sharding import NamedSharding
 from configs.errors import UserError
 from data.batch_sizes import BatchSizes
 from data.order import batches
-from data.packing.pair_rows import PairRows
-from data.packing.rows import Rows
+from data.packing.rows import PairRows, Rows
 from layouts.layout import Layout
 from layouts.mesh import make_mesh
 from tests.toys import row_ids

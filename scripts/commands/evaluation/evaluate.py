@@ -12,8 +12,7 @@ from typing import Any
 
 from configs.errors import UserError, extra_required
 from configs.paths import path_of
-from data.packing.pair_rows import packed_pairs
-from data.packing.rows import Rows
+from data.packing.rows import Rows, packed_pairs
 from data.sources.pairs import Pair, chosen_tag
 from data.sources.text import TextFiles
 from data.sources.text_files import read_lines, read_raw_lines

@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from data.packing.pair_rows import PairRows, packed_pairs
-from data.packing.rows import NO_ROW, Counts
+from data.packing.rows import NO_ROW, Counts, PairRows, packed_pairs
 from data.sources.pairs import Pair
 from data.tokenizers.sentence_piece import SentencePiece
 from data.vocab import EOS, make
