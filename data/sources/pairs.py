@@ -48,11 +48,6 @@ def tag_word(tag: str) -> str:
     return f"<{tag}>" if _BARE_TAG.fullmatch(tag) else tag
 
 
-def tag_name(tag: str) -> str:
-    """Returns the name that a tag gives to its part of a mixture."""
-    return "_".join(_BARE_TAG.findall(tag))
-
-
 def tagged(line: str, tag: str | None) -> str:
     """Writes a tag in front of a source line: what a model of many languages reads."""
     return line if tag is None else f"{tag_word(tag)} {line}"
@@ -108,15 +103,10 @@ class Pairs(Source):
         for source, target in self.read(split, errors):
             yield Pair(_BREAKS.sub(" ", source), _BREAKS.sub(" ", target))
 
-    def parts_of(self, split: str) -> dict[str, "Pairs"]:
-        """Names the sources that this one mixes in a split; just itself if it is not a mixture."""
-        name, label = self.name_and_label
-        return {name or label: self}
-
     @property
     def name_and_label(self) -> tuple[str | None, str]:
-        """Returns the name that the settings give, and the tag or else the kind."""
-        return self.name, tag_name(self.tag or "") or type(self).__name__
+        """Returns the name that the settings give, and that of the tag or else the kind."""
+        return self.name, "_".join(_BARE_TAG.findall(self.tag or "")) or type(self).__name__
 
     @property
     def tags(self) -> tuple[str, ...]:

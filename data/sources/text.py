@@ -2,7 +2,7 @@
 
 import hashlib
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -63,9 +63,10 @@ class Source:
         """Returns the name that the settings give to this part of a mixture, and its kind."""
         return None, type(self).__name__
 
-    def parts_of(self, split: str) -> Mapping[str, "Source"]:
+    def parts_of(self, split: str) -> dict[str, Any]:
         """Names the sources that this one mixes in a split; just itself if it is not a mixture."""
-        return {type(self).__name__: self}
+        name, label = self.name_and_label
+        return {name or label: self}
 
     def mix(self, rows: Sequence[int]) -> MixtureOrder | None:
         """Returns the rates of the parts in training, given the number of rows of each."""
