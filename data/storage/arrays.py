@@ -7,7 +7,7 @@ import mmap
 import os
 import zlib
 from pathlib import Path
-from typing import IO, Any, Literal, Self
+from typing import IO, Any, Literal
 
 import numpy as np
 
@@ -22,7 +22,7 @@ _CHUNKS_IN_MEMORY = 1 << 9
 """Chunks that `verify_all` reads before it gives their memory back."""
 
 
-class GrowingArray:
+class GrowingArray(contextlib.AbstractContextManager["GrowingArray"]):
     """Writes a .npy file of rows in parts; its header is completed at the end."""
 
     def __init__(self, path: Path, columns: int, dtype: Any):
@@ -57,9 +57,6 @@ class GrowingArray:
             part, rows = np.split(rows, [self._rows_per_chunk - in_chunk])
             self._sums[-1] = zlib.crc32(part.tobytes(), self._sums[-1])
             self._rows += len(part)
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
         if error:

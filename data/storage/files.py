@@ -10,7 +10,7 @@ import tempfile
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Self, TextIO
+from typing import TextIO
 
 from configs.errors import RunError, UserError
 from configs.paths import is_remote, path_of
@@ -174,7 +174,7 @@ def sync(path: Path) -> None:
         os.close(handle)
 
 
-class WorkingFolder:
+class WorkingFolder(contextlib.AbstractContextManager["WorkingFolder"]):
     """Holds a folder in which files can grow: the target, or for a remote one a temporary folder of
     this machine, from which they are uploaded.
     """
@@ -210,9 +210,6 @@ class WorkingFolder:
         """Uploads what changed, and removes the temporary folder."""
         with self._temporary:
             self.upload()
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
         if error is None:
