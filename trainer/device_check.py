@@ -14,6 +14,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from configs.errors import UserError
+from data.packing import rows as packing
 from layouts.axes import leaf_path
 from layouts.layout import Layout, parse_rules
 from layouts.mesh import make_mesh, mesh_of_devices
@@ -119,16 +120,11 @@ def packed_rows(rows: int, length: int, vocab: int, seed: int) -> Rows:
     """Makes rows of two segments and padding, of other lengths in each row."""
     rng = np.random.default_rng(seed)
     tokens_BL = rng.integers(2, vocab, (rows, length), dtype=np.int32)
-    column_L = np.arange(length, dtype=np.int32)
+    column_L = np.arange(length)
     first_B1, end_B1 = (rng.integers(*ends, (rows, 1)) for ends in ((2, 8), (9, length + 1)))
     segments_BL = np.where(column_L < first_B1, 1, np.where(column_L < end_B1, 2, 0))
-    positions_BL = np.where(column_L < first_B1, column_L, column_L - first_B1)
-    inputs_BL = np.where(positions_BL > 0, np.roll(tokens_BL, 1, axis=1), 0)
-    arrays = {
-        "inputs_BL": inputs_BL, "targets_BL": tokens_BL, "segments_BL": segments_BL,
-        "positions_BL": positions_BL,
-    }  # fmt: skip
-    return {name: np.where(segments_BL > 0, x, 0).astype(np.int32) for name, x in arrays.items()}
+    arrays = {"targets": np.where(segments_BL > 0, tokens_BL, 0), "segments": segments_BL}
+    return packing.Rows(arrays, packing.Counts()).batch(np.arange(rows))
 
 
 def gradients(
