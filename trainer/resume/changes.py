@@ -15,6 +15,7 @@ from data.sources.mixing import MixedSource
 from data.sources.text import Source
 from layouts.layout import Layout
 from layouts.mesh import make_mesh
+from trainer.checkpoints.manager import by_path
 from trainer.metrics.trackers import TrackerSpec
 from trainer.optimizers.optimizer import OptimizerSpec
 from trainer.optimizers.schedules import ScheduleSpec
@@ -91,8 +92,7 @@ def opt_state_shapes(run: Run) -> dict[str, tuple[int, ...]]:
     layout, run = Layout(), dataclasses.replace(run, teacher=None)  # it has no state
     with jax.set_mesh(make_mesh(layout)):
         state = jax.eval_shape(train_step_spec(run, layout).initial_state)["opt_state"]
-    leaves = jax.tree.leaves_with_path(state)
-    return {jax.tree_util.keystr(path): leaf.shape for path, leaf in leaves}
+    return {path: leaf.shape for path, leaf in by_path(state).items()}
 
 
 def _may_change_arrays(change: Change) -> bool:

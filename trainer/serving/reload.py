@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from configs.errors import UserError, brief
-from layouts.axes import leaf_path
+from trainer.checkpoints.manager import by_path
 from trainer.checkpoints.restore import TrainedModel
 from trainer.multihost import fetched
 from trainer.serving.service import Service
@@ -28,11 +28,10 @@ def _all_finite(arrays: Sequence[jax.Array]) -> list[jax.Array]:
 
 def check_finite(trained: TrainedModel) -> None:
     """Refuses weights that are NaN or infinite."""
-    paths, arrays = zip(*jax.tree.leaves_with_path(trained.params), strict=True)
+    arrays = by_path(trained.params)
     with jax.set_mesh(trained.mesh):
-        finite = fetched(_all_finite(arrays))
-    names = [leaf_path(path) for path in paths]
-    if bad := [name for name, is_finite in zip(names, finite, strict=True) if not is_finite]:
+        finite = fetched(_all_finite([*arrays.values()]))
+    if bad := [path for path, is_finite in zip(arrays, finite, strict=True) if not is_finite]:
         raise UserError(
             f"checkpoint {trained.step}: NaN or infinity in {brief(', '.join(bad))}.  Serve an "
             "earlier one: --checkpoint=STEP."
