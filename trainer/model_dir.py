@@ -39,7 +39,6 @@ from trainer.resume.history import (
     record_start,
     starts,
     time_now,
-    unrecorded_start,
 )
 from trainer.run import Run
 
@@ -115,8 +114,7 @@ class ModelDir:
         record = self.record
         data_dir = (record and record.data_dir) or "--data_dir"
         copy_back = f"Copy it back from {data_dir}/{task.name}*."
-        check_checkpoints(self.model_dir)
-        self._check_settings()
+        self._check_records()
         try:
             vocabs = Vocabs.load(self.model_dir, task.source_vocab_file)
         except UserError as error:  # advice for other vocabularies follows its first sentence
@@ -131,9 +129,9 @@ class ModelDir:
             )
         return vocabs
 
-    def _check_settings(self) -> None:
-        """Raises `UserError` where a run with other settings saved the newest checkpoint."""
-        saved = unrecorded_start(self.model_dir)
+    def _check_records(self) -> None:
+        """Raises `UserError` where another run, or other settings, saved the newest checkpoint."""
+        saved = check_checkpoints(self.model_dir)
         if saved is None or saved.settings is None:
             return
         run = load((), [saved.settings]).make(Run)

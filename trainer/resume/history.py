@@ -112,24 +112,22 @@ def record_of(model_dir: Path) -> Start | None:
     return _newest_saved(model_dir) or last
 
 
-def check_checkpoints(model_dir: Path) -> None:
-    """Raises `UserError` where the checkpoints of a folder are not of the run that it records."""
+def check_checkpoints(model_dir: Path) -> Start | None:
+    """Raises `UserError` where the checkpoints of a folder are not of the run that it records.
+
+    Returns the start that saved the newest one if a whole history lacks it.
+    """
     (records, damaged), saved = _read(model_dir), _newest_saved(model_dir)
-    is_whole = saved and records and not damaged
-    for name, kind in {"content_hash": "text", "vocab": "vocabulary"}.items() if is_whole else ():
+    if saved is None or not records or damaged:
+        return None
+    for name, kind in {"content_hash": "text", "vocab": "vocabulary"}.items():
         now, there = getattr(saved, name), [getattr(start, name) for start in records]
         if now and any(there) and now not in there:
             raise UserError(
                 f"{model_dir}: {CHECKPOINTS} and {FILE} are of different runs: {kind} {now} in the "
                 f"newest checkpoint, {there[-1]} in {FILE}.  Copy back those that belong together."
             )
-
-
-def unrecorded_start(model_dir: Path) -> Start | None:
-    """Returns the start that saved the newest checkpoint if a whole history lacks it."""
-    (records, damaged), saved = _read(model_dir), _newest_saved(model_dir)
-    times = [record.time for record in records]
-    return saved if saved and times and not damaged and saved.time not in times else None
+    return None if saved.time in [record.time for record in records] else saved
 
 
 def _newest_saved(model_dir: Path) -> Start | None:
