@@ -74,7 +74,6 @@ class MixedSource(Source):
         return fingerprints if None not in fingerprints.values() else None
 
     def mix(self, rows: Sequence[int]) -> MixtureOrder:
-        """Returns the rates of the parts in training, given the number of rows of each."""
         rates = self.rates or [n ** (1 / self.temperature) for n in rows]
         return MixtureOrder.of(rows, rates, self.stages)
 

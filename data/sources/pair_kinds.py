@@ -210,7 +210,6 @@ class Mixture(mixing.MixedSource, Pairs):
 
     @property
     def tags(self) -> tuple[str, ...]:
-        """Names the tags that source lines may have."""
         return tuple(dict.fromkeys(tag for part in self.all_parts for tag in part.tags))
 
     def problems(self) -> Iterator[str]:

@@ -145,7 +145,6 @@ class FileSource(Source):
         return sum(lookup.size_of(path_of(path).expanduser()) for path in paths)
 
     def remedies(self, split: str) -> Sequence[str]:
-        """Describes which settings would give more examples to a split that has none."""
         kind = type(self).__name__
         names = " and ".join(f"{kind}.{parameter}" for parameter in self.parameters(split))
         if not self.holds_out or split == "test":

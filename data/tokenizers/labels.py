@@ -18,7 +18,6 @@ class Labels(Tokenizer):
     """Makes a vocab of all labels of the training examples, sorted."""
 
     def train(self, lines: Iterator[str], words: Sequence[str]) -> Vocab:
-        """Makes a vocab of the labels."""
         return LabelVocab((FORMAT + "\n".join(sorted({*lines, *words}))).encode())
 
 
@@ -32,7 +31,6 @@ class LabelVocab(Vocab):
         self._ids = {label: i for i, label in enumerate(labels)}
 
     def encode(self, lines: Sequence[str]) -> list[np.ndarray]:
-        """Returns the id of each label."""
         for line in lines:
             if line not in self._ids:
                 legal = ", ".join(self.labels[:40])
