@@ -11,12 +11,12 @@ from data.sources.text_files import in_one_line
 from data.task import Task
 from data.vocabs import Vocabs
 from layouts.layout import Layout
-from layouts.mesh import batch_shards
 from models.api import Params
 from models.decoding.sampling import Sampling
 from trainer.decoding.decoder import Decoder, prepared
 from trainer.decoding.requests import DecodeOptions, LineDecoder
 from trainer.evaluate import Progress, no_progress
+from trainer.feed import whole_batch
 from trainer.observers import Observer
 from trainer.run import Run
 from trainer.translation.metrics import TranslationMetrics, compute_metrics
@@ -143,8 +143,7 @@ class TranslationEval(Observer):
         self._run, self._mesh, self._vocabs = run, mesh, vocabs
         self._model = run.model.model(layout)
         self._parts = subset(evaluation_sets(run.task, "validation"), run.bleu_sentences)
-        shards = batch_shards(layout, mesh.shape, rows_are_groups=True)
-        self._batch = -(-SENTENCES_AT_ONCE // shards) * shards
+        self._batch = whole_batch(run, layout, mesh.shape, SENTENCES_AT_ONCE)
 
     def evaluate(self, step: int, params: Params, progress: Progress) -> Mapping[str, float]:
         decoder = Decoder(
