@@ -40,11 +40,10 @@ class GrowingArray(contextlib.AbstractContextManager["GrowingArray"]):
     def next_rows(self, count: int) -> np.ndarray | None:
         """Returns the next `count` rows of an earlier process; None if it wrote fewer."""
         start = self._file.tell()
-        content = self._file.read(count * self._columns * self._dtype.itemsize)
+        numbers = np.fromfile(self._file, self._dtype, count * self._columns)
         self._file.seek(start)
-        if len(content) < count * self._columns * self._dtype.itemsize:
-            return None
-        return np.frombuffer(content, self._dtype).reshape(count, self._columns)
+        is_whole = len(numbers) == count * self._columns
+        return numbers.reshape(count, self._columns) if is_whole else None
 
     def append(self, rows: np.ndarray) -> None:
         assert rows.shape[1:] == (self._columns,) and rows.dtype == self._dtype
