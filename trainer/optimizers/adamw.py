@@ -29,9 +29,9 @@ class AdamW(OptimizerSpec):
 
     def transform(self, steps: int, weights: Infos, layout: Layout) -> optax.GradientTransformation:
         """Returns the update of all weights.  Padding stays zero by itself."""
-        outer = [chain.clip(self.clip_global_norm), self.adam()]
+        outer = [chain.clip(self.clip_global_norm), self.scaling(weights)]
         return chain.finish(outer, self.weight_decay, self.schedule.rate(steps), weights)
 
-    def adam(self) -> optax.GradientTransformation:
+    def scaling(self, weights: Infos) -> optax.GradientTransformation:
         """Returns the update before weight decay and learning rate."""
         return optax.scale_by_adam(self.beta1, self.beta2, self.epsilon, mu_dtype=self.first_moment)

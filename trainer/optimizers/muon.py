@@ -6,7 +6,6 @@ import optax
 from optax.contrib import MuonDimensionNumbers, scale_by_muon
 
 from configs.spec import Count, Fraction, Positive, spec
-from layouts.layout import Layout
 from models.api import WeightInfo
 from trainer.optimizers import chain
 from trainer.optimizers.adamw import AdamW
@@ -28,13 +27,10 @@ class Muon(AdamW):
     """Root mean square of a matrix's update before the learning rate: that of Adam, whose learning
     rate and weight decay then suit both."""
 
-    def transform(self, steps: int, weights: Infos, layout: Layout) -> optax.GradientTransformation:
-        """Returns the update of these weights.  Padding stays zero by itself."""
+    def scaling(self, weights: Infos) -> optax.GradientTransformation:
         matrices = {path: info for path, info in weights.items() if is_matrix(path, info)}
         orthogonalized = chain.placed_by_compiler(self.orthogonalize(matrices))
-        update = chain.split(matrices, orthogonalized, self.adam())
-        outer = [chain.clip(self.clip_global_norm), update]
-        return chain.finish(outer, self.weight_decay, self.schedule.rate(steps), weights)
+        return chain.split(matrices, orthogonalized, super().scaling(weights))
 
     def orthogonalize(self, matrices: Infos) -> optax.GradientTransformation:
         """Returns the update of matrices, by path, each with the same root mean square."""
