@@ -114,12 +114,8 @@ def prepare(
             # Another process may have built it meanwhile, or another cache of this name.
             if caches.find(allow_damaged=rebuild) != match:
                 continue
-            if match.reasons:
-                assert match.nearest is not None
-                logger.info(
-                    "%s: builds %s next to %s, because %s.",
-                    task.name, match.folder, match.nearest.name, "; ".join(match.reasons),
-                )  # fmt: skip
+            if match.reason:
+                logger.info("%s: builds %s %s.", task.name, match.folder, match.reason)
             with folders.resumable_folder(copy) as building:
                 build(building, task, vocabs, worker_count, on_progress)
             folders.publish(copy, match.folder, last=manifest.NAME)
@@ -133,9 +129,8 @@ class Match:
     folder: Path
     stored: dict[str, Any] | None = None
     """The manifest of the cache; None where it is to be built."""
-    nearest: Path | None = None
-    reasons: tuple[str, ...] = ()
-    """How the nearest cache of the task differs, if none serves."""
+    reason: str = ""
+    """Why it is built next to the nearest cache of the task, if there is one."""
 
 
 class TaskCaches:
@@ -165,9 +160,10 @@ class TaskCaches:
         for folder, stored in readable:
             if self._is_of_the_run(stored):
                 return Match(folder, stored)
-        differences = [(folder, self.differences(stored)) for folder, stored in readable]
-        for (folder, stored), (_, reasons) in zip(readable, differences, strict=True):
-            if not reasons:
+        differences = dict[Path, list[str]]()
+        for folder, stored in readable:
+            differences[folder] = self.differences(stored)
+            if not differences[folder]:
                 return Match(folder, stored)
         if damaged:
             place, problem = damaged[0]
@@ -183,8 +179,9 @@ class TaskCaches:
         if not differences:
             return Match(folder)
         name = f"{self.task.name}@{self.key.digest(self._stamps)}"
-        nearest, reasons = min(differences, key=lambda pair: len(pair[1]))
-        return Match(folder.with_name(name), None, nearest, tuple(reasons))
+        nearest = min(differences, key=lambda folder: len(differences[folder]))
+        reason = f"next to {nearest.name}, because {'; '.join(differences[nearest])}"
+        return Match(folder.with_name(name), reason=reason)
 
     def differences(self, stored: dict[str, Any]) -> list[str]:
         """Describes how a cache differs from the current settings, versions and text."""
