@@ -70,13 +70,10 @@ class Holder:
 
 def holder_of(model_dir: Path) -> tuple[Holder, bool] | None:
     """Returns the process that a lock names, and whether it may still train; None without one."""
-    try:
-        holder = Holder.parse((model_dir / FILE).read_bytes())
-    except OSError:
-        return None
-    if holder is None:
-        return None
-    return holder, holder.host != socket.gethostname() or _is_running(holder.pid)
+    with contextlib.suppress(OSError):
+        if holder := Holder.parse((model_dir / FILE).read_bytes()):
+            return holder, holder.host != socket.gethostname() or _is_running(holder.pid)
+    return None
 
 
 @contextlib.contextmanager
