@@ -135,6 +135,7 @@ class Config:
 
     bound: Mapping[str, Binding]
     imports: tuple[str, ...] = ()
+    replaced_values: tuple[Any, ...] = ()
 
     def make(self, cls: type[T]) -> T:
         """Makes a spec, and all specs nested in it, from what is bound."""
@@ -162,8 +163,7 @@ class Config:
 
     def replaced(self) -> set[str]:
         """Names the specs and macros in values that later ones replace, and in their settings."""
-        values = [value for binding in self.bound.values() for value, _ in binding.overridden]
-        names = [reference.target for value in values for reference in references_in(value)]
+        names = [reference.target for reference in references_in(self.replaced_values)]
         for name in names:  # to which those of its settings are added
             of_name = [b.value for b in self.bound.values() if b.spec == name]
             targets = {reference.target for value in of_name for reference in references_in(value)}
@@ -191,4 +191,7 @@ def load(gin_files: Sequence[str], gin_params: Sequence[str] = ()) -> Config:
     reader.check()
     if reader.problems:
         raise UserError(listed("Configuration", list(dict.fromkeys(reader.problems))))
-    return Config(bound=reader.bound, imports=tuple(dict.fromkeys(reader.imports)))
+    imports = tuple(dict.fromkeys(reader.imports))
+    return Config(
+        bound=reader.bound, imports=imports, replaced_values=tuple(reader.replaced_values)
+    )

@@ -9,7 +9,7 @@ import os
 import re
 import tokenize
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -52,26 +52,16 @@ class Reference(str):
 
 @dataclass(frozen=True, kw_only=True)
 class Binding:
-    """Holds one name bound by a gin file or flag, and what it replaced."""
+    """Holds one name bound by a gin file or flag."""
 
     name: str
     value: Any
     origin: str
-    replaced: "Binding | None" = field(default=None, repr=False, compare=False)
 
     @property
     def spec(self) -> str:
         """Returns the name of the spec that has this setting, or that of a macro."""
         return self.name.rpartition("/")[2].partition(".")[0]
-
-    @property
-    def overridden(self) -> tuple[tuple[Any, str], ...]:
-        """Returns the values that this one replaced, and where they are bound, oldest first."""
-        values, old = [], self.replaced
-        while old is not None:
-            values.append((old.value, old.origin))
-            old = old.replaced
-        return tuple(reversed(values))
 
 
 class Grammar:
@@ -110,6 +100,7 @@ class Reader:
         self.files = 0
         self.characters = 0
         self.bound: dict[str, Binding] = {}
+        self.replaced_values: list[Any] = []
         self.imports: list[str] = []
         self.problems: list[str] = []
         self.lacks_modules = False  # which may define any spec
@@ -232,9 +223,9 @@ class Reader:
                 dot = "." if statement.arg_name else ""
                 name = f"{scope}{statement.selector}{dot}{statement.arg_name}"
                 self.statements.append((origin, statement))
-                self.bound[name] = Binding(
-                    name=name, value=statement.value, origin=origin, replaced=self.bound.get(name)
-                )
+                if name in self.bound:
+                    self.replaced_values.append(self.bound[name].value)
+                self.bound[name] = Binding(name=name, value=statement.value, origin=origin)
 
 
 def _check_depth(value: Any, depth: int = 0) -> None:

@@ -15,8 +15,7 @@ def test_later_wins_and_what_it_replaced_is_kept(write):
     by_name = {binding.name: binding for binding in config.bound.values()}
     steps = by_name["GinRun.steps"]
     assert (steps.value, steps.origin) == (30, "--gin_param")
-    assert steps.overridden == ((10, "a.gin:2"), (20, "b.gin:2"))
-    assert by_name["GinModel.layers"].overridden == ()
+    assert config.replaced_values == (10, 20)
     assert (by_name["GinRun.model"].value, by_name["GinRun.model"].origin) == (
         "@GinModel()",
         "a.gin:3",
@@ -102,8 +101,8 @@ def test_what_grows_without_end_is_refused_soon(write):
     macros = f"{RUN}GinRun.steps = %A0\n{chain}A500 = 1\n"
     assert "too many references" in message(write(macros), make=GinRun)
     assert "… and " in message(write("".join(f"GinRun.x{i} = 1\n" for i in range(200))))
-    again = next(iter(load([write(MODEL * 2_000)]).bound.values())).overridden
-    assert len(again) == 1_999 and again[0] == (2, "run.gin:1")
+    again = load([write(MODEL * 2_000)]).replaced_values
+    assert again == (2,) * 1_999
 
 
 def test_unknown_names_are_all_reported(write):
