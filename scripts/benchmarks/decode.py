@@ -211,5 +211,4 @@ def benchmark(flags: Flags) -> None:
         result[name] |= system | {"sentences_per_s": flags.sentences / system["median_s"]}
     first, *others = (name for name in flags.systems if name in workers)
     result |= {f"to_{name}": rounds.ratio(times, first, name) for name in others}
-    numbers = {"rounds": flags.rounds, "sentences": flags.sentences, "cores": rounds.cores()}
-    rounds.show(result | rounds.speedups(times) | numbers, flags.json_file)
+    rounds.report(flags, result, times, sentences=flags.sentences)

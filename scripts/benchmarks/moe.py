@@ -119,5 +119,4 @@ def benchmark(flags: Flags) -> None:
         dense = "torch_dense" if name.startswith("torch") else "dense"
         costs = [one[name] / one[dense] for one in times] if dense in times[0] else []
         result[name] |= {"cost": statistics.median(costs) if costs else None, "costs": costs}
-    numbers = {"rounds": flags.rounds, "passes": flags.passes, "cores": rounds.cores()}
-    rounds.show(result | rounds.speedups(times) | numbers, flags.json_file)
+    rounds.report(flags, result, times, passes=flags.passes)

@@ -215,6 +215,14 @@ def speedups(rounds: Sequence[Answers]) -> dict[str, object]:
     return {"speedup_over_baseline": ratios} if ratios else {}
 
 
+def report(
+    flags: BaselineFlags, result: dict[str, Any], times: Sequence[Answers], **numbers: object
+) -> None:
+    """Shows what is known of each system, its speedup, and the numbers of the benchmark."""
+    numbers |= {"rounds": flags.rounds, "cores": cores()}
+    show(result | speedups(times) | numbers, flags.json_file)
+
+
 def show(result: Mapping[str, object], json_file: str | None) -> None:
     """Prints the result, and writes it to the file if there is one."""
     print(json.dumps(result, indent=2))

@@ -148,11 +148,6 @@ def benchmark(flags: Flags) -> None:
         result |= rounds.ratio(times, "meshloom", "torch")
     if {"meshloom", "torch_compiled"} <= set(result):
         result["to_torch_compiled"] = rounds.ratio(times, "meshloom", "torch_compiled")
-    result |= {
-        **rounds.speedups(times),
-        "shape": {"name": flags.shape, **dataclasses.asdict(shape)},
-        "matrix_flops_per_s": rate,
-        "rounds": flags.rounds,
-        "steps_a_round": flags.steps,
-    }
-    rounds.show(result, flags.json_file)
+    named = {"name": flags.shape, **dataclasses.asdict(shape)}
+    numbers = {"shape": named, "matrix_flops_per_s": rate, "steps_a_round": flags.steps}
+    rounds.report(flags, result, times, **numbers)

@@ -135,6 +135,4 @@ def benchmark(flags: Flags) -> None:
         system["target_tokens_per_s"] = tokens / system["median_s"]
     if set(SYSTEMS) <= set(result):
         result |= rounds.ratio(times, *SYSTEMS)
-    sizes = {"pairs": flags.pairs, "target_tokens": tokens, "cores": rounds.cores()}
-    numbers = {"rounds": flags.rounds, **sizes}
-    rounds.show(result | rounds.speedups(times) | numbers, flags.json_file)
+    rounds.report(flags, result, times, pairs=flags.pairs, target_tokens=tokens)
