@@ -9,7 +9,7 @@ import types
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import click
 
@@ -24,8 +24,6 @@ from trainer.processes.keyboard import interrupted_after_import
 LARGEST = 2**31 - 1
 """The largest integer that JAX takes as an int32."""
 METAVARS = {int: "N", float: "NUMBER"}
-
-Flags = TypeVar("Flags")
 
 
 def check_number(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
@@ -162,7 +160,7 @@ def type_of(kind: Any, flag: Flag) -> click.ParamType | type:
     return typing.cast(type, kind if kind in METAVARS else str)
 
 
-def value_of(flags: type[Flags], values: Mapping[str, Any]) -> Flags:
+def value_of(flags: type, values: Mapping[str, Any]) -> Any:
     """Makes the dataclass of what the command line gave, its nested groups as well."""
     return flags(
         **{
@@ -246,11 +244,11 @@ class LazyGroup(click.Group):
         return super().resolve_command(ctx, args)
 
 
-def command_of(name: str | None, flags: type, function: Callable[[Any], object]) -> Command:
+def command_of(name: str, flags: type, function: Callable[[Any], object]) -> Command:
     """Makes the command that calls a function with its flags."""
 
     def call(**values: Any) -> None:
-        given: Any = value_of(flags, values)
+        given = value_of(flags, values)
         for folder in values.get("gin_import_path", ()):
             imports.allow_folder(local_path(folder, "--gin_import_path"))
         if hasattr(given, "devices"):

@@ -1,7 +1,7 @@
 """Reads what papers publish from the TOML files of this folder: items, their rows, and runs.
 
 An item is a table, a figure, an algorithm, a section or an appendix.  A column says how ours is
-obtained: `by` names a function of `figures.py`, which the words of a row's `of` are given to.
+obtained: `by` names a function of `papers.py`, which the words of a row's `of` are given to.
 """
 
 import re

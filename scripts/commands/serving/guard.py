@@ -73,8 +73,6 @@ class Guard:
         self._idle = asyncio.Event()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            return await self.app(scope, receive, send)
         start, status = time.perf_counter(), 0
 
         async def noting_status(message: Message) -> None:
