@@ -112,8 +112,8 @@ def parameters_of(flags: type, heading: str | None = None) -> Iterator[click.Par
 def option_of(name: str, kind: Any, flag: Flag, default: Any) -> FlagOption:
     """Makes the option of a field."""
     settings: dict[str, Any] = {"help": flag.help, "metavar": flag.metavar}
-    if flag.variable is not None:
-        settings |= {"envvar": flag.variable, "show_envvar": True}
+    if flag.has_variable:
+        settings |= {"envvar": f"MESHLOOM_{name.upper()}", "show_envvar": True}
     declaration = f"--{flag.name or name}"
     if default is dataclasses.MISSING:
         settings["required"] = True

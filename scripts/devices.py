@@ -18,22 +18,16 @@ class DeviceFlags(FlagGroup):
 class ProcessFlags(DeviceFlags):
     """Describes the processes of a run, for a command that several may execute together."""
 
-    distributed: Annotated[Distributed, Flag(variable="MESHLOOM_DISTRIBUTED")] = "auto"
+    distributed: Annotated[Distributed, Flag(has_variable=True)] = "auto"
     """How the processes of a run find each other: auto detects TPU pods, GKE, SLURM and Open MPI;
     manual uses the next three flags, which imply it; off runs one process."""
-    coordinator_address: Annotated[
-        str | None, Flag(metavar="HOST:PORT", variable="MESHLOOM_COORDINATOR_ADDRESS")
-    ] = None
+    coordinator_address: Annotated[str | None, Flag(metavar="HOST:PORT", has_variable=True)] = None
     """Address at which process 0 listens."""
-    process_count: Annotated[int | None, Flag(min=1, variable="MESHLOOM_PROCESS_COUNT")] = None
+    process_count: Annotated[int | None, Flag(min=1, has_variable=True)] = None
     """Number of processes."""
-    process_index: Annotated[
-        int | None, Flag(metavar="I", min=0, variable="MESHLOOM_PROCESS_INDEX")
-    ] = None
+    process_index: Annotated[int | None, Flag(metavar="I", min=0, has_variable=True)] = None
     """Index of this process."""
-    start_timeout_s: Annotated[
-        float, Flag(metavar="S", min=1, variable="MESHLOOM_START_TIMEOUT_S")
-    ] = 300.0
+    start_timeout_s: Annotated[float, Flag(metavar="S", min=1, has_variable=True)] = 300.0
     """Seconds to wait for all processes."""
 
 

@@ -32,8 +32,8 @@ class Flag:
     is_hidden: bool = False
     names_output: bool = False
     """Whether the value names a file to write; it is checked before the work begins."""
-    variable: str | None = None
-    """Environment variable that gives the value where the command line does not."""
+    has_variable: bool = False
+    """Whether MESHLOOM_NAME in the environment gives the value where the command line does not."""
 
 
 @typing.dataclass_transform(kw_only_default=True, frozen_default=True)

@@ -26,7 +26,7 @@ class ServeFlags(FlagGroup):
     """Address to listen at. One that other machines reach needs --token."""
     port: Annotated[int, Flag(min=0, max=65535)] = 8000
     """Port to listen at; 0 chooses a free one."""
-    token: Annotated[str | None, Flag(metavar="TOKEN", variable="MESHLOOM_TOKEN")] = None
+    token: Annotated[str | None, Flag(metavar="TOKEN", has_variable=True)] = None
     """What clients send as 'Authorization: Bearer TOKEN'. The variable keeps it out of the list of
     processes."""
     name: Annotated[str | None, Flag(metavar="NAME")] = None
