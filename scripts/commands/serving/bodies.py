@@ -30,6 +30,11 @@ Text = Annotated[str, Field(max_length=2**20)]
 Stop = Annotated[str, Field(min_length=1, max_length=LONGEST_STOP)]
 
 
+def between(default: Any, low: float, high: float, what: str, more: str = "") -> Any:
+    """Describes a field whose value lies in a range."""
+    return Field(default, ge=low, le=high, description=f"{what} from {low} to {high}{more}")
+
+
 class Body(BaseModel):
     """Checks the type and range of each field; one that is null counts as absent."""
 
@@ -67,26 +72,20 @@ class SamplingBody(Body):
 
     max_tokens: int | None = Field(None, ge=1, description="an integer of at least 1")
     min_tokens: int = Field(0, ge=0, description="an integer from 0 to max_tokens")
-    temperature: float = Field(
-        1.0, ge=0, le=LARGEST_TEMPERATURE, description=f"a number from 0 to {LARGEST_TEMPERATURE}"
-    )
-    top_k: int = Field(
-        0, ge=0, le=LARGEST_K, description=f"an integer from 0 to {LARGEST_K}; 0 is no limit"
-    )
-    top_p: float = Field(1.0, ge=0, le=1, description="a number from 0 to 1; 1 is no limit")
+    temperature: float = between(1.0, 0, LARGEST_TEMPERATURE, "a number")
+    top_k: int = between(0, 0, LARGEST_K, "an integer", "; 0 is no limit")
+    top_p: float = between(1.0, 0, 1, "a number", "; 1 is no limit")
     min_p: float = Field(0.0, ge=0, le=1, description="a number from 0 (no limit) to 1")
     repetition_penalty: float = Field(1.0, gt=0, le=100, description="a number above 0, up to 100")
-    presence_penalty: float = Field(0.0, ge=-2, le=2, description="a number from -2 to 2")
-    frequency_penalty: float = Field(0.0, ge=-2, le=2, description="a number from -2 to 2")
+    presence_penalty: float = between(0.0, -2, 2, "a number")
+    frequency_penalty: float = between(0.0, -2, 2, "a number")
     logit_bias: dict[Token, Annotated[float, Field(ge=-100, le=100)]] = Field(
         {}, max_length=MAX_BIASES,
         description=f"an object of at most {MAX_BIASES} tokens and numbers from -100 to 100",
     )  # fmt: skip
     response_format: dict[str, Any] | None = Field(None, description=FORMATS)
-    n: int = Field(1, ge=1, le=MAX_CHOICES, description=f"an integer from 1 to {MAX_CHOICES}")
-    seed: int | None = Field(
-        None, ge=0, le=LARGEST_SEED, description=f"an integer from 0 to {LARGEST_SEED}"
-    )
+    n: int = between(1, 1, MAX_CHOICES, "an integer")
+    seed: int | None = between(None, 0, LARGEST_SEED, "an integer")
     stop: Stop | Annotated[list[Stop], Field(max_length=MAX_STOPS)] = Field(
         [],
         description=f"a text of 1 to {LONGEST_STOP:,} characters, or a list of at most {MAX_STOPS}",
@@ -139,9 +138,7 @@ class CompletionBody(SamplingBody):
     max_tokens: int | None = Field(
         None, ge=0, description="an integer of at least 1, or 0 with echo"
     )
-    logprobs: int | None = Field(
-        None, ge=0, le=MAX_CANDIDATES, description=f"an integer from 0 to {MAX_CANDIDATES}"
-    )
+    logprobs: int | None = between(None, 0, MAX_CANDIDATES, "an integer")
     echo: bool = Field(False, description="true or false")
     best_of: int | None = Field(
         None, ge=1, le=MAX_CHOICES, description=f"an integer from n to {MAX_CHOICES}"
