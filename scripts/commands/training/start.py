@@ -38,7 +38,7 @@ def settings_to_train(flags: TrainFlags, step: int | None) -> Config:
     given = flags.settings.gin_file, flags.settings.gin_param
     if flags.settings.gin_file and step is None:
         config = load(*given)
-        if {binding.name for binding in config.bound.values()} >= WHOLE_RUN:
+        if config.bound.keys() >= WHOLE_RUN:
             return config
     directory = ModelDir(flags.model_dir)
     if directory.has_run():  # what differs from its record is a change like those that are given
@@ -134,7 +134,7 @@ def save_start(
     directory = ModelDir(flags.model_dir)
     rows = len(prepared.splits["train"])
     print_changes(changes, run.with_steps(rows), step)
-    is_layout_given = any(binding.name.startswith("Layout.") for binding in config.bound.values())
+    is_layout_given = any(name.startswith("Layout.") for name in config.bound)
     if is_first_process():
         if is_layout_given:
             directory.save_layout(layout)
