@@ -83,8 +83,5 @@ def settings_of(spec: Any) -> list[Setting]:
 
 
 def _written(value: object) -> str:
-    """Writes a default as a gin file does."""
-    if is_spec(value) and is_default(value):
-        return shown(value)
-    has_specs = isinstance(value, tuple) and any(map(is_spec, value))
-    return shown(value) if has_specs else repr(value)
+    """Writes a default as a gin file does; a spec with other settings than its class as Python."""
+    return repr(value) if is_spec(value) and not is_default(value) else shown(value)

@@ -42,7 +42,7 @@ async def translate(request: Request) -> Response:
     served: ServedModel = request.app.state.served
     if not served.translates:
         raise ApiError(404, f"{served.name} continues prompts.  Legal: POST /v1/completions.")
-    body = await read_body(request, bodies.TranslationBody, served)
+    body, served = await read_body(request, bodies.TranslationBody)
     if body.n > served.width:
         raise bad_field("n", body.n, f"an integer from 1 to {served.width}, the beam size")
     jobs = await tokenize(body.texts, 1, lambda: jobs_of(body, served))
@@ -100,8 +100,7 @@ async def chat(request: Request) -> Response:
     served = completions.served_decoder(request)
     if (template := served.chat) is None:
         raise ApiError(404, f"{served.name} has no chat template.  Legal: POST /v1/completions.")
-    body = await read_body(request, bodies.ChatBody, served)
-    served = served.named(body.model)
+    body, served = await read_body(request, bodies.ChatBody)
     completions.check_count(1, "messages", body.messages, body, served)
     messages = [message.for_template() for message in body.messages]
     if taken := [name for name in RESERVED if name in body.chat_template_kwargs]:
@@ -141,9 +140,7 @@ async def chat(request: Request) -> Response:
 
 async def tokens_of(request: Request) -> Response:
     """Answers `POST /tokenize`: returns the tokens of a text, as a completion reads it."""
-    served: ServedModel = request.app.state.served
-    body = await read_body(request, bodies.TokenizeBody, served)
-    served = served.named(body.model)
+    body, served = await read_body(request, bodies.TokenizeBody)
     vocab = served.vocabs.of_source if served.translates else served.vocabs.target
     text = body.prompt if served.translates else served.run.task.prompt(body.prompt)
     [ids] = await tokenize([text], 1, lambda: vocab.encode([text]))
@@ -153,8 +150,7 @@ async def tokens_of(request: Request) -> Response:
 
 async def text_of(request: Request) -> Response:
     """Answers `POST /detokenize`: returns the text of tokens."""
-    served: ServedModel = request.app.state.served
-    body = await read_body(request, bodies.DetokenizeBody, served)
+    body, served = await read_body(request, bodies.DetokenizeBody)
     vocab = served.vocabs.target
     if unknown := [token for token in body.tokens if not 0 <= token < vocab.size]:
         raise bad_field("tokens", unknown[0], f"integers from 0 to {vocab.size - 1}")

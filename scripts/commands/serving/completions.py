@@ -155,9 +155,8 @@ Form = CompletionForm | ChatForm
 
 async def complete(request: Request) -> Response:
     """Continues each prompt."""
-    served = served_decoder(request)
-    body = await read_body(request, CompletionBody, served)
-    served = served.named(body.model)
+    served_decoder(request)
+    body, served = await read_body(request, CompletionBody)
     if body.max_tokens == 0 and not body.echo:
         raise bad_field("max_tokens", 0, "at least 1, or 0 with echo, to score the prompt")
     if body.samples < body.n or (body.samples > body.n and body.stream):

@@ -94,8 +94,9 @@ class ServedModel:
         }
 
 
-async def read_body(request: Request, kind: type[B], served: ServedModel) -> B:
-    """Reads and checks the body of a request; refuses one for a model that is not served."""
+async def read_body(request: Request, kind: type[B]) -> tuple[B, ServedModel]:
+    """Reads and checks the body of a request; returns it and the model that it names."""
+    served: ServedModel = request.app.state.served
     content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if content_type != "application/json":  # else pages of other sites could post without asking
         raise ApiError(415, f"Content-Type = {content_type!r}.  Legal: application/json.")
@@ -116,8 +117,7 @@ async def read_body(request: Request, kind: type[B], served: ServedModel) -> B:
         checked = kind.model_validate_json(bytes(body))
     except ValidationError as error:
         raise invalid(error, kind) from None
-    served.named(checked.model)
-    return checked
+    return checked, served.named(checked.model)
 
 
 async def tokenize(
