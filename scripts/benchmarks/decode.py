@@ -19,7 +19,7 @@ import numpy as np
 
 from scripts.benchmarks import rounds
 from scripts.benchmarks import tiny_transformer as tiny
-from scripts.benchmarks.rounds import BaselineFlags, Count
+from scripts.benchmarks.rounds import ComparisonFlags, Count
 from scripts.benchmarks.tiny_transformer import D_FF, D_MODEL, HEADS, LAYERS, VOCAB
 from scripts.flag import Flag
 
@@ -171,7 +171,7 @@ SYSTEMS: dict[str, Callable[[], tuple[Translate, dict[str, object]]]] = {
 }
 
 
-class Flags(BaselineFlags):
+class Flags(ComparisonFlags):
     """Compares translation speed with Hugging Face and CTranslate2, or with another checkout."""
 
     rounds: Count = 5
@@ -190,25 +190,23 @@ def benchmark(flags: Flags) -> None:
         texts = [Text(source, -(-len(source) // MULTIPLE) * MULTIPLE) for source in sources]
         tokens = sum(text.tokens for text in texts)
 
-        def pass_s(batch_sequences: str) -> float:
+        def pass_s(batch_sequences: int) -> float:
             start_s = time.perf_counter()
-            made = translate(texts, int(batch_sequences))
+            made = translate(texts, batch_sequences)
             seconds = time.perf_counter() - start_s
             # Some systems do not return an END at the last place.
             assert tokens - len(texts) <= made <= tokens, f"{made} tokens instead of {tokens}"
             return seconds
 
-        return rounds.serve(about, pass_s)
-    systems = rounds.starters("decode", flags, f"--sentences={flags.sentences}")
-    workers = {name: begin() for name, begin in systems.items()}
-    sizes, result = dict[str, int](), dict[str, Any]()
-    for name, worker in workers.items():
-        warm_s, sweep_s = ({size: worker.ask(size) for size in flags.batch_sizes} for _ in range(2))
-        sizes[name] = min(sweep_s, key=sweep_s.__getitem__)
-        result[name] = {"batch_sequences": sizes[name], "warm_s": warm_s, "sweep_s": sweep_s}
-    times = list(rounds.rounds(workers, sizes, flags.rounds))
-    for name, system in rounds.ended(workers, times).items():
-        result[name] |= system | {"sentences_per_s": flags.sentences / system["median_s"]}
-    first, *others = (name for name in flags.systems if name in workers)
+        warm_s, sweep_s = ({size: pass_s(size) for size in flags.batch_sizes} for _ in range(2))
+        best = min(sweep_s, key=sweep_s.__getitem__)
+        about |= {"batch_sequences": best, "warm_s": warm_s, "sweep_s": sweep_s}
+        return rounds.serve(about, lambda question: pass_s(best))
+    sizes = ",".join(map(str, flags.batch_sizes))
+    work = f"--sentences={flags.sentences}", f"--batch_sizes={sizes}"
+    result, times = rounds.compare("decode", flags, "pass", *work)
+    for system in result.values():
+        system["sentences_per_s"] = flags.sentences / system["median_s"]
+    first, *others = (name for name in flags.systems if name in result)
     result |= {f"to_{name}": rounds.ratio(times, first, name) for name in others}
     rounds.report(flags, result, times, sentences=flags.sentences)

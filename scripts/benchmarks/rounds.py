@@ -45,7 +45,7 @@ class JsonFlags(FlagGroup):
     json_file: JsonFile = None
 
 
-class BaselineFlags(JsonFlags):
+class ComparisonFlags(JsonFlags):
     """Selects what a benchmark compares in alternating rounds, each in a process of its own."""
 
     worker: Annotated[str | None, Flag(is_hidden=True)] = None
@@ -57,11 +57,6 @@ class BaselineFlags(JsonFlags):
     baseline: Annotated[Path | None, Flag(metavar="CHECKOUT")] = None
     """Measures Meshloom also from another checkout of the project, and prints how many times as
     fast this one is."""
-
-
-class ComparisonFlags(BaselineFlags):
-    """Selects what `compare` does."""
-
     one_at_a_time: bool = False
     """Ends each system before the next one starts: where they do not fit into memory together."""
 
@@ -147,7 +142,9 @@ class Worker:
             self._process.kill()
 
 
-def starters(bench: str, flags: BaselineFlags, *arguments: str) -> dict[str, Callable[[], Worker]]:
+def starters(
+    bench: str, flags: ComparisonFlags, *arguments: str
+) -> dict[str, Callable[[], Worker]]:
     """Returns what starts each system; with a baseline also Meshloom's from that checkout."""
     command = (*MESHLOOM, "bench", bench, *arguments)
     checkouts = {"": CHECKOUT}
@@ -166,13 +163,11 @@ def starters(bench: str, flags: BaselineFlags, *arguments: str) -> dict[str, Cal
     }
 
 
-def rounds(
-    workers: Mapping[str, Worker], questions: Mapping[str, str | int], count: int
-) -> Iterator[Answers]:
-    """Yields what each system answers to its question; every other round goes backwards."""
+def rounds(workers: Mapping[str, Worker], question: str | int, count: int) -> Iterator[Answers]:
+    """Yields what each system answers to a question; every other round goes backwards."""
     for number in range(count):
         order = list(workers)[:: 1 if number % 2 == 0 else -1]
-        yield {name: workers[name].ask(questions[name]) for name in order}
+        yield {name: workers[name].ask(question) for name in order}
 
 
 def ended(workers: Mapping[str, Worker], rounds: Sequence[Answers]) -> dict[str, dict[str, Any]]:
@@ -196,7 +191,7 @@ def compare(
     times: list[Answers] = [{} for _ in range(flags.rounds)]
     for group in groups:
         workers = {name: systems[name]() for name in group}
-        answers = list(rounds(workers, dict.fromkeys(group, question), flags.rounds))
+        answers = list(rounds(workers, question, flags.rounds))
         results |= ended(workers, answers)
         times = [before | now for before, now in zip(times, answers, strict=True)]
     return results, times
@@ -216,7 +211,7 @@ def speedups(rounds: Sequence[Answers]) -> dict[str, object]:
 
 
 def report(
-    flags: BaselineFlags, result: dict[str, Any], times: Sequence[Answers], **numbers: object
+    flags: ComparisonFlags, result: dict[str, Any], times: Sequence[Answers], **numbers: object
 ) -> None:
     """Shows what is known of each system, its speedup, and the numbers of the benchmark."""
     numbers |= {"rounds": flags.rounds, "cores": cores()}

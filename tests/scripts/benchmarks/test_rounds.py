@@ -32,7 +32,7 @@ def test_a_system_is_compared_with_itself_in_another_checkout(tmp_path: Path) ->
         "toy": Worker(*TOY_COMMAND, checkout=new),
         "baseline_toy": Worker(*TOY_COMMAND, checkout=old),
     }
-    seconds = list(rounds(workers, dict.fromkeys(workers, 3), 2))
+    seconds = list(rounds(workers, 3, 2))
     assert speedups(seconds) == {"speedup_over_baseline": {"toy": ratio(seconds, *workers)}}
     assert ratio(seconds, *workers) == {"ratio": 4.0, "ratios": [4.0, 4.0]}
     systems = ended(workers, seconds)
