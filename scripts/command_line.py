@@ -43,7 +43,6 @@ class OutputFile(click.ParamType):
     name = "file"
 
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Returns the name, where a file can be written under it."""
         try:
             if value != "-":
                 check_output(value)
@@ -56,7 +55,6 @@ class AnyPath(click.Path):
     """Checks a path of this machine or of remote storage."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Returns the path."""
         if value == "":  # as of a variable of the shell that is not set
             self.fail("the name is empty.", param, ctx)
         try:
@@ -110,7 +108,6 @@ def parameters_of(flags: type, heading: str | None = None) -> Iterator[click.Par
 
 
 def option_of(name: str, kind: Any, flag: Flag, default: Any) -> FlagOption:
-    """Makes the option of a field."""
     settings: dict[str, Any] = {"help": flag.help, "metavar": flag.metavar}
     if flag.has_variable:
         settings |= {"envvar": f"MESHLOOM_{name.upper()}", "show_envvar": True}
@@ -136,7 +133,6 @@ def option_of(name: str, kind: Any, flag: Flag, default: Any) -> FlagOption:
 
 
 def type_of(kind: Any, flag: Flag) -> click.ParamType | type:
-    """Returns the click type of a field's type."""
     if flag.names_output:
         return OutputFile()
     if kind is Path:

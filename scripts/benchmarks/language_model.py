@@ -35,7 +35,6 @@ class Shape:
 
     @property
     def tokens(self) -> int:
-        """Counts the tokens of a batch."""
         return self.rows * self.length
 
     @property

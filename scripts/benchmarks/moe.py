@@ -22,7 +22,6 @@ Pass = Callable[[], object]
 
 
 def meshloom(kind: str) -> tuple[Pass, dict[str, object]]:
-    """Returns a layer of Meshloom's."""
     import jax
     import jax.numpy as jnp
     from flax import nnx

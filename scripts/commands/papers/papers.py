@@ -181,7 +181,6 @@ def count(name: str) -> Figures:
 
 
 def inputs_of(name: str) -> PlanInputs:
-    """Reads the settings of a run."""
     run = items.RUNS[name]
     return PlanInputs.read(load(run.files, run.settings), Topology.named(run.topology))
 
