@@ -76,10 +76,9 @@ def config_of(run: Run, settings: SettingsFlags, fixed: str = "") -> Config:
     return config
 
 
-def note_import(model_dir: Path, left_out: Iterable[str], types: Iterable[str], count: int) -> None:
+def note_import(model_dir: Path, left_out: Iterable[str], types: Sequence[str], count: int) -> None:
     """Prints what was imported, and what was not; each of `left_out` says why."""
     print_note(*(f"Left out: {tensor}." for tensor in left_out))
-    types = sorted(types)
     if len(types) > 1:
         print_note(f"Stored as float32: the tensors are of several types, {' and '.join(types)}.")
     print_note(f"Imported {count:,} weights into {model_dir}.")

@@ -27,8 +27,6 @@ from trainer.resume.changes import adds_parts, check_changes
 from trainer.resume.history import Change, last_saved
 from trainer.run import Run
 
-WHOLE_RUN = {"Run.model", "Run.task"}
-
 
 def settings_to_train(flags: TrainFlags, step: int | None) -> Config:
     """Returns the given settings, over those of the model directory where it has a run.
@@ -38,7 +36,7 @@ def settings_to_train(flags: TrainFlags, step: int | None) -> Config:
     given = flags.settings.gin_file, flags.settings.gin_param
     if flags.settings.gin_file and step is None:
         config = load(*given)
-        if config.bound.keys() >= WHOLE_RUN:
+        if config.bound.keys() >= {"Run.model", "Run.task"}:
             return config
     directory = ModelDir(flags.model_dir)
     if directory.has_run():  # what differs from its record is a change like those that are given
