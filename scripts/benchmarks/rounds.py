@@ -142,11 +142,9 @@ class Worker:
             self._process.kill()
 
 
-def starters(
-    bench: str, flags: ComparisonFlags, *arguments: str
-) -> dict[str, Callable[[], Worker]]:
+def starters(bench: str, flags: ComparisonFlags, *more: str) -> dict[str, Callable[[], Worker]]:
     """Returns what starts each system; with a baseline also Meshloom's from that checkout."""
-    command = (*MESHLOOM, "bench", bench, *arguments)
+    command = (*MESHLOOM, "bench", bench, *more)
     checkouts = {"": CHECKOUT}
     if flags.baseline is not None:
         if not (flags.baseline / "scripts" / "benchmarks").is_dir():
@@ -182,10 +180,10 @@ def ended(workers: Mapping[str, Worker], rounds: Sequence[Answers]) -> dict[str,
 
 
 def compare(
-    benchmark: str, flags: ComparisonFlags, question: str | int, *arguments: str
+    bench: str, flags: ComparisonFlags, question: str | int, *more: str
 ) -> tuple[dict[str, Any], list[Answers]]:
     """Asks all systems in alternating rounds; returns what each is, and the rounds."""
-    systems = starters(benchmark, flags, *arguments)
+    systems = starters(bench, flags, *more)
     groups = [[name] for name in systems] if flags.one_at_a_time else [list(systems)]
     results: dict[str, Any] = {}
     times: list[Answers] = [{} for _ in range(flags.rounds)]
