@@ -18,7 +18,6 @@ from layouts.layout import Layout
 from layouts.shards import mesh_axes, num_shards
 from models.attention.mosaic import missing_mosaic, mosaic_attention
 from models.attention.plain import Operands
-from models.attention.splash import splash_attention
 from models.attention.triton import missing_triton, triton_attention
 from models.sizes import Sizes
 
@@ -153,7 +152,9 @@ def flash_attention(
         attend = functools.partial(triton_attention, causal=causal, interpret=kernel.interpret)
     elif kernel.name == "mosaic":
         attend = functools.partial(mosaic_attention, **settings)
-    else:
+    else:  # imported here, because most runs on CPUs never need it
+        from models.attention.splash import splash_attention
+
         settings |= {"entry": layout.place("BJQLK")[3], "interpret": kernel.interpret}
         attend = functools.partial(splash_attention, **settings)
     # Lowercase letters are whole on each device; those in parentheses, which a tensor lacks, choose

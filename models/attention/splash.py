@@ -6,19 +6,17 @@ dealt so that each of n devices computes the same number of blocks: device i kee
 of its own, and swaps the second half with device n - 1 - i.
 """
 
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as kernels
+from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 
 from layouts.einsum import mesh_device
 from layouts.shards import Entry, mesh_axes, num_shards, ppermute, shard_index
-
-if TYPE_CHECKING:
-    from jax.experimental.pallas.ops.tpu.splash_attention.splash_attention_kernel import BlockSizes
-
 
 BLOCKS = (1024, 512, 256, 128)
 """Sizes of blocks of queries and of keys, the best first; the largest that divides is taken.  The
@@ -35,6 +33,44 @@ which larger blocks would fill with masked logits."""
 MAX_PARTIAL_SUMS = 4
 """Blocks of keys up to which one kernel computes all gradients.  It writes the queries' gradient
 once for each block of keys; two kernels compute the logits twice, and write it once."""
+
+
+class SeesKeys(NamedTuple):
+    """Computes whether queries see keys, by their positions."""
+
+    window: int | None
+
+    def __call__(self, query: jax.Array, key: jax.Array) -> jax.Array:
+        if self.window is None:
+            return query >= key
+        return (query >= key) & (query - self.window < key)
+
+
+class CausalMask(masks.Mask):
+    """Lets queries see the keys up to their own position, or the last of them, a window.
+
+    JAX's masks have each query in its place, and compute a whole block in numpy to know whether it
+    is masked: minutes for 131,072 tokens.  Here the ends of a block tell.
+    """
+
+    def __init__(self, q_sequence: np.ndarray, keys: int, window: int | None):
+        self.q_sequence = q_sequence
+        """Positions of the queries; they follow one another inside each block."""
+        self.mask_function = SeesKeys(window)
+        self._keys = keys
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return len(self.q_sequence), self._keys
+
+    def __getitem__(self, blocks: tuple[slice, slice]) -> np.ndarray:
+        """Returns two numbers for a block: whether any key is seen, and whether all are."""
+        queries, keys = blocks
+        first, last = self.q_sequence[queries][[0, -1]]
+        nearest, farthest = first - (keys.stop - 1), last - keys.start
+        window = self.shape[1] if self.mask_function.window is None else self.mask_function.window
+        sees_any = farthest >= 0 and nearest < window
+        return np.array([[sees_any, nearest >= 0 and farthest < window]])
 
 
 def splash_attention(
@@ -55,12 +91,6 @@ def splash_attention(
 
     Values may be narrower than queries and keys.
     """
-    # Imported here, because most runs on CPUs never need it.
-    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as kernels
-    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
-
-    from models.attention.block_masks import CausalMask
-
     if axes := mesh_axes(entry):
         k_BJMK, v_BJMK = (jax.lax.all_gather(x, axes, axis=2, tiled=True) for x in (k_BJMK, v_BJMK))
         segments_BM = jax.lax.all_gather(segments_BM, axes, axis=1, tiled=True)
@@ -123,10 +153,10 @@ def positions_of_shards(shards: int, length: int, *, is_dealt: bool) -> np.ndarr
     return chunks.ravel()
 
 
-def block_sizes(length: int, memory: int, token_bytes: int, window: int | None) -> "BlockSizes":
+def block_sizes(
+    length: int, memory: int, token_bytes: int, window: int | None
+) -> kernels.BlockSizes:
     """Returns the sizes of blocks for these numbers of queries and keys."""
-    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as kernels
-
     device = mesh_device()
     kind = "" if device is None else device.device_kind
     is_long = window is None and memory >= LONG_ROW and kind.startswith(("TPU v6", "TPU7"))
