@@ -18,8 +18,7 @@ from models.feed_forward.mlp import Mlp
 from models.feed_forward.moe.layer import Moe
 from models.feed_forward.moe.routing import Router
 from models.layers.pipeline import inside_stages
-from models.norms.layer import LayerNorm
-from models.norms.rms import RmsNorm
+from models.norms import LayerNorm, RmsNorm
 from models.parts import Attention, Block, BlockParts, FeedForward, Norm, Part, Positions
 from models.positions.learned import Learned
 from models.positions.none import NoPositions

@@ -23,7 +23,7 @@ from layouts.padding import pad_batch
 from models.api import Batch, ModelSpec, Params
 from models.initializers import Weights
 from models.network_model import NetworkModel
-from models.norms.rms import normed
+from models.norms import normed
 from models.precision import Precision
 
 Array = jax.Array

@@ -20,7 +20,7 @@ from models.feed_forward.moe.layer import Moe
 from models.feed_forward.moe.routing import Top2
 from models.layers.blocks import Contexts
 from models.loss import Criterion, LossSums
-from models.norms.rms import RmsNorm
+from models.norms import RmsNorm
 from models.parts import Block, BlockParts
 from models.positions.none import NoPositions
 from models.positions.relative import Relative

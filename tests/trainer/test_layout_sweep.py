@@ -23,7 +23,7 @@ from models.feed_forward.mlp import Mlp
 from models.feed_forward.moe.layer import Dispatch, Moe
 from models.feed_forward.moe.routing import SigmoidTopK, Top2, TopK
 from models.loss import Criterion, LossSums
-from models.norms.layer import LayerNorm
+from models.norms import LayerNorm
 from models.parts import Block
 from models.positions.relative import Relative
 from models.positions.rotary import Rotary

@@ -23,7 +23,7 @@ from models.feed_forward.mlp import Mlp
 from models.feed_forward.moe.layer import Moe
 from models.feed_forward.moe.routing import Top2
 from models.loss import Criterion
-from models.norms.layer import LayerNorm
+from models.norms import LayerNorm
 from models.parts import Block
 from models.transformer import TransformerModel
 from tests.toys import FLOAT64, ROUND_OFF, WHOLE, pair_rows, toy

@@ -16,7 +16,7 @@ from layouts.mesh import make_mesh
 from models.attention.context import packed_context
 from models.attention.multi_head import MultiHead, MultiHeadAttention
 from models.initializers import Weights
-from models.norms.rms import RmsNorm
+from models.norms import RmsNorm
 from models.positions.relative import Relative
 from models.positions.rotary import Rotary
 from tests.toys import WHOLE, toy

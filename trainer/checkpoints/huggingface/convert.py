@@ -15,8 +15,7 @@ from models.attention.multi_head import MultiHead
 from models.feed_forward.mlp import Mlp
 from models.feed_forward.moe.layer import Moe
 from models.feed_forward.moe.routing import SigmoidTopK
-from models.norms.layer import LayerNorm
-from models.norms.rms import RmsNorm
+from models.norms import LayerNorm, RmsNorm
 from models.parts import Attention, Block, FeedForward, Positions
 from models.positions.learned import Learned
 from models.positions.none import NoPositions

@@ -12,8 +12,7 @@ from typing import Any, Literal, NamedTuple
 from models.attention.multi_head import AttentionBiases, QkNormOver
 from models.feed_forward.mlp import Activation
 from models.feed_forward.moe.routing import SigmoidTopK, TopK
-from models.norms.layer import LayerNorm
-from models.norms.rms import RmsNorm
+from models.norms import LayerNorm, RmsNorm
 from models.parts import NormPlaces, Positions
 from models.positions.learned import Learned
 from models.positions.relative import Relative

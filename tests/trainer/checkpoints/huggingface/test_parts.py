@@ -5,7 +5,7 @@ import dataclasses
 from models.attention.multi_head import MultiHead
 from models.feed_forward.mlp import Mlp
 from models.feed_forward.moe.layer import Moe
-from models.norms.rms import RmsNorm
+from models.norms import RmsNorm
 from models.parts import Block
 from models.positions.none import NoPositions
 from models.positions.rotary import Rotary

@@ -30,7 +30,7 @@ from models.decoding.generate import Search
 from models.decoding.sampling import Sampling
 from models.feed_forward.mlp import Mlp
 from models.loss import Criterion
-from models.norms.layer import LayerNorm
+from models.norms import LayerNorm
 from models.positions.sinusoidal import Sinusoidal
 from models.transformer import TransformerModel
 from tests.scripts.conftest import call

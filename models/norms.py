@@ -1,4 +1,4 @@
-"""Divides by the root mean square: of the residual width, or of each head."""
+"""Divides by the root mean square or the standard deviation: of the residual width, or of heads."""
 
 import functools
 import math
@@ -31,6 +31,19 @@ class RmsNorm(Norm):
 
     def build_for_heads(self, layout: Layout, weights: Weights, axis: str = "K") -> "NormNetwork":
         return NormNetwork(layout, weights, self.epsilon, axis, offset=self.offset)
+
+
+@spec
+class LayerNorm(Norm):
+    """Normalizes mean and variance, scales, and adds a bias.  Ba et al. 2016, section 3.1."""
+
+    epsilon: Positive = 1e-5
+    """Added to the variance."""
+    bias: bool = True
+    """Adds a learned bias."""
+
+    def build(self, layout: Layout, weights: Weights) -> "NormNetwork":
+        return NormNetwork(layout, weights, self.epsilon, centered=True, biased=self.bias)
 
 
 class NormNetwork(nnx.Module):
