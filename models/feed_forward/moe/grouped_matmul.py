@@ -35,9 +35,7 @@ def grouped_product(
     Blocks are in the order of their experts; the last ones may have no expert, and give zeros.
     """
     if has_kernels():
-        return kernel_product(
-            x_lcd, weights_edf, expert_l, transposed=transposed, interpret=is_interpreted()
-        )
+        return kernel_product(x_lcd, weights_edf, expert_l, transposed)
     return in_turn(x_lcd, weights_edf, expert_l, transposed)
 
 
@@ -87,8 +85,8 @@ def times_gates(x_lcd: Array, gate_lc: Array) -> Array:
 def weight_gradient(left: Array, right: Array, weights_edf: Array, expert_l: Array) -> Array:
     """Adds up the products of blocks with their gradients, for each expert."""
     if has_kernels():
-        gradient = functools.partial(kernel_gradient, interpret=is_interpreted())
-        return gradient(left, right, expert_l, len(weights_edf)).astype(weights_edf.dtype)
+        gradient = kernel_gradient(left, right, expert_l, len(weights_edf))
+        return gradient.astype(weights_edf.dtype)
 
     def add(total_edf: Array, block: tuple[Array, Array, Array]) -> tuple[Array, None]:
         left, right, expert = block
@@ -170,9 +168,7 @@ def padded(x: Array, *axes: int) -> Array:
     return jnp.pad(x, ends) if any(end for _, end in ends) else x
 
 
-def kernel_product(
-    x_lcd: Array, weights_edf: Array, expert_l: Array, *, transposed: bool, interpret: bool
-) -> Array:
+def kernel_product(x_lcd: Array, weights_edf: Array, expert_l: Array, transposed: bool) -> Array:
     """Multiplies each block by the weights of its expert, or by their transpose."""
     width = weights_edf.shape[1 if transposed else 2]
     x_lcd, weights_edf = padded(x_lcd, 2), padded(weights_edf, 1, 2)
@@ -219,14 +215,11 @@ def kernel_product(
         (blocks, tokens, f),
         (expert_l, x_lcd, weights_edf),
         flops=2 * blocks * tokens * d * f,
-        interpret=interpret,
     )
     return y_lcf[:, :, :width]
 
 
-def kernel_gradient(
-    x_lcd: Array, dy_lcf: Array, expert_l: Array, experts: int, *, interpret: bool
-) -> Array:
+def kernel_gradient(x_lcd: Array, dy_lcf: Array, expert_l: Array, experts: int) -> Array:
     """Sums the products of each expert's blocks with their gradients."""
     shape = x_lcd.shape[2], dy_lcf.shape[2]
     x_lcd, dy_lcf = padded(x_lcd, 2), padded(dy_lcf, 2)
@@ -271,7 +264,6 @@ def kernel_gradient(
         (experts, d, f),
         (zeroing_blocks(expert_l, has_block_e), x_lcd, dy_lcf),
         flops=2 * blocks * tokens * d * f,
-        interpret=interpret,
     )
     dw_edf = dw_edf[:, : shape[0], : shape[1]]
     if blocks >= 2 * experts:
@@ -306,7 +298,6 @@ def pallas_call(
     operands: tuple[Array, Array, Array],
     *,
     flops: int,
-    interpret: bool,
 ) -> Array:
     """Calls a kernel that reads the experts of blocks, two arrays, and has sums in float32."""
     varies = [jax.typeof(x).manual_axis_type.varying for x in operands]
@@ -331,5 +322,5 @@ def pallas_call(
         ),
         compiler_params=params,
         cost_estimate=cost,
-        interpret=interpret,
+        interpret=is_interpreted(),
     )(*operands)
