@@ -37,11 +37,9 @@ class Ensemble:
         sizes = batch_sequences, cache_length
         return {"members": [self.model.init_cache(member, source, *sizes) for member in prepared]}
 
-    def step(
-        self, prepared: Members, cache: Cache, *inputs: Array, **named: Any
-    ) -> tuple[Cache, Array]:
+    def step(self, prepared: Members, cache: Cache, *inputs: Array) -> tuple[Cache, Array]:
         members = zip(prepared, cache["members"], strict=True)
-        stepped = [self.model.step(*member, *inputs, **named) for member in members]
+        stepped = [self.model.step(*member, *inputs) for member in members]
         total_BLV = functools.reduce(jnp.add, (jax.nn.softmax(logits) for _, logits in stepped))
         return {"members": [cache for cache, _ in stepped]}, jnp.log(total_BLV / len(stepped))
 
