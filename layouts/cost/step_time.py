@@ -113,19 +113,14 @@ def compute_s(chip: Chip, ops: Iterable[OpCost]) -> tuple[float, float]:
     return products_s, other_s
 
 
-def add_up(
-    topology: Topology,
-    coords: np.ndarray,
-    mesh: Mapping[str, int],
-    collectives: Iterable[Collective],
-    products_s: float,
-    other_s: float,
-) -> Timing:
-    """Adds up the parts of a step time."""
+def traffic_seconds(
+    topology: Topology, coords: np.ndarray, mesh: Mapping[str, int], traffic: Iterable[Collective]
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Returns the seconds of traffic by mesh axes: of what compute waits for, and overlapped."""
     waits: dict[str, float] = {}
     overlapped: dict[str, float] = {}
     paces: dict[Collective, float] = {}  # of a byte, of each kind and group
-    for collective in collectives:
+    for collective in traffic:
         kind = collective._replace(bytes=1, times=1, source="", scopes="")
         if kind not in paces:
             paces[kind] = seconds(topology, coords, mesh, kind)
@@ -133,4 +128,4 @@ def add_up(
         into = overlapped if collective.overlaps else waits
         transfer_s = collective.times * collective.bytes * paces[kind]
         into[axes] = into.get(axes, 0.0) + transfer_s
-    return Timing(products_s, other_s, waits, overlapped)
+    return waits, overlapped

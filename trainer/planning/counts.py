@@ -18,7 +18,7 @@ from configs.errors import RunError
 from layouts.cost.dataflow import KernelWork, work_by_kernel
 from layouts.cost.interconnect import Topology
 from layouts.cost.jaxpr_cost import WorkCounts
-from layouts.cost.step_time import Timing, add_up, compute_s, coordinates
+from layouts.cost.step_time import Timing, compute_s, coordinates, traffic_seconds
 from layouts.hlo.compilation import compile_program, platform_of, text_of
 from layouts.hlo.program import CompiledText
 from layouts.layout import Layout
@@ -195,5 +195,5 @@ def time_on_slice(
         products_s, other_s = counts.flops / peak_flops / topology.chip.product_utilisation, 0.0
         memory_s = counts.read_bytes / topology.chip.memory_bandwidth
     memory_s = max(memory_s, 2 * counts.host_bytes / topology.chip.host_bandwidth)
-    timing = add_up(topology, device_coords, sizes, counts.collectives, products_s, other_s)
-    return dataclasses.replace(timing, memory_s=memory_s)
+    traffic = traffic_seconds(topology, device_coords, sizes, counts.collectives)
+    return Timing(products_s, other_s, *traffic, memory_s)

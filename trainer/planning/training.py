@@ -17,7 +17,7 @@ from layouts.cost.collectives import unexpected_traffic
 from layouts.cost.interconnect import Topology
 from layouts.cost.jaxpr_cost import WorkCounts, cost_of
 from layouts.cost.peak_memory import peak_bytes
-from layouts.cost.step_time import Timing, add_up, coordinates
+from layouts.cost.step_time import Timing, coordinates, traffic_seconds
 from layouts.hlo.program import CompiledText
 from layouts.layout import Layout
 from layouts.lint.recorder import Weight
@@ -255,8 +255,8 @@ def with_device_order(plan: StepPlan, order: str | None) -> StepPlan:
     """Returns the same plan with the devices in another order."""
     assert plan.topology is not None and plan.timing is not None
     coords = coordinates(plan.topology, plan.mesh, order)
-    compute_s = plan.timing.products_s, plan.timing.other_s
-    timing = add_up(plan.topology, coords, plan.mesh, plan.work.collectives, *compute_s)
+    traffic = traffic_seconds(plan.topology, coords, plan.mesh, plan.work.collectives)
+    timing = Timing(plan.timing.products_s, plan.timing.other_s, *traffic)
     layout = dataclasses.replace(plan.layout, order=order)
     return dataclasses.replace(plan, layout=layout, device_coords=coords, timing=timing)
 
