@@ -214,7 +214,6 @@ def kernel_product(x_lcd: Array, weights_edf: Array, expert_l: Array, transposed
         pl.BlockSpec((None, tokens, tile_f), lambda column, block, part, _: (block, 0, column)),
         (blocks, tokens, f),
         (expert_l, x_lcd, weights_edf),
-        flops=2 * blocks * tokens * d * f,
     )
     return y_lcf[:, :, :width]
 
@@ -263,7 +262,6 @@ def kernel_gradient(x_lcd: Array, dy_lcf: Array, expert_l: Array, experts: int) 
         ),
         (experts, d, f),
         (zeroing_blocks(expert_l, has_block_e), x_lcd, dy_lcf),
-        flops=2 * blocks * tokens * d * f,
     )
     dw_edf = dw_edf[:, : shape[0], : shape[1]]
     if blocks >= 2 * experts:
@@ -296,8 +294,6 @@ def pallas_call(
     out_spec: Any,
     shape: tuple[int, ...],
     operands: tuple[Array, Array, Array],
-    *,
-    flops: int,
 ) -> Array:
     """Calls a kernel that reads the experts of blocks, two arrays, and has sums in float32."""
     varies = [jax.typeof(x).manual_axis_type.varying for x in operands]
@@ -305,6 +301,7 @@ def pallas_call(
     pairs = zip(operands, varies, strict=True)
     operands = tuple(jax.lax.pcast(x, tuple(over - axes), to="varying") for x, axes in pairs)
     dtype, axis_type = operands[1].dtype, jax.typeof(operands[1]).manual_axis_type
+    flops = 2 * operands[1].size * shape[-1]
     blocks = len(operands[0])  # which read as many experts at most
     accessed_bytes = sum(x.nbytes * min(blocks, len(x)) // len(x) for x in operands)
     cost = pl.CostEstimate(flops=flops, bytes_accessed=accessed_bytes, transcendentals=0)
