@@ -120,9 +120,17 @@ def places(aval: Any) -> tuple[Entry, ...]:
 
 def local_bytes(aval: Any, mesh: Mapping[str, int]) -> int:
     """Counts the bytes of a tensor on one device; none where it is in the host's memory."""
-    if not hasattr(aval, "shape") or getattr(aval, "memory_space", None) == jax.memory.Space.Host:
-        return 0
+    return 0 if is_on_host(aval) or not hasattr(aval, "shape") else stored_bytes(aval, mesh)
+
+
+def stored_bytes(aval: Any, mesh: Mapping[str, int]) -> int:
+    """Counts the bytes of a device's shard of a tensor, in whichever memory."""
     return local_size(aval, mesh) * getattr(aval.dtype, "itemsize", KEY_BYTES)
+
+
+def is_on_host(aval: Any) -> bool:
+    """Returns whether a tensor is in the host's memory."""
+    return bool(getattr(aval, "memory_space", None) == jax.memory.Space.Host)
 
 
 def local_size(aval: Any, mesh: Mapping[str, int]) -> int:

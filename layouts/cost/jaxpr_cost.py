@@ -149,7 +149,8 @@ def cost_of(jaxpr: Jaxpr, mesh: Mapping[str, int], *, merges: bool = True) -> Wo
     counter.walk(jaxpr, 1, backward=False)
     argument_bytes = sum(local_bytes(v.aval, mesh) for v in (*jaxpr.invars, *jaxpr.outvars))
     ops = (*counter.ops, OpCost(0, argument_bytes, 0, 1))
-    return WorkCounts(sum(op.flops * op.times for op in ops), tuple(counter.collectives), ops)
+    flops, collectives = sum(op.flops * op.times for op in ops), tuple(counter.collectives)
+    return WorkCounts(flops, collectives, ops, host_bytes=counter.host_bytes)
 
 
 class Counter:
@@ -160,6 +161,7 @@ class Counter:
         self.mesh = {name: size for name, size in mesh.items() if size > 1}
         self.ops: list[OpCost] = []
         self.collectives: list[Collective] = []
+        self.host_bytes = 0
         self.rules: dict[str, Callable[[Any, Flow], Iterator[Transfer]]] = {
             "dot_general": self.product,
             "reshard": self.move,
@@ -197,6 +199,10 @@ class Counter:
             elif name not in (*VIEWS, "reshard") and not inner:
                 elements = sum(dataflow.local_size(v.aval, self.sizes) for v in eqn.outvars)
                 self.ops.append(OpCost(0, 0, elements, times, "", source, inner_scopes))
+            if name == "device_put":
+                there = [v.aval for v in eqn.outvars if dataflow.is_on_host(v.aval)]
+                size = sum(dataflow.stored_bytes(aval, self.sizes) for aval in there)
+                self.host_bytes += times * size
             if name in self.rules:
                 transfers = self.rules[name](eqn, flow)
                 needed = [t for t in transfers if self.is_needed(t, eqn, flow, gathered)]

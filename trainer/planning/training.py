@@ -254,9 +254,9 @@ def plan_step(
 def with_device_order(plan: StepPlan, order: str | None) -> StepPlan:
     """Returns the same plan with the devices in another order."""
     assert plan.topology is not None and plan.timing is not None
-    coords = coordinates(plan.topology, plan.mesh, order)
-    traffic = traffic_seconds(plan.topology, coords, plan.mesh, plan.work.collectives)
-    timing = Timing(plan.timing.products_s, plan.timing.other_s, *traffic)
+    coords = coordinates(plan.topology, plan.mesh, order, plan.layout.slices)
+    waits, overlapped = traffic_seconds(plan.topology, coords, plan.mesh, plan.work.collectives)
+    timing = dataclasses.replace(plan.timing, traffic_s=waits, overlapped_s=overlapped)
     layout = dataclasses.replace(plan.layout, order=order)
     return dataclasses.replace(plan, layout=layout, device_coords=coords, timing=timing)
 

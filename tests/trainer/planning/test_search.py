@@ -60,6 +60,20 @@ def test_a_plan_is_of_the_order_that_the_layout_says(order: str | None) -> None:
     assert plan.timing != with_device_order(plan, other).timing
 
 
+def test_another_order_keeps_what_it_does_not_change() -> None:
+    """Values that wait in the memory of the host, and the mesh axis over several slices."""
+    model = dataclasses.replace(RUN.model, remat="full", remat_offloads=("layer_input",))
+    sliced = Layout(mesh="data:4,model:4", rules=SPLIT.rules, slices="model:2")
+    mesh, slices = {"data": 4, "model": 4}, Topology.named("2xv5e:2x4")
+    with optax_promotion():
+        run, chips = dataclasses.replace(RUN, model=model), Topology.named("v5e:8x16")
+        offloaded = plan_from_trace(run, SPLIT, MESH, chips)
+        plans = (offloaded, plan_from_trace(RUN, sliced, mesh, slices))
+    assert offloaded.timing is not None and offloaded.timing.memory_s > 0
+    for plan in plans:
+        assert with_device_order(plan, None).timing == plan.timing
+
+
 @functools.cache
 def ranked_layouts() -> list[StepPlan]:
     with optax_promotion():
