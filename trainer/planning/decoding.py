@@ -173,6 +173,11 @@ class DecodePlan(counts.ProgramPlan):
         return sum(math.prod(weight.shape) for weight in weights)
 
     @property
+    def weight_bytes(self) -> int:
+        """Sums the bytes of one copy of the weights."""
+        return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(self.step.params))
+
+    @property
     def cache_bytes(self) -> int:
         """Sums the bytes of the cache on all devices."""
         return self.devices * self.step.array_bytes["cache"]

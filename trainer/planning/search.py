@@ -23,6 +23,7 @@ from layouts.mesh import batch_shards, make_mesh, mesh_sizes
 from trainer.checks import find_untraceable, record_loss
 from trainer.feed import BatchSharding
 from trainer.planning import training
+from trainer.planning.counts import ProgramPlan
 from trainer.planning.training import StepPlan
 from trainer.run import Run
 from trainer.step import init_state, train_step, train_step_spec
@@ -272,15 +273,17 @@ def one_line(layout: Layout) -> str:
     return " | ".join(setting for setting in settings if setting)
 
 
-def suggest_slice(plan: StepPlan) -> str:
+def suggest_slice(plan: ProgramPlan, run: Run, weight_bytes: int | None = None) -> str:
     """Names the smallest slice of these chips that holds the run, if all of it splits evenly.
 
-    Some layout splits batch and model over its devices.
+    Some layout splits batch and model over its devices.  `weight_bytes` are those of one copy, if
+    they are not stored as in training.
     """
     assert plan.topology is not None
-    run, topology, record = plan.run, plan.topology, record_loss(plan.run)
+    topology, record = plan.topology, record_loss(run)
     by_cause = plan.memory.bytes_by_cause
-    weight_bytes = sum(math.prod(w.shape) * w.dtype.itemsize for w in record.weights)
+    if weight_bytes is None:
+        weight_bytes = sum(math.prod(w.shape) * w.dtype.itemsize for w in record.weights)
     # Copies of the weights, and of what is sharded as they are, are counted once.
     share = 1 - weight_bytes / max(by_cause["parameters"] * plan.devices, weight_bytes)
     copied_bytes = share * sum(by_cause.get(name, 0) for name in OF_WEIGHTS)

@@ -30,8 +30,13 @@ def plan(flags: PlanFlags) -> None:
     warn_unused(inputs.config, Run, Layout)
     title = inputs.title
     if flags.decode:
-        figures = decode_as_json(plan_decode.plan_batch(inputs, flags))
+        decode_plan = plan_decode.plan_batch(inputs, flags)
+        figures = decode_as_json(decode_plan)
         page.print_plan(title, figures)
+        if decode_plan.fits is False:
+            rows = decode_plan.step.shape.rows
+            run = dataclasses.replace(inputs.run, batch_sequences=rows, microbatches=1)
+            print(suggest_slice(decode_plan, run, decode_plan.weight_bytes))
         title = f"Decoding: {title}"
     else:
         inputs.check(*inputs.stages)
@@ -48,7 +53,7 @@ def plan(flags: PlanFlags) -> None:
                 "time are by the trace."
             )
         if step_plan.fits is False:
-            print(suggest_slice(step_plan))
+            print(suggest_slice(step_plan, step_plan.run))
             print("Settings that fit: `meshloom tune`.")
     write_json(flags.json_file, figures)
     if flags.html is not None:

@@ -88,7 +88,7 @@ def rank(
         raise UserError(
             f"--topology={topology.name}: none of {basis}, fits; the least needs "
             f"{size_text(least.memory.needed_bytes)} per device of "
-            f"{size_text(topology.chip.memory_bytes)}.  {suggest_slice(least)}  "
+            f"{size_text(topology.chip.memory_bytes)}.  {suggest_slice(least, least.run)}  "
             "Traces are not exact: a --budget compiles."
         )
     figures = {one_line(plan.layout): as_json(plan) for plan in ranking}

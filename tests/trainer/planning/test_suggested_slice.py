@@ -35,7 +35,7 @@ def test_the_smallest_slice_that_holds_the_run_is_one_that_exists(chips: int, ad
         plan = planned(RUN, "v3:2x2")
     assert plan.topology is not None
     too_large = plan.memory._replace(needed_bytes=chips * plan.topology.chip.memory_bytes // 4)
-    needs = suggest_slice(dataclasses.replace(plan, memory=too_large))
+    needs = suggest_slice(dataclasses.replace(plan, memory=too_large), plan.run)
     assert needs.endswith(advice)
 
 
@@ -50,7 +50,7 @@ def test_copies_of_weights_count_once() -> None:
         bytes_by_cause={"parameters": weights, "optimizer state": 2 * chip.memory_bytes},
         needed_bytes=2 * chip.memory_bytes,
     )
-    needs = suggest_slice(dataclasses.replace(plan, memory=large))
+    needs = suggest_slice(dataclasses.replace(plan, memory=large), RUN)
     assert "about 2 devices: a layout that shards weights may fit" in needs
 
 
@@ -60,6 +60,6 @@ def test_batch_and_model_split_over_the_slice_that_is_suggested() -> None:
         plan = planned(run, "v4:2x2x1")
     assert plan.topology is not None
     too_large = plan.memory._replace(needed_bytes=33 * plan.topology.chip.memory_bytes)  # 4 chips
-    suggested = suggest_slice(dataclasses.replace(plan, memory=too_large))
+    suggested = suggest_slice(dataclasses.replace(plan, memory=too_large), plan.run)
     # The next larger slice, v4:4x4x12, has 192 devices: neither batch nor weights divide by 3.
     assert suggested.endswith("about 132 devices: try --topology=v4:4x8x8.")

@@ -1,6 +1,7 @@
 """`meshloom plan --decode`: its figures, and what it says of mistakes."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,21 @@ def test_a_plan_of_decoding(run: Meshloom, tmp_path: Path) -> None:
     assert "waiting for memory" in answer.out and "ms a token" in answer.out
     text = page.read_text()
     assert "Time to the first token" in text and "<td>hypotheses<td>3" in text
+
+
+def test_a_plan_that_does_not_fit_names_a_slice_that_may(run: Meshloom, tmp_path: Path) -> None:
+    """Each part of the batch has the weights, in 8 bits, which count once."""
+    flags = ["--batch_sequences=64", "--prompt_tokens=4", "--max_tokens=7", "--weights=int8"]
+    wide = "--gin_param=Transformer.d_ff=64000000"
+    json_file = tmp_path / "plan.json"
+    answer = run("plan", "--decode", *toy(tmp_path), *SLICE, *flags, wide, f"--json={json_file}")
+    assert answer.code == 0, answer.error
+    figures = json.loads(json_file.read_text())
+    (devices,) = re.findall(r"need about (\d+) devices: try --topology=v3:4x4", answer.out)
+    every = figures["devices"] * figures["bytes_per_device"]
+    copies = figures["devices"] * figures["bytes_by_cause"]["parameters"] - figures["parameters"]
+    needed = (every - copies) / Topology.named("v3:2x2").chip.memory_bytes
+    assert figures["fits"] is False and needed < int(devices) < needed + 1.5
 
 
 def test_a_plan_of_samples_that_a_suffix_ranks(
