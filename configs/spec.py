@@ -64,6 +64,11 @@ def spec(cls: type[T]) -> type[T]:
     fields go into `__post_init__`, which raises `UserError`.
     """
     made = _dataclass(cls)
+    if missing := sorted(getattr(made, "__abstractmethods__", ())):
+        raise UserError(
+            f"{cls.__module__}.{cls.__name__} has no {', '.join(missing)}.  Define what its base "
+            "class describes."
+        )
     check = made.__init__
 
     @functools.wraps(check)

@@ -1,5 +1,6 @@
 """Defines what the trainer and decoding expect of a model."""
 
+import abc
 import itertools
 from collections.abc import Mapping
 from typing import Any, ClassVar, NamedTuple, Protocol
@@ -39,7 +40,7 @@ class WeightInfo(NamedTuple):
 
 
 @abstract_spec
-class ModelSpec:
+class ModelSpec(abc.ABC):
     """Holds the settings of an architecture; a run file names one of its kinds."""
 
     axes: ClassVar[tuple[Axis, ...]] = ()
@@ -127,9 +128,9 @@ class ModelSpec:
         """
         return {}
 
+    @abc.abstractmethod
     def model(self, layout: Layout) -> "Model":
         """Builds the model for a layout."""
-        raise NotImplementedError
 
 
 class Decodable(Protocol):

@@ -4,6 +4,7 @@ A part is a spec with its settings, their checks, and `build`, which makes the n
 A part of a new kind is a module with such a spec, which a run file imports.
 """
 
+import abc
 from collections.abc import Callable
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
@@ -50,12 +51,12 @@ that is causal or not."""
 
 
 @abstract_spec
-class Norm(Part):
+class Norm(Part, abc.ABC):
     """Normalizes the input of attention and feed-forward layers, and the output of a stack."""
 
+    @abc.abstractmethod
     def build(self, layout: Layout, weights: Weights) -> NormLayer:
         """Makes a norm of the residual width."""
-        raise NotImplementedError
 
     def build_for_heads(self, layout: Layout, weights: Weights, axis: str = "K") -> HeadNormLayer:
         """Makes a norm along the last axis of heads, which has this letter, or along several."""
@@ -132,7 +133,7 @@ class AttentionLayer(Protocol):
 
 
 @abstract_spec
-class Attention(Part):
+class Attention(Part, abc.ABC):
     """Moves information between the tokens of a row, or from a source."""
 
     @property
@@ -156,11 +157,11 @@ class Attention(Part):
         """Names the kernel that computes this call on the mesh that is set, or why none does."""
         return Choice(None, f"there is no kernel for @{type(self).__name__}()")
 
+    @abc.abstractmethod
     def build(
         self, parts: "BlockParts", sizes: Sizes, layout: Layout, weights: Weights
     ) -> AttentionLayer:
         """Makes self-attention, with the positions and the norm of its block."""
-        raise NotImplementedError
 
     def build_cross(
         self, parts: "BlockParts", sizes: Sizes, layout: Layout, weights: Weights
@@ -181,7 +182,7 @@ class FeedForwardLayer(Protocol):
 
 
 @abstract_spec
-class FeedForward(Part):
+class FeedForward(Part, abc.ABC):
     """Transforms each token alone."""
 
     @property
@@ -207,9 +208,9 @@ class FeedForward(Part):
         """Returns a layer that computes for each token what it needs of this one."""
         return self
 
+    @abc.abstractmethod
     def build(self, sizes: Sizes, layout: Layout, weights: Weights) -> FeedForwardLayer:
         """Makes the layer."""
-        raise NotImplementedError
 
 
 @spec

@@ -1,3 +1,4 @@
+import abc
 import dataclasses
 import pickle
 from typing import Annotated, Any, Literal
@@ -184,6 +185,23 @@ def test_a_spec_may_extend_another():
     assert ToyPot(plant=ToyBush(berries=3)).plant == ToyBush(berries=3)
     with pytest.raises(UserError, match=r"legal: @ToyPlant\(\) or @ToyBush\(\)\."):
         ToyPot(plant=3)
+
+
+def test_a_spec_that_lacks_what_its_base_describes_is_refused():
+    @abstract_spec
+    class Shape(abc.ABC):
+        @abc.abstractmethod
+        def area(self) -> float: ...
+
+        @abc.abstractmethod
+        def edges(self) -> int: ...
+
+    class Square(Shape):
+        def area(self) -> float:
+            return 1.0
+
+    with pytest.raises(UserError, match=r"test_spec\.Square has no edges\.  Define what"):
+        spec(Square)
 
 
 def test_an_abstract_spec_is_neither_made_nor_offered():

@@ -3,6 +3,7 @@
 The package of a service is optional, and imported only where a run names the service.
 """
 
+import abc
 import dataclasses
 import importlib.util
 import logging
@@ -55,7 +56,7 @@ class Tracker:
 
 
 @abstract_spec
-class TrackerSpec:
+class TrackerSpec(abc.ABC):
     """Selects what a run's numbers are sent to."""
 
     PACKAGE: ClassVar[str]
@@ -71,9 +72,9 @@ class TrackerSpec:
                 f"installed.  Install it: pip install {self.PACKAGE}, or remove @{name}()."
             )
 
+    @abc.abstractmethod
     def open(self, run: TrackedRun) -> Tracker:
         """Returns the tracker of a run that starts or continues."""
-        raise NotImplementedError
 
 
 @spec

@@ -1,5 +1,6 @@
 """Defines the settings that all optimizers share."""
 
+import abc
 from collections.abc import Mapping
 from typing import Literal
 
@@ -16,12 +17,12 @@ Infos = Mapping[str, WeightInfo]
 
 
 @abstract_spec
-class OptimizerSpec:
+class OptimizerSpec(abc.ABC):
     """Holds the settings of an optimizer; a run file names one of its kinds."""
 
     schedule: ScheduleSpec
     """Learning rate over steps."""
 
+    @abc.abstractmethod
     def transform(self, steps: int, weights: Infos, layout: Layout) -> optax.GradientTransformation:
         """Returns the update of these weights, by path, in a run of this many steps."""
-        raise NotImplementedError

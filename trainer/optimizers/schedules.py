@@ -5,6 +5,7 @@ n.  So the first update moves the weights, update `warmup_steps` has the peak, a
 the final rate.
 """
 
+import abc
 from collections.abc import Callable
 
 import jax
@@ -18,7 +19,7 @@ Schedule = Callable[[jax.Array], jax.Array]
 
 
 @abstract_spec
-class ScheduleSpec:
+class ScheduleSpec(abc.ABC):
     """Holds the settings of a schedule; a run file names one of its kinds."""
 
     def rate(self, steps: int) -> Schedule:
@@ -26,9 +27,9 @@ class ScheduleSpec:
         rate_of_update = self.rate_of_update(steps)
         return lambda step: rate_of_update(jnp.asarray(step + 1, float))
 
+    @abc.abstractmethod
     def rate_of_update(self, steps: int) -> Schedule:
         """Returns the learning rate by update, from 1, in a run of `steps` steps."""
-        raise NotImplementedError
 
 
 @abstract_spec

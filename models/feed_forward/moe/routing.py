@@ -1,5 +1,6 @@
 """Routes tokens: chooses the experts of each, their gates, and the slots of their buffers."""
 
+import abc
 import math
 from typing import ClassVar, NamedTuple
 
@@ -46,7 +47,7 @@ class Load(NamedTuple):
 
 
 @abstract_spec
-class Router:
+class Router(abc.ABC):
     """Holds what all routers share.  Gates are a softmax over the experts, unless it says so."""
 
     has_bias: ClassVar[bool] = False
@@ -130,9 +131,9 @@ class Router:
         gate_Gsi = jnp.where(kept_Gsi, gate_Gsi, 0)
         return Routing(expert_Gsi, gate_Gsi, position_Gsi, kept_Gsi, chosen_Gsi)
 
+    @abc.abstractmethod
     def choose(self, layout: Layout, gates_Gse: Array, bias_e: Array | None) -> tuple[Array, Array]:
         """Returns the gates and the experts of each token's choices, the best first."""
-        raise NotImplementedError
 
     def sample(self, layout: Layout, gate_Gsi: Array, chosen_Gsi: Array, key: Key) -> Array:
         """Returns which of the choices are used."""
