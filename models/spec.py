@@ -20,11 +20,9 @@ from models.feed_forward.moe.routing import Router
 from models.layers.pipeline import inside_stages
 from models.norms import LayerNorm, RmsNorm
 from models.parts import Attention, Block, BlockParts, FeedForward, Norm, Part, Positions
-from models.positions.learned import Learned
-from models.positions.none import NoPositions
+from models.positions.absolute import Learned, NoPositions, Sinusoidal
 from models.positions.relative import Relative
 from models.positions.rotary import Rotary
-from models.positions.sinusoidal import Sinusoidal
 from models.sizes import Sizes
 
 Remat = Literal["none", "dots", "full"]

@@ -38,7 +38,7 @@ from models.decoding.sampling import Sampling
 from models.feed_forward.moe.layer import Moe
 from models.loss import LossSums
 from models.parts import Part
-from models.positions.learned import Learned
+from models.positions.absolute import Learned
 from models.positions.relative import Relative
 from tests.data.test_vocab import Digits
 from tests.random_layouts import BFLOAT16, Case, chosen_case

@@ -29,11 +29,9 @@ from models.feed_forward.mlp import Mlp
 from models.feed_forward.moe.layer import Moe
 from models.feed_forward.moe.routing import Router, Top2, TopK
 from models.parts import Block, Part
-from models.positions.learned import Learned
-from models.positions.none import NoPositions
+from models.positions.absolute import Learned, NoPositions, Sinusoidal
 from models.positions.relative import Relative
 from models.positions.rotary import Rotary
-from models.positions.sinusoidal import Sinusoidal
 from models.precision import Precision
 from models.transformer import Transformer
 from tests.toys import FLOAT64, with_parts

@@ -131,7 +131,6 @@ TESTED_ELSEWHERE = {
     "models/attention/*": "models/attention/test_flash.py",  # kernels
     "models/network_model.py": "models/test_convolutional.py",
     "models/parts.py": "models/layers/test_blocks.py",  # protocols and defaults
-    "models/positions/none.py": "models/test_transformer.py",
     "scripts/benchmarks/*": "scripts/benchmarks/test_rounds.py",  # run by hand
     # Flags have no logic, and a command few calls: tests run it as a user does.
     "scripts/*flags.py": "scripts/test_command_line.py",

@@ -72,7 +72,7 @@ def transformer(shape: Shape, *, store: "FloatType" = "float32") -> "Transformer
     from models.feed_forward.moe.layer import Moe
     from models.feed_forward.moe.routing import Top2
     from models.parts import Block
-    from models.positions.learned import Learned
+    from models.positions.absolute import Learned
     from models.precision import Precision
     from models.transformer import Transformer
 

@@ -10,10 +10,9 @@ from models.feed_forward.mlp import Mlp
 from models.feed_forward.moe.layer import Moe
 from models.feed_forward.moe.routing import Top2, TopK
 from models.parts import Block
-from models.positions.learned import Learned
+from models.positions.absolute import Learned, Sinusoidal
 from models.positions.relative import Relative
 from models.positions.rotary import Rotary
-from models.positions.sinusoidal import Sinusoidal
 from tests.toys import toy
 
 EXPERTS = {"pattern": (Block(), Block(feed_forward=Moe(experts=5)))}

@@ -22,10 +22,9 @@ from models.layers.blocks import Contexts
 from models.loss import Criterion, LossSums
 from models.norms import RmsNorm
 from models.parts import Block, BlockParts
-from models.positions.none import NoPositions
+from models.positions.absolute import NoPositions, Sinusoidal
 from models.positions.relative import Relative
 from models.positions.rotary import Rotary, YarnScaling
-from models.positions.sinusoidal import Sinusoidal
 from models.precision import Precision
 from models.transformer import Transformer, TransformerModel
 from tests.toys import WHOLE, on_mesh, packed_rows, pair_rows, toy

@@ -18,10 +18,9 @@ from models.feed_forward.moe.layer import Moe
 from models.feed_forward.moe.routing import Top2, TopK
 from models.loss import Criterion
 from models.parts import Block, Positions
-from models.positions.learned import Learned
+from models.positions.absolute import Learned, Sinusoidal
 from models.positions.relative import Relative
 from models.positions.rotary import Rotary
-from models.positions.sinusoidal import Sinusoidal
 from models.transformer import Transformer
 from tests.toys import FLOAT64, ROUND_OFF, WHOLE, pair_rows, toy
 from trainer.feed import BatchSharding

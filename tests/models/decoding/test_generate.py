@@ -22,8 +22,8 @@ from models.decoding.sampling import Sampling
 from models.feed_forward.moe.layer import Moe
 from models.feed_forward.moe.routing import Top2
 from models.parts import Block
+from models.positions.absolute import Sinusoidal
 from models.positions.relative import Relative
-from models.positions.sinusoidal import Sinusoidal
 from models.transformer import Transformer, TransformerModel
 from tests.models.test_transformer import randomised
 from tests.toys import ROOT, SPLITTABLE, WHOLE, packed_rows

@@ -14,7 +14,7 @@ from models.feed_forward.moe.layer import Moe
 from models.feed_forward.moe.routing import SigmoidTopK
 from models.loss import Criterion, LossSums
 from models.parts import Block
-from models.positions.none import NoPositions
+from models.positions.absolute import NoPositions
 from models.positions.rotary import Rotary
 from models.transformer import Transformer
 from tests.toys import WHOLE, on_mesh, packed_rows, toy

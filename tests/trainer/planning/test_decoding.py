@@ -17,8 +17,8 @@ from models.decoding.sampling import Sampling
 from models.feed_forward.moe.layer import Moe
 from models.feed_forward.moe.routing import TopK
 from models.parts import Block
+from models.positions.absolute import Sinusoidal
 from models.positions.relative import Relative
-from models.positions.sinusoidal import Sinusoidal
 from models.transformer import Transformer
 from tests.toys import ROOT
 from tests.trainer.planning.runs import PAIR_TASK, layout_named, toy_run

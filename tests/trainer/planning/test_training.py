@@ -18,7 +18,7 @@ from models.feed_forward.mlp import Mlp
 from models.feed_forward.moe.layer import Dispatch, Moe
 from models.feed_forward.moe.routing import TopK
 from models.parts import Block
-from models.positions.learned import Learned
+from models.positions.absolute import Learned
 from models.positions.rotary import Rotary
 from models.precision import Precision
 from models.spec import OffloadedValue

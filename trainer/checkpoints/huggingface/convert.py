@@ -17,8 +17,7 @@ from models.feed_forward.moe.layer import Moe
 from models.feed_forward.moe.routing import SigmoidTopK
 from models.norms import LayerNorm, RmsNorm
 from models.parts import Attention, Block, FeedForward, Positions
-from models.positions.learned import Learned
-from models.positions.none import NoPositions
+from models.positions.absolute import Learned, NoPositions
 from models.positions.relative import Relative
 from models.positions.rotary import Rotary
 from models.precision import FloatType, Precision

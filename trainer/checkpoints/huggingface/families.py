@@ -14,9 +14,8 @@ from models.feed_forward.mlp import Activation
 from models.feed_forward.moe.routing import SigmoidTopK, TopK
 from models.norms import LayerNorm, RmsNorm
 from models.parts import NormPlaces, Positions
-from models.positions.learned import Learned
+from models.positions.absolute import Learned, Sinusoidal
 from models.positions.relative import Relative
-from models.positions.sinusoidal import Sinusoidal
 
 Settings = dict[str, Any]
 Names = Mapping[str, Sequence[str]]

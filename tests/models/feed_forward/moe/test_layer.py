@@ -18,8 +18,8 @@ from models.feed_forward.moe.routing import Load, Router, Top2, TopK
 from models.initializers import Weights
 from models.loss import Criterion, LossSums, token_weights
 from models.parts import Block
+from models.positions.absolute import Sinusoidal
 from models.positions.rotary import Rotary
-from models.positions.sinusoidal import Sinusoidal
 from models.transformer import Transformer
 from tests.toys import WHOLE, on_mesh, packed_rows, pair_rows, toy
 

@@ -19,8 +19,7 @@ from tokenizers import models, pre_tokenizers, processors
 from configs.errors import UserError
 from models.decoding.generate import Search
 from models.decoding.sampling import Sampling
-from models.positions.learned import Learned
-from models.positions.sinusoidal import Sinusoidal
+from models.positions.absolute import Learned, Sinusoidal
 from models.transformer import Transformer
 from tests.scripts.conftest import call
 from tests.toys import ROOT, WHOLE

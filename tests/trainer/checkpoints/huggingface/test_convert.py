@@ -34,7 +34,7 @@ from models.decoding.sampling import Sampling
 from models.feed_forward.mlp import Mlp
 from models.feed_forward.moe.layer import Moe
 from models.parts import Block
-from models.positions.learned import Learned
+from models.positions.absolute import Learned
 from models.positions.rotary import Rotary, YarnScaling
 from models.transformer import TransformerModel
 from scripts.commands.conversion import folders, hf

@@ -7,7 +7,7 @@ from models.feed_forward.mlp import Mlp
 from models.feed_forward.moe.layer import Moe
 from models.norms import RmsNorm
 from models.parts import Block
-from models.positions.none import NoPositions
+from models.positions.absolute import NoPositions
 from models.positions.rotary import Rotary
 from tests.toys import TOY
 from trainer.checkpoints.huggingface.parts import of_kind, shortest_repeat, with_shortest_pattern

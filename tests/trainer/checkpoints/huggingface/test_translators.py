@@ -31,7 +31,7 @@ from models.decoding.sampling import Sampling
 from models.feed_forward.mlp import Mlp
 from models.loss import Criterion
 from models.norms import LayerNorm
-from models.positions.sinusoidal import Sinusoidal
+from models.positions.absolute import Sinusoidal
 from models.transformer import TransformerModel
 from tests.scripts.conftest import call
 from tests.toys import ROOT, WHOLE

@@ -1,7 +1,8 @@
-"""Adds a learned vector for each position to embeddings."""
+"""Adds a vector for each position to embeddings: learned, or of sines and cosines, or none."""
 
 from typing import ClassVar
 
+import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
@@ -53,3 +54,40 @@ class Learned(Positions):
         assert table_LD is not None
         vectors_BLD = layout.take(table_LD, positions_BL + self.first, "BLD").astype(x_BLD.dtype)
         return (x_BLD + vectors_BLD) * scale if self.scaled else x_BLD * scale + vectors_BLD
+
+
+@spec
+class Sinusoidal(Positions):
+    """Adds sinusoids to embeddings.  Vaswani et al. 2017, section 3.5."""
+
+    changes_embeddings: ClassVar[bool] = True
+
+    inclusive: bool = True
+    """The longest wave has exactly 2 pi 10,000 positions, as in Tensor2Tensor; otherwise it is
+    shorter, as in the paper and in Marian."""
+    first: CountOrZero = 0
+    """Position of the first token, as in M2M-100, where it is 2."""
+
+    def check(self, sizes: Sizes, block: BlockParts, *, causal: bool) -> None:
+        if sizes.d_model % 2:
+            raise UserError(f"Transformer.d_model = {sizes.d_model}: sinusoids need an even width.")
+
+    def embed(
+        self,
+        layout: Layout,
+        x_BLD: Array,
+        positions_BL: Array,
+        table_LD: Array | None,
+        scale: float,
+    ) -> Array:
+        half = x_BLD.shape[-1] // 2
+        steps = max(half - 1, 1) if self.inclusive else half
+        rates_d = 10_000.0 ** (-jnp.arange(half) / steps)
+        angles_BLd = jnp.einsum("BL,d->BLd", (positions_BL + self.first).astype(float), rates_d)
+        waves_BLd = jnp.concatenate([jnp.sin(angles_BLd), jnp.cos(angles_BLd)], axis=-1)
+        return x_BLD * scale + layout.reshard(waves_BLd, "BLD")
+
+
+@spec
+class NoPositions(Positions):
+    """Leaves a causal decoder to infer positions from its mask.  Kazemnejad et al. 2023 (NoPE)."""
