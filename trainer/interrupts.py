@@ -8,9 +8,12 @@ from collections.abc import Callable, Mapping
 from types import FrameType
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from configs.errors import RunError
+from models.api import Params
 from trainer.optimizers.spikes import SkipSpikes
 from trainer.processes import peers
 from trainer.processes.ending import handle
@@ -117,9 +120,25 @@ def check_finite(
             f"  Checkpoints from step {weights:.0f} on have the weights that diverged.  Delete "
             "them to continue from an earlier one."
         )
-    kind, good = "good" if skip_spikes is None else "saved", last_good()
-    last = "none was saved yet" if good is None else f"step {good}"
-    raise Diverged(f"{what}\n  {rows}\n  Last {kind} checkpoint: {last}.", step)
+    kind = "good" if skip_spikes is None else "saved"
+    raise Diverged(f"{what}\n  {rows}\n  Last {kind} checkpoint: {_text(last_good())}.", step)
+
+
+def check_weights(params: Params, step: int, last_good: Callable[[], int | None]) -> None:
+    """Stops a run whose weights are NaN or infinite after an update, before they are saved."""
+    if not are_finite(params):
+        what = f"Weights are NaN or infinite after step {step}, though its loss is finite."
+        raise Diverged(f"{what}\n  Last good checkpoint: {_text(last_good())}.", step)
+
+
+@jax.jit
+def are_finite(params: Params) -> jax.Array:
+    """Returns whether all weights are finite."""
+    return jnp.all(jnp.stack([jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(params)]))
+
+
+def _text(step: int | None) -> str:
+    return "none was saved yet" if step is None else f"step {step}"
 
 
 def describe_spike(numbers: Mapping[str, float]) -> str:

@@ -24,7 +24,7 @@ from trainer.checkpoints.restore import StatePadding
 from trainer.checkpoints.warm_start import warm_started
 from trainer.evaluate import evaluate
 from trainer.feed import BatchSharding
-from trainer.interrupts import Interrupts, StopRequested, check_finite
+from trainer.interrupts import Interrupts, StopRequested, check_finite, check_weights
 from trainer.metrics.step_timer import StepTimer
 from trainer.multihost import connect, gather
 from trainer.observers import CompiledStep, Line, Observer, Observers, Outcome, StepResult
@@ -199,14 +199,20 @@ class TrainLoop:
         self.is_stopped = self.interrupts.received(self.step)
         evaluates = self.run.at_interval(self.step, self.run.evaluate_every)
         if self.is_stopped or evaluates or self.saves.is_due(self.step):
-            self.report()  # nothing is saved before its loss was seen to be finite
+            self.report_finite()
             metric = None
             if evaluates and not self.is_stopped:  # else the run that continues this one evaluates
                 metric = self.validate()
             self.save(self.checkpoints, self.saves, metric)
         elif self.local is not None and self.local_saves.is_due(self.step):
-            self.report()
+            self.report_finite()
             self.save(self.local, self.local_saves)
+
+    def report_finite(self) -> None:
+        """Reports the last step; raises where its loss or the weights after it are not finite."""
+        self.report()
+        trained = self.padding.step_spec.trained(self.state["params"])
+        check_weights(trained, self.step, self.checkpoints.wait_for_latest)
 
     def save(
         self, target: Checkpoints | LocalCheckpoints, interval: SaveInterval, *metric: float | None
@@ -236,16 +242,13 @@ class TrainLoop:
 
         with self.timer.spending("evaluation"):
             try:
-                params = without_teacher(self.state["params"])
+                model, params = run.model.model(job.layout), without_teacher(self.state["params"])
+                size, is_last = run.batch_sequences, self.step >= run.total_steps
+                batches = None if is_last else run.evaluate_batches
                 evaluation, parts = evaluate(
-                    run.model.model(job.layout),
-                    params,
-                    rows,
-                    job.mesh,
-                    batch_sequences=run.batch_sequences,
-                    batches=run.evaluate_batches if self.step < run.total_steps else None,
-                    progress=progress,
-                )
+                    model, params, rows, job.mesh,
+                    batch_sequences=size, batches=batches, progress=progress,
+                )  # fmt: skip
                 logger.info("Step %d: validation %s.", self.step, evaluation)
                 line: Line = {"step": self.step, **evaluation.numbers()}
                 for measures in self.watch.notify(Observer.evaluate, self.step, params, progress):

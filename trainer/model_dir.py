@@ -72,8 +72,9 @@ class ModelDir:
 
     def check_config(self) -> None:
         """Raises `UserError` where config.gin has other settings than the record of the run."""
-        record, text = self.record, self.config_file.read_bytes()
-        if record is None or record.settings == text.decode("utf-8", "replace"):
+        record = self.record if self.has_run() else None
+        text = record and self.config_file.read_bytes().decode("utf-8", "replace")
+        if record is None or record.settings == text:
             return
         written = self.settings().make(Run)
         if changes := [str(Change(*row)) for row in diff(self.recorded_run(), written)]:

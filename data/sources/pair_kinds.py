@@ -215,8 +215,12 @@ class Mixture(mixing.MixedSource, Pairs):
     def problems(self) -> Iterator[str]:
         if any(isinstance(part, Mixture) for part in self.parts):
             yield "Mixture.parts: a part is a mixture itself.  Name its parts here instead."
-        if self.tag is not None:
-            yield f"Mixture.tag = {self.tag!r}: legal: None.  Each part has a tag of its own."
+        for setting in ("name", "tag"):
+            if value := getattr(self, setting):
+                yield f"Mixture.{setting} = {value!r}: legal: None.  Each part has its own."
+        if twice := sorted({x for x in self.languages if self.languages.count(x) > 1}):
+            yield f"Mixture.languages: {', '.join(twice)} is there twice.  Name each once."
+            return
         if 0 < sum(part.tag is not None for part in self.parts) < len(self.parts):
             tags = ", ".join(str(part.tag) for part in self.parts)
             yield f"Mixture.parts: their tags are {tags}.  Give each part a tag, or none."

@@ -21,7 +21,9 @@ _MANY_BYTES = 1 << 20
 
 
 def describe_full(path: Path, error: Exception) -> str:
-    """Describes what the file system of a path has run out of: inodes or space."""
+    """Describes what the file system of a path has run out of, or which limit a file exceeds."""
+    if "File too large" in str(error):
+        return "a file exceeds the limit of sizes (`ulimit -f`), or that of the file system"
     state = os.statvfs(next(p for p in (path, *path.absolute().parents) if p.exists()))
     free_bytes = state.f_bavail * state.f_frsize
     # What was written is perhaps removed by now; that a file could not be created remains.

@@ -4,11 +4,12 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from configs.errors import UserError
 from configs.spec import abstract_spec
 from data.packing.pack import place_dtype
 from data.packing.rows import Counts, PairRows, hashed_pair
 from data.sources.clean import Clean
-from data.sources.pairs import Pair, Pairs
+from data.sources.pairs import LANGUAGE, Pair, Pairs
 from data.task import Digest, Length, PartOfText, Task, hashed
 from data.vocabs import TARGET_FILE, Vocabs
 
@@ -26,6 +27,14 @@ class PairTask(Task):
 
     takes_pairs = True
     left_out = ("longer than a row",)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for tag in self.source.tags:
+            if LANGUAGE in tag:
+                raise UserError(
+                    f"tag = {tag!r}: only Mixture.languages replace {LANGUAGE}.  Name the language."
+                )
 
     def pairs_of(self, part: Pairs, split: str) -> Iterator[Pair]:
         """Yields the pairs of one part of a split, as they are packed."""

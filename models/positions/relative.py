@@ -1,12 +1,13 @@
 """Adds a learned bias to the logits by relative position, as in T5."""
 
 import math
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array
+from pydantic import Field
 
 from configs.errors import UserError
 from configs.spec import Count, spec
@@ -27,7 +28,7 @@ class Relative(Positions):
     axes: ClassVar[tuple[Axis, ...]] = (BUCKETS,)
     adds_bias: ClassVar[bool] = True
 
-    buckets: Count = 32
+    buckets: Annotated[int, Field(ge=2)] = 32
     """Buckets of distance: at least 2, at least 4 with an encoder."""
     max_distance: Count = 128
     """Distance from which all relative positions share a bucket; more than half of buckets."""
@@ -44,11 +45,10 @@ class Relative(Positions):
 
     def check(self, sizes: Sizes, block: BlockParts, *, causal: bool) -> None:
         """Refuses buckets of which none is exact, or none covers a range of distances."""
-        least = 4 if sizes.has_encoder else 2  # an encoder has half of them for each direction
-        if self.buckets < least:
+        if sizes.has_encoder and self.buckets < 4:  # which has half of them for each direction
             raise UserError(
-                f"Relative.buckets = {self.buckets}: relative positions need at least {least} "
-                f"{'with an encoder' if sizes.has_encoder else 'in a decoder'}."
+                f"Relative.buckets = {self.buckets}: relative positions need at least 4 with an "
+                "encoder."
             )
 
     @property

@@ -24,10 +24,6 @@ ILLEGAL: dict[str, tuple[dict[str, Any], str]] = {
     "source vocabulary": ({"source_vocab": 30}, "the model has no encoder"),
     "rotary": ({"positions": Rotary(), "d_kv": 5}, "rotary positions need an even width"),
     "sinusoids": ({"positions": Sinusoidal(), "d_model": 9}, "sinusoids need an even width"),
-    "one bucket": (
-        {"positions": Relative(buckets=1)},
-        "Relative.buckets = 1: relative positions need at least 2 in a decoder",
-    ),
     "one bucket for each direction": (
         {"positions": Relative(buckets=3), "encoder_layers": 2},
         "Relative.buckets = 3: relative positions need at least 4 with an encoder",

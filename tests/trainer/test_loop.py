@@ -17,10 +17,12 @@ from tests.trainer.bigram import LENGTH, VOCAB, text_rows
 from tests.trainer.planning.runs import TASK
 from trainer.checkpoints.manager import Checkpoints
 from trainer.evaluate import Part, Progress
+from trainer.interrupts import Diverged
 from trainer.loop import TrainJob, train
 from trainer.observers import CompiledStep, Line, Observer, Outcome, StepResult
 from trainer.optimizers.adamw import AdamW
 from trainer.optimizers.schedules import Constant
+from trainer.resume.history import Start, record_start, time_now
 from trainer.run import Run
 from trainer.step import abstract_params, evaluate_step, init_state, train_step_spec
 
@@ -173,6 +175,28 @@ def test_a_longer_run_goes_on_from_the_newest_checkpoint(
     train(job(model_dir, dataclasses.replace(RUN, steps=6)), [more])
     assert "Continuing from step 5." in log_lines
     assert [*more.losses] == [6] and more.calls[0] == "start 5"
+
+
+@pytest.mark.parametrize("steps", [2, 5])
+def test_weights_that_are_not_finite_are_not_saved(tmp_path: Path, steps: int) -> None:
+    """The loss of a step is that of the weights before its update."""
+    rate = Constant(peak=3e38, warmup_steps=1)
+    run = dataclasses.replace(
+        RUN, steps=steps, checkpoint_every=1, evaluate_every=1,
+        optimizer=AdamW(schedule=rate, weight_decay=1e30),
+    )  # fmt: skip
+    with pytest.raises(Diverged, match="Weights are NaN or infinite after step 1,") as error:
+        train(job(tmp_path, run))
+    assert str(error.value).endswith("Last good checkpoint: none was saved yet.")
+    assert Checkpoints(tmp_path).steps() == []
+
+
+def test_a_finished_run_leaves_no_local_checkpoint(tmp_path: Path) -> None:
+    run = dataclasses.replace(RUN, local_checkpoint_every=1, checkpoint_every=5)
+    local = tmp_path / "local"
+    record_start(tmp_path / "run", Start(0, time_now()))
+    train(dataclasses.replace(job(tmp_path / "run", run), local_dir=local))
+    assert local.exists() and not list(local.iterdir())
 
 
 def test_observers_are_closed_where_the_loss_is_not_finite(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Reads files of one JSON object a line, and writes numbers as JSON has them."""
 
+import functools
 import logging
 import math
 from pathlib import Path
@@ -28,8 +29,14 @@ def read_lines(path: Path, *numbers: str) -> list[Line]:
     """
     lines, damaged = split_lines(path, *numbers)
     if damaged:
-        logger.warning("%s: %d damaged lines are left out.", path, len(damaged))
+        warn_once(f"{path}: damaged lines are left out.")
     return [line for line in lines if all(line[name] is not None for name in numbers)]
+
+
+@functools.cache
+def warn_once(text: str) -> None:
+    """Warns once, however often a command reads a file."""
+    logger.warning("%s", text)
 
 
 def split_lines(path: Path, *numbers: str) -> tuple[list[Line], list[str]]:

@@ -58,8 +58,9 @@ class MetricsFile:
 
     def sync(self) -> None:
         """Waits until all lines are on the disk."""
-        self._file.flush()
-        sync(self._path)
+        with write_errors(self._path, "train into another --model_dir"):
+            self._file.flush()
+            sync(self._path)
 
     def close(self) -> None:
         self._file.close()

@@ -34,6 +34,7 @@ def alternatives(plan: StepPlan, stages: Sequence[Run]) -> list[dict[str, Any]]:
     assert topology is not None and plan.step_s is not None
     layout = dataclasses.replace(plan.layout, mesh=format_mesh(plan.mesh))
     run, *others = dict.fromkeys(single_changes(plan.run, stages, layout, topology))
+    others = [other for other in others if settings(other) != settings(run)]
     traced = plan_from_trace(*run, dict(plan.mesh), topology)
     time_ratio = plan.step_s / search.known_step_s(traced)
     memory_ratio = needed_bytes / traced.memory.needed_bytes
@@ -66,10 +67,9 @@ def single_changes(
     if isinstance(run.model, Transformer):
         for model in recomputations(run.model, offload=True):
             yield Candidate(dataclasses.replace(run, model=model), layout)
-        for dispatch in get_args(Dispatch):
-            if dispatches(run) - {dispatch}:
-                model = run.model.with_feed_forward(functools.partial(dispatched, dispatch))
-                yield Candidate(dataclasses.replace(run, model=model), layout)
+        for dispatch in get_args(Dispatch) if run.model.moes else ():
+            model = run.model.with_feed_forward(functools.partial(dispatched, dispatch))
+            yield Candidate(dataclasses.replace(run, model=model), layout)
     record, sizes = record_loss(run), mesh_sizes(layout.mesh, topology.devices)
     for count in range(1, MICROBATCHES[-1] + 1):
         if divides(stages, count, batch_shards(layout, sizes)):
@@ -94,13 +94,9 @@ def single_changes(
 
 def settings(candidate: Candidate) -> dict[str, Any]:
     """Lists the settings that differ between alternatives."""
-    return candidate.settings | {"Moe.dispatch": ", ".join(sorted(dispatches(candidate.run)))}
-
-
-def dispatches(run: Run) -> set[Dispatch]:
-    """Returns how tokens reach their experts."""
-    moes = run.model.moes if isinstance(run.model, Transformer) else ()
-    return {moe.dispatch for moe in moes}
+    model = candidate.run.model
+    kinds = {moe.dispatch for moe in model.moes} if isinstance(model, Transformer) else ()
+    return candidate.settings | {"Moe.dispatch": ", ".join(sorted(kinds))}
 
 
 def dispatched(dispatch: Dispatch, part: FeedForward) -> FeedForward:

@@ -3,9 +3,7 @@
 import ast
 import contextlib
 import dataclasses
-import functools
 import json
-import logging
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -17,12 +15,10 @@ from configs.errors import UserError, brief
 from configs.json_reader import CHECKSUM, sign, verified
 from data import order
 from data.storage.files import atomic_write
-from trainer.metrics.jsonl import METRICS, Line, read_lines, split_lines
+from trainer.metrics.jsonl import METRICS, Line, read_lines, split_lines, warn_once
 
 FILE = "history.jsonl"
 CHECKPOINTS, ITEM, MANIFEST = "checkpoints", "state", "manifest.json"
-
-logger = logging.getLogger(__name__)
 
 
 def time_now() -> str:
@@ -94,14 +90,8 @@ def _read(model_dir: Path) -> tuple[list[Start], list[str]]:
         except (ValueError, TypeError):
             damaged.append(json.dumps(line))
     if damaged:
-        _warn_of_damage(model_dir / FILE, len(damaged))
+        warn_once(f"{model_dir / FILE}: damaged records: {len(damaged)}.")
     return whole, damaged
-
-
-@functools.cache
-def _warn_of_damage(file: Path, records: int) -> None:
-    """Warns once, however often a command reads the file."""
-    logger.warning("%s: damaged records: %d.", file, records)
 
 
 def record_of(model_dir: Path) -> Start | None:

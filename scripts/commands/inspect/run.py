@@ -9,12 +9,14 @@ from scripts.commands.trained import single_checkpoint
 from scripts.devices import start_devices
 from scripts.terminal import print_table
 from trainer.checkpoints.manager import Checkpoints
+from trainer.model_dir import ModelDir
 from trainer.resume.history import starts
 
 
 def checkpoint(flags: InspectCheckpointFlags) -> None:
     """Prints every array of a checkpoint, and what changed in the run until then."""
     start_devices()
+    ModelDir(flags.model_dir).check_config()
     with Checkpoints(flags.model_dir) as checkpoints:
         if not (steps := checkpoints.steps()):
             raise UserError(f"{flags.model_dir}: no checkpoint there.")

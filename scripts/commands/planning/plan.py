@@ -5,6 +5,7 @@ import math
 from typing import Any
 
 from configs.errors import UserError
+from configs.load import Config
 from layouts.layout import Layout
 from scripts.commands.common import warn_unused, write_json
 from scripts.commands.planning import page, plan_decode
@@ -46,6 +47,7 @@ def plan(flags: PlanFlags) -> None:
         if flags.alternatives:
             print_note("Tracing alternatives, which takes seconds each.")
             figures["alternatives"] = alternatives(step_plan, inputs.stages)
+            name_scopes(figures["alternatives"], inputs.config)
         page.print_plan(title, figures)
         if step_plan.memory.out_of_memory:
             print_note(
@@ -58,6 +60,14 @@ def plan(flags: PlanFlags) -> None:
     write_json(flags.json_file, figures)
     if flags.html is not None:
         page.write_page(flags.html, title, figures)
+
+
+def name_scopes(rows: list[dict[str, Any]], config: Config) -> None:
+    """Adds the names of a setting that files bind in scopes, where the bare name counts less."""
+    for row in rows:
+        for bare, value in list(row["settings"].items()):
+            scoped = [name for name in config.bound if name.endswith(f"/{bare}")]
+            row["settings"] |= dict.fromkeys(scoped, value)
 
 
 def check_flags(flags: PlanFlags) -> None:

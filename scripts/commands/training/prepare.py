@@ -73,7 +73,7 @@ def print_parts(splits: Mapping[str, Rows]) -> None:
     rows = list[list[object]]()
     for split, part in parts:
         dropped = [part.dropped.get(reason, "") for reason in reasons]
-        lost = f"{1 - part.counts.lines / max(part.read, 1):.2%}"
+        lost = f"{(part.read - part.counts.lines) / max(part.read, 1):.2%}"
         rows.append([split, part.name, part.counts.lines, part.counts.rows, *dropped, lost])
     if rows:
         print_table(["split", "part", "examples", "rows", *reasons, "not in the rows"], rows)

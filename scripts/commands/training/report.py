@@ -65,8 +65,7 @@ def report(flags: ReportFlags) -> None:
     if flags.output is not None or flags.losses or flags.samples is not None:
         raise UserError("--output, --losses and --samples are for the page of several runs.")
     model_dir = path_of(folders[0])
-    if (directory := ModelDir(model_dir)).has_run():
-        directory.check_config()
+    ModelDir(model_dir).check_config()
     written = write_report(model_dir, RunPlots(model_dir))
     click.echo("Wrote " + ", ".join(map(str, written)) + ".")
 
@@ -157,6 +156,8 @@ def write_report(model_dir: Path, pictures: RunPlots) -> list[Path]:
     try:
         drawn = pictures.save(model_dir, *pictures.names())
         text = run_page(model_dir, pictures, drawn)
+    except UserError:
+        raise
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise UserError(
             f"{model_dir}: metrics.jsonl or evaluations.jsonl is not what `meshloom train` wrote: "

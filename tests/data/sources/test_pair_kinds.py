@@ -272,7 +272,9 @@ def test_the_fingerprint_of_a_mixture_follows_each_part(many, tmp_path):
     ("changes", "message"),
     [
         ({"parts": ()}, r"Mixture.parts = \(\): "),
-        ({"tag": "2de"}, r"Mixture.tag = '2de': legal: None.  Each part has a tag of its own"),
+        ({"tag": "2de"}, r"Mixture.tag = '2de': legal: None.  Each part has its own"),
+        ({"name": "all"}, r"Mixture.name = 'all': legal: None.  Each part has its own"),
+        ({"languages": ("de", "fr", "de")}, r"Mixture.languages: de is there twice.  Name each"),
         ({"rates": (1, 2, 3, 4)}, r"Mixture.rates: 4 rates for 3 parts"),
         ({"rates": (1, 2)}, r"Mixture.rates\[2\]: is 0 or missing, and no stage reads this part"),
         ({"rates": (1, 2, 0)}, r"Mixture.rates\[2\]: is 0 or missing, and no stage reads"),

@@ -20,6 +20,16 @@ def test_a_translation_has_no_word_list():
         translation(word_list="words")
 
 
+@pytest.mark.parametrize("is_mixed", [False, True])
+def test_a_tag_of_a_language_needs_the_languages_of_a_mixture(is_mixed):
+    part = Phrases(language="{language}", tag="2{language}")
+    source = Mixture(parts=[part]) if is_mixed else part
+    with pytest.raises(UserError, match=r"tag = '2\{language\}': only Mixture.languages replace"):
+        translation(source=source)
+    spoken = translation(source=Mixture(parts=[part], languages=["de", "fr"]))
+    assert spoken.tags == ("2de", "2fr")
+
+
 def test_a_task_knows_the_tags_of_its_parts():
     parts = [Phrases(language="en", target_language=x, tag=f"2{x}") for x in ("de", "fr", "de")]
     assert translation(source=Mixture(parts=parts)).tags == ("2de", "2fr")

@@ -429,19 +429,20 @@ def test_a_full_disk_is_named(tmp_path: Path) -> None:
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", tmp_path]).returncode:
         pytest.skip("only root can mount a small file system")
     try:
-        check_full_disk(tmp_path, lambda: None)
+        check_failed_save(tmp_path, lambda: None, "the disk is full")
     finally:
         subprocess.run(["umount", "--lazy", tmp_path], check=True)
 
 
-def test_a_full_quota_is_named(tmp_path: Path) -> None:
+def test_a_limit_on_the_size_of_files_is_named(tmp_path: Path) -> None:
     with contextlib.ExitStack() as stack:
-        check_full_disk(tmp_path, lambda: stack.enter_context(no_large_files()))
+        limit = functools.partial(stack.enter_context, no_large_files())
+        check_failed_save(tmp_path, limit, r"a file exceeds the limit of sizes \(`ulimit -f`\)")
 
 
 @contextlib.contextmanager
 def no_large_files() -> Iterator[None]:
-    """As where a quota is used up: writing more than a little to any file fails."""
+    """Makes writing more than a little to any file fail."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
     try:
@@ -450,14 +451,14 @@ def no_large_files() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def check_full_disk(folder: Path, fill: Callable[[], object]) -> None:
+def check_failed_save(folder: Path, fill: Callable[[], object], reason: str) -> None:
     small, large = make_state(make_mesh(1)), make_state(make_mesh(1), width=16384)
     with Checkpoints(folder) as checkpoints:
         checkpoints.save(1, small)
         checkpoints.wait()
         fill()
         checkpoints.save(2, large)  # it fails later, in the background
-        words = r"saving step 2 to .*checkpoints failed: the disk is full.*; the last good"
+        words = f"saving step 2 to .*checkpoints failed: {reason}.*; the last good"
         with pytest.raises(RunError, match=words + " checkpoint is step 1"):
             checkpoints.save(3, large)
         assert checkpoints.steps() == [1]
@@ -483,7 +484,7 @@ def test_an_error_in_the_background_surfaces_at_the_end(
             save_and_leave(1)
         with pytest.raises(ZeroDivisionError):  # the first error is the one that is seen
             save_and_leave(2, ZeroDivisionError())
-    assert "the disk is full" in log_lines[0]
+    assert "a file exceeds the limit" in log_lines[0]
     assert not [record for record in caplog.records if record.exc_info]  # of Orbax's threads
 
 
@@ -534,7 +535,7 @@ def test_a_state_that_is_saved_does_not_stay_in_memory(tmp_path: Path) -> None:
 def test_an_error_in_the_background_surfaces_when_asked(tmp_path: Path) -> None:
     with no_large_files(), Checkpoints(tmp_path) as checkpoints:
         checkpoints.save(1, make_state(make_mesh(1), width=16384))
-        with pytest.raises(RunError, match=r"step 1 to .*failed: the disk is full"):
+        with pytest.raises(RunError, match=r"step 1 to .*failed: a file exceeds the limit"):
             for _ in range(1000):
                 checkpoints.check()
                 time.sleep(0.02)

@@ -62,6 +62,16 @@ def test_a_last_line_cut_short_is_survived(tmp_path: Path) -> None:
     assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [1, 2, 3]
 
 
+def test_a_full_disk_is_named_with_its_file(tmp_path: Path) -> None:
+    file = MetricsFile(tmp_path / "metrics.jsonl", 0)
+    file._file.close()
+    with contextlib.suppress(OSError), open("/dev/full", "a") as full:
+        file._file = full
+        file._file.write("{}")
+        with pytest.raises(RunError, match=r"metrics\.jsonl: the disk is full"):
+            file.sync()
+
+
 def test_damaged_lines_cost_only_themselves(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -70,7 +80,7 @@ def test_damaged_lines_cost_only_themselves(
     good = [b'{"step": 1, "loss": 3.0}', b'{"step": 3, "loss": 1.0}']
     path.write_bytes(b"\n".join([good[0], *bad, good[1], b'{"st']))
     assert steps(path) == [1, 3]
-    assert "metrics.jsonl: 5 damaged lines are left out" in caplog.text
+    assert "metrics.jsonl: damaged lines are left out" in caplog.text
     MetricsFile(path, 3).close()
     assert "5 damaged lines are moved to metrics.jsonl.damaged" in caplog.text
     assert path.read_bytes() == b"\n".join([*good, b""])

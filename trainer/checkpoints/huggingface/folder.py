@@ -48,11 +48,15 @@ def existing(folder: Path, name: str) -> Path:
                 f"encoder, AutoModelForSeq2SeqLM).from_pretrained({str(folder)!r}, dtype='auto')"
                 f".save_pretrained({str(folder)!r})."
             )
-        raise UserError(
-            f"--input={folder}: {name} is missing.  Legal: a folder with {SETTINGS}, {TENSORS} (or "
-            f"{INDEX} and the files that it names) and the tokenizer, as save_pretrained writes "
-            "them."
+        legal = (
+            f"Legal: a folder with {SETTINGS}, {TENSORS} (or {INDEX} and the files that it names) "
+            "and the tokenizer, as save_pretrained writes them."
         )
+        if name.startswith("adapter_"):
+            legal = "Legal: an adapter's folder.  `meshloom import hf` reads whole models."
+        elif name == SETTINGS and (folder / "adapter_config.json").is_file():
+            legal = "`meshloom import peft` reads adapters."
+        raise UserError(f"--input={folder}: {name} is missing.  {legal}")
     return folder / name
 
 

@@ -62,6 +62,17 @@ def test_a_truncated_checkpoint(run: Meshloom, broken: Place) -> None:
     assert examine(run, broken, code=0) == {}
 
 
+def test_a_renamed_checkpoint_gets_its_name_back(run: Meshloom, broken: Place) -> None:
+    folder = broken.folder / "run/checkpoints"
+    (folder / "4").rename(folder / "9")
+    problem = examine(run, broken, code=1)["checkpoints"]
+    assert problem["text"] == "step 9 is damaged: it is step 4, renamed"
+    subprocess.run(problem["fix"].split(), check=True)
+    assert examine(run, broken, code=0) == {} and (folder / "4").exists()
+    shutil.copytree(folder / "4", folder / "9")
+    assert examine(run, broken, code=1)["checkpoints"]["fix"].endswith("9.set-aside")
+
+
 def test_a_training_that_is_under_way(
     run: Meshloom, broken: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:

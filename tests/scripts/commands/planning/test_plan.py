@@ -88,6 +88,25 @@ def test_alternatives_are_listed_if_they_are_faster(run: Meshloom, tmp_path: Pat
     assert run("plan", *full, "--alternatives").code == 2
 
 
+def test_an_alternative_has_the_names_of_scopes(run: Meshloom, tmp_path: Path) -> None:
+    """A bare name counts less than the one of a scope."""
+    blocks = {name: f"{name}/Block.feed_forward = @{name}/Moe()" for name in "ab"}
+    scoped = [f"{name}/Moe.dispatch = 'gather'" for name in blocks]
+    model = ["Transformer.pattern = (@a/Block(), @b/Block())", "Moe.experts = 4", *blocks.values()]
+    json_file = tmp_path / "plan.json"
+    flags = ["--topology=v3:2x2", "--analytic", f"--json={json_file}"]
+    base = [*model, "Transformer.layers = 2", *scoped]
+    answer = run("plan", *toy(tmp_path, *base), *flags, "--alternatives")
+    assert answer.code == 0, answer.error
+    rows = json.loads(json_file.read_text())["alternatives"]
+    (row,) = (row for row in rows if row["settings"].get("Moe.dispatch") == "dropless")
+    assert row["settings"].keys() == {"Moe.dispatch", "a/Moe.dispatch", "b/Moe.dispatch"}
+    changed = [f"{name} = {value!r}" for name, value in row["settings"].items()]
+    assert run("plan", *toy(tmp_path, *base, *changed), *flags).code == 0
+    figures = json.loads(json_file.read_text())
+    assert figures["step_time_s"] == pytest.approx(row["step_time_s"])
+
+
 def test_no_alternative_is_as_good_as_the_plan(
     run: Meshloom, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,13 +19,15 @@ def test_a_rule_that_drops_no_pair_shows_zero(capsys: pytest.CaptureFixture[str]
     train = RowsOfPart(
         "de", range(2), Counts(lines=30, rows=2), {"a repeat": 0, "longer than a row": 10}
     )
+    empty = RowsOfPart("de", range(0), Counts(), {})
     test = RowsOfPart("de", range(3), Counts(lines=9, rows=3), {"longer than a row": 0})
-    print_parts({name: Rows(none, Counts(), parts=[part])
-                 for name, part in (("train", train), ("test", test))})  # fmt: skip
+    parts = {"train": train, "validation": empty, "test": test}
+    print_parts({name: Rows(none, Counts(), parts=[part]) for name, part in parts.items()})
     head, *rows = capsys.readouterr().out.splitlines()
     assert head.split("  ")[-1].strip() == "not in the rows" and "a repeat" in head
     assert [row.split() for row in rows] == [
         ["train", "de", "30", "2", "0", "10", "25.00%"],
+        ["validation", "de", "0", "0", "0.00%"],
         ["test", "de", "9", "3", "0", "0.00%"],
     ]
     print_parts({"train": Rows(none, Counts())})  # of a text, which has no pairs

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from configs.errors import UserError
 from scripts.commands.planning.page import write_page
 from scripts.commands.training.flags import ReportFlags
 from scripts.commands.training.report import heading, report, table_by_run
@@ -96,6 +97,13 @@ def test_a_report_has_units_settings_and_the_prediction(model_dir: Path) -> None
     (model_dir / "plan.json").write_text(json.dumps({"of": "another version"}))
     report(ReportFlags(model_dir=model_dir))
     assert "Prediction" not in Page(model_dir / "report.html").text
+
+
+def test_a_picture_that_cannot_be_written_is_named(model_dir: Path) -> None:
+    (model_dir / "loss.png").mkdir()
+    with pytest.raises(UserError, match=r"loss\.png: cannot be written") as error:
+        report(ReportFlags(model_dir=model_dir))
+    assert "metrics.jsonl" not in str(error.value)
 
 
 def test_a_report_has_profiled_steps_next_to_their_plan(model_dir: Path) -> None:

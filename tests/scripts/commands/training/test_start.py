@@ -232,7 +232,8 @@ def test_changed_settings_are_named_by_every_command(run: Meshloom, copy: Place)
     before = files(copy)
     said = refused(run("evaluate", copy.model_dir))
     assert "not the settings of the run: Run.seed: 0 there, 1 now." in said
-    assert refused(run("report", copy.model_dir)) == said
+    for command in ("report", "inspect checkpoint"):
+        assert refused(run(*command.split(), copy.model_dir)) == said
     shutil.copytree(file.parent, copy.folder / "copy")
     assert refused(run("report", str(file.parent), str(copy.folder / "copy"))) == said
     said = refused(run("train", copy.model_dir, "--override"))

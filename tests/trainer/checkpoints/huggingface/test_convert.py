@@ -575,6 +575,11 @@ def miss_a_shard(folder: Path) -> None:
     [
         ("llama", shutil.rmtree, ["no such folder"]),
         ("llama", remove("tokenizer.json"), ["tokenizer.json is missing", "save_pretrained"]),
+        (
+            "llama",
+            lambda folder: (folder / "config.json").rename(folder / "adapter_config.json"),
+            ["config.json is missing.  `meshloom import peft` reads adapters."],
+        ),
         ("llama", only_tiktoken, ["tokenizer.json is missing, and tokenizer.model is not a"]),
         (
             "llama",
