@@ -163,7 +163,7 @@ class Tokenizer:
 
     def train(self, lines: Iterator[str], words: Sequence[str]) -> Vocab:
         """Trains a vocab on some lines; words are to be one sub-word each."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} has no train")
 
 
 def make(settings: Tokenizer, lines: Iterator[str], *, words: Sequence[str] = ()) -> Vocab:

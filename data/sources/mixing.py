@@ -37,7 +37,7 @@ class MixedSource(Source):
     @property
     def all_parts(self) -> Sequence[Source]:
         """Returns the sources that are mixed."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} has no all_parts")
 
     def named_parts(self) -> list[tuple[str, Any]]:
         """Returns the parts with their names; equal names that are not given are numbered."""
@@ -55,7 +55,7 @@ class MixedSource(Source):
 
     def problems(self) -> Iterator[str]:
         """Describes what is wrong with the parts and their names."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} has no problems")
 
     def splits(self) -> tuple[str, ...]:
         return tuple(s for s in SPLITS if any(s in part.splits() for part in self.all_parts))

@@ -89,7 +89,7 @@ class Pairs(Source):
 
         errors is what bytes.decode makes of bytes that are not UTF-8.
         """
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} has no read")
 
     def read_prompts(self, split: str, errors: str = "strict") -> Iterator[Pair]:
         """Yields the pairs of a split as `read`, but pairs are held out by their sources.

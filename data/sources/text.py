@@ -34,11 +34,11 @@ class Source:
 
     def lines(self, split: str) -> Iterator[str]:
         """Yields the raw examples of a split, always in the same order."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} has no lines")
 
     def fingerprint(self) -> dict[str, Any] | None:
         """Returns a cheap fingerprint that changes with the text; None without the text."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} has no fingerprint")
 
     def bytes_to_read(self, split: str) -> int | None:
         """Returns the size of the files that hold a split; None where there are none to measure."""
@@ -137,7 +137,7 @@ class FileSource(Source):
 
         errors is what bytes.decode makes of bytes that are not UTF-8.
         """
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} has no read_files")
 
     def bytes_to_read(self, split: str) -> int | None:
         expanded = self.expanded(split if self.files(split) else "train")

@@ -83,6 +83,10 @@ def atomic_path(path: Path) -> Iterator[Path]:
             temporary.chmod(stat.S_IMODE(path.stat().st_mode))
         sync(temporary)
         os.replace(temporary, path)
+    except OSError as error:
+        if error.errno == errno.EFBIG:  # a write does not name its file
+            error.filename = str(path)
+        raise
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink()

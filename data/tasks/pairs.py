@@ -30,11 +30,8 @@ class PairTask(Task):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for tag in self.source.tags:
-            if LANGUAGE in tag:
-                raise UserError(
-                    f"tag = {tag!r}: only Mixture.languages replace {LANGUAGE}.  Name the language."
-                )
+        if bare := [tag for tag in self.source.tags if LANGUAGE in tag]:
+            raise UserError(f"tag = {bare[0]!r}: only Mixture.languages replace {LANGUAGE}.")
 
     def pairs_of(self, part: Pairs, split: str) -> Iterator[Pair]:
         """Yields the pairs of one part of a split, as they are packed."""

@@ -47,7 +47,7 @@ class RopeScaling:
 
     def scaled(self, rates_k: Rates, theta: float) -> Rates:
         """Returns the rates in place of the plain ones."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} has no scaled")
 
 
 @spec

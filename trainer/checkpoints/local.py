@@ -80,7 +80,7 @@ class LocalCheckpoints(contextlib.AbstractContextManager["LocalCheckpoints"]):
         if kind is None:  # a checkpoint has the last state
             shutil.rmtree(self.folder, ignore_errors=True)
             with contextlib.suppress(OSError):  # other processes of this host have folders there
-                self.folder.parent.rmdir()
+                Path(self.folder.parent).rmdir()
         if self._manager is not None:
             self._manager.close()
 

@@ -45,14 +45,14 @@ class Tracker:
 
     def log(self, step: int, numbers: Numbers) -> None:
         """Takes numbers of a step, by names such as "train/loss"."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} has no log")
 
     def flush(self) -> None:
         """Writes what is waiting, before a checkpoint is saved; no save waits for a service."""
 
     def close(self, *, succeeded: bool) -> None:
         """Ends the run there."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} has no close")
 
 
 @abstract_spec

@@ -69,7 +69,7 @@ class Router(abc.ABC):
     @property
     def choices(self) -> int:
         """Returns the number of experts of a token."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} has no choices")
 
     def check(self, experts: int) -> None:
         """Refuses a number of experts."""
@@ -89,7 +89,7 @@ class Router(abc.ABC):
 
     def updated_bias(self, bias: Array, choices: Array) -> Array:
         """Returns the biases after a step in which experts, the last axis, had these choices."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} has no updated_bias")
 
     def capacity(self, group_tokens: int, experts: int, *, training: bool) -> int:
         """Returns the slots that each expert has for one group of tokens."""

@@ -1,7 +1,6 @@
 """Runs `meshloom doctor`: checks the machine, the cached data and the files of a run."""
 
 import functools
-import re
 import shlex
 import socket
 from collections.abc import Iterator
@@ -178,11 +177,9 @@ def run_files(model_dir: Path, reads_arrays: bool) -> Iterator[Finding]:
     for step, damage in damages.items():
         if damage is not None:
             folder = checkpoints.folder / str(step)
-            text, aside = f"step {step} is damaged: {damage}", f"{folder}.set-aside"
-            renamed = re.fullmatch(r"it is step (\d+), renamed", damage)
-            if renamed and not (before := folder.parent / renamed[1]).exists():
-                aside = str(before)
-            yield Finding("checkpoints", "error", text, shlex.join(["mv", str(folder), aside]))
+            text = f"step {step} is damaged: {damage}"
+            yield Finding("checkpoints", "error", text,
+                          shlex.join(["mv", str(folder), f"{folder}.set-aside"]))  # fmt: skip
     if whole:
         read = ", all arrays read" if reads_arrays else ""
         yield Finding("checkpoints", "ok", f"steps {', '.join(map(str, whole))} are whole{read}")

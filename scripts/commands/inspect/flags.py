@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from scripts.commands.shared_flags import DataDir, JsonFile, ModelDir, SavedSettingsFlags
+from scripts.commands.shared_flags import DataDir, JsonFile, ModelDir, SavedSettingsFlags, Strings
 from scripts.devices import DeviceFlags
 from scripts.flag import Flag, FlagGroup
 
@@ -74,6 +74,8 @@ class InspectCheckpointFlags(FlagGroup):
     checkpoint: Annotated[str, Flag(metavar="latest|best|STEP")] = "latest"
     """Checkpoint to show: the latest, the best or a step."""
     json_file: JsonFile = None
+    gin_import_path: Annotated[Strings, Flag(metavar="FOLDER")] = ()
+    """Allows the settings of the run to import, and so to run, the Python modules of FOLDER."""
 
 
 class InspectLayoutFlags(InspectParamsFlags):

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import resource
 import stat
 import subprocess
 import sys
@@ -162,3 +163,14 @@ def test_a_file_that_cannot_be_created_beside_free_space_lacks_an_inode(tmp_path
     created = OSError(errno.ENOSPC, "No space left on device", "x")
     with pytest.raises(RunError, match="no inodes left"), write_errors(tmp_path / "x"):
         raise created
+
+
+def test_a_limit_on_the_size_of_files_names_the_file(tmp_path: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
+    try:
+        with pytest.raises(OSError, match=r"File too large: .*large\.txt"):
+            atomic_write(tmp_path / "large.txt", "x" * 2000)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert list(tmp_path.iterdir()) == []

@@ -112,7 +112,9 @@ def test_the_newest_state_comes_back_and_older_ones_go(model_dir: Path) -> None:
     with opened(model_dir, states[0]) as kept:
         assert kept._listed() == [9]
         (kept.folder / "12.orbax-checkpoint-tmp").mkdir()
-    assert not kept.folder.exists()  # the run is over
+        other = kept.folder.parent / "process_1"
+        other.mkdir()
+    assert not kept.folder.exists() and other.exists()  # the run is over, for this process
 
 
 @pytest.mark.parametrize(

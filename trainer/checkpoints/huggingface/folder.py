@@ -53,7 +53,8 @@ def existing(folder: Path, name: str) -> Path:
             "and the tokenizer, as save_pretrained writes them."
         )
         if name.startswith("adapter_"):
-            legal = "Legal: an adapter's folder.  `meshloom import hf` reads whole models."
+            legal = "Legal: a folder with adapter_config.json and adapter_model.safetensors."
+            legal += "  `meshloom import hf` reads whole models."
         elif name == SETTINGS and (folder / "adapter_config.json").is_file():
             legal = "`meshloom import peft` reads adapters."
         raise UserError(f"--input={folder}: {name} is missing.  {legal}")
