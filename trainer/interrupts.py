@@ -4,7 +4,7 @@ import logging
 import math
 import os
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
 from typing import Any
 
@@ -12,8 +12,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from configs.errors import RunError
+from configs.errors import RunError, brief
 from models.api import Params
+from trainer.checkpoints.manager import by_path
+from trainer.multihost import fetched
 from trainer.optimizers.spikes import SkipSpikes
 from trainer.processes import peers
 from trainer.processes.ending import handle
@@ -121,24 +123,30 @@ def check_finite(
             "them to continue from an earlier one."
         )
     kind = "good" if skip_spikes is None else "saved"
-    raise Diverged(f"{what}\n  {rows}\n  Last {kind} checkpoint: {_text(last_good())}.", step)
+    raise Diverged(f"{what}\n  {rows}\n  {_last(kind, last_good())}", step)
 
 
 def check_weights(params: Params, step: int, last_good: Callable[[], int | None]) -> None:
     """Stops a run whose weights are NaN or infinite after an update, before they are saved."""
-    if not are_finite(params):
-        what = f"Weights are NaN or infinite after step {step}, though its loss is finite."
-        raise Diverged(f"{what}\n  Last good checkpoint: {_text(last_good())}.", step)
+    if bad := not_finite(params):
+        what = f"Weights are NaN or infinite after step {step}, though its loss is finite"
+        raise Diverged(f"{what}: {brief(', '.join(bad))}.\n  {_last('good', last_good())}", step)
+
+
+def not_finite(params: Params) -> list[str]:
+    """Returns the paths of weights that are NaN or infinite."""
+    arrays = by_path(params)
+    finite = fetched(_all_finite([*arrays.values()]))
+    return [path for path, is_finite in zip(arrays, finite, strict=True) if not is_finite]
 
 
 @jax.jit
-def are_finite(params: Params) -> jax.Array:
-    """Returns whether all weights are finite."""
-    return jnp.all(jnp.stack([jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(params)]))
+def _all_finite(arrays: Sequence[jax.Array]) -> list[jax.Array]:
+    return [jnp.all(jnp.isfinite(x)) for x in arrays]
 
 
-def _text(step: int | None) -> str:
-    return "none was saved yet" if step is None else f"step {step}"
+def _last(kind: str, step: int | None) -> str:
+    return f"Last {kind} checkpoint: {'none was saved yet' if step is None else f'step {step}'}."
 
 
 def describe_spike(numbers: Mapping[str, float]) -> str:

@@ -168,7 +168,7 @@ def verify(folder: epath.Path, step: int | None = None) -> None:
     """
     manifest = read_manifest(folder)
     if manifest.step not in (None, step):
-        raise DamagedCheckpoint(f"it is step {manifest.step}, renamed: give it its name back")
+        raise DamagedCheckpoint(f"it is step {manifest.step}: rename the folder back")
     for name, saved in manifest.files.items():
         with reading(folder, name):
             present = fingerprint(folder / name)

@@ -34,7 +34,8 @@ def alternatives(plan: StepPlan, stages: Sequence[Run]) -> list[dict[str, Any]]:
     assert topology is not None and plan.step_s is not None
     layout = dataclasses.replace(plan.layout, mesh=format_mesh(plan.mesh))
     run, *others = dict.fromkeys(single_changes(plan.run, stages, layout, topology))
-    others = [other for other in others if settings(other) != settings(run)]
+    before = settings(run)
+    others = [other for other in others if settings(other) != before]
     traced = plan_from_trace(*run, dict(plan.mesh), topology)
     time_ratio = plan.step_s / search.known_step_s(traced)
     memory_ratio = needed_bytes / traced.memory.needed_bytes
@@ -48,7 +49,7 @@ def alternatives(plan: StepPlan, stages: Sequence[Run]) -> list[dict[str, Any]]:
         step_s = time_ratio * search.known_step_s(other)
         size = round(memory_ratio * other.memory.needed_bytes)
         row: dict[str, Any] = {
-            "settings": {n: v for n, v in settings(candidate).items() if v != settings(run)[n]},
+            "settings": {n: v for n, v in settings(candidate).items() if v != before[n]},
             "step_time_s": step_s,
             "time_change": step_s / plan.step_s - 1,
             "bytes_per_device": size,

@@ -3,35 +3,26 @@
 import dataclasses
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import jax
-import jax.numpy as jnp
 
 from configs.errors import UserError, brief
-from trainer.checkpoints.manager import by_path
 from trainer.checkpoints.restore import TrainedModel
-from trainer.multihost import fetched
+from trainer.interrupts import not_finite
 from trainer.serving.service import Service
 
 logger = logging.getLogger(__name__)
-
 
 TRIES = 3
 """How often a checkpoint that cannot be read is tried, while its files stay as they are."""
 
 
-@jax.jit
-def _all_finite(arrays: Sequence[jax.Array]) -> list[jax.Array]:
-    return [jnp.all(jnp.isfinite(x)) for x in arrays]
-
-
 def check_finite(trained: TrainedModel) -> None:
     """Refuses weights that are NaN or infinite."""
-    arrays = by_path(trained.params)
     with jax.set_mesh(trained.mesh):
-        finite = fetched(_all_finite([*arrays.values()]))
-    if bad := [path for path, is_finite in zip(arrays, finite, strict=True) if not is_finite]:
+        bad = not_finite(trained.params)
+    if bad:
         raise UserError(
             f"checkpoint {trained.step}: NaN or infinity in {brief(', '.join(bad))}.  Serve an "
             "earlier one: --checkpoint=STEP."

@@ -69,8 +69,8 @@ class PlanFlags(FlagGroup):
     analytic: bool = False
     """Predicts from the layout alone, in seconds, and compiles nothing."""
     alternatives: bool = False
-    """Also traces other recomputations, numbers of microbatches and layouts, one change at a time,
-    and lists those that are faster, or that fit where the run does not."""
+    """Also traces other recomputations, dispatches of experts, numbers of microbatches and layouts,
+    one at a time, and lists those that are faster, or that fit where the run does not."""
     html: Annotated[str | None, Flag(metavar="FILE", names_output=True)] = None
     """Also writes the result to FILE as a page with charts."""
     json_file: shared.JsonFile = None

@@ -63,7 +63,7 @@ def plan(flags: PlanFlags) -> None:
 
 
 def name_scopes(rows: list[dict[str, Any]], config: Config) -> None:
-    """Adds the names of a setting that files bind in scopes, where the bare name counts less."""
+    """Adds the scoped names of settings that files bind: they take precedence over bare names."""
     for row in rows:
         for bare, value in list(row["settings"].items()):
             scoped = [name for name in config.bound if name.endswith(f"/{bare}")]

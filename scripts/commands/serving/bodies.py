@@ -31,7 +31,7 @@ Stop = Annotated[str, Field(min_length=1, max_length=LONGEST_STOP)]
 
 
 def between(default: Any, low: float, high: float, what: str, more: str = "") -> Any:
-    """Describes a field whose value lies in a range."""
+    """Returns a field that checks the bounds of its value, and describes them."""
     return Field(default, ge=low, le=high, description=f"{what} from {low} to {high}{more}")
 
 
