@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import io
 import json
 import math
 import sys
@@ -65,11 +66,12 @@ def test_a_last_line_cut_short_is_survived(tmp_path: Path) -> None:
 def test_a_full_disk_is_named_with_its_file(tmp_path: Path) -> None:
     file = MetricsFile(tmp_path / "metrics.jsonl", 0)
     file._file.close()
-    with contextlib.suppress(OSError), open("/dev/full", "a") as full:
-        file._file = full
-        file._file.write("{}")
-        with pytest.raises(RunError, match=r"metrics\.jsonl: the disk is full"):
-            file.sync()
+    file._file = io.TextIOWrapper(io.FileIO("/dev/full", "w"))
+    file._file.write("{}")
+    with pytest.raises(RunError, match=r"metrics\.jsonl: the disk is full"):
+        file.sync()
+    with contextlib.suppress(OSError):
+        file.close()
 
 
 def test_damaged_lines_cost_only_themselves(
