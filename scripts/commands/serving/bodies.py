@@ -58,10 +58,26 @@ class Body(BaseModel):
         }
 
 
-class StreamOptions(BaseModel):
-    """Describes the options of a streamed answer."""
+class Part(BaseModel):
+    """Checks the fields of a part of a body; drops those that hold nothing."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def without_empty(cls, fields: Any) -> Any:
+        if not isinstance(fields, Mapping):
+            return fields
+        return {
+            name: value
+            for name, value in fields.items()
+            if value is not None and (value or value != OPENAI["empty"].get(name))
+        }
+
+
+class StreamOptions(Part):
+    """Describes the options of a streamed answer."""
+
     include_usage: bool = False
     include_obfuscation: bool = False
     """Has no effect: streams are sent without padding."""
@@ -157,24 +173,7 @@ class CompletionBody(SamplingBody):
         return [tokens] if tokens else [p for p in self.prompt if not isinstance(p, int)]
 
 
-class MessagePart(BaseModel):
-    """Checks the fields of a message or of a part of it; drops those that hold nothing."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    @model_validator(mode="before")
-    @classmethod
-    def without_empty(cls, fields: Any) -> Any:
-        if not isinstance(fields, Mapping):
-            return fields
-        return {
-            name: value
-            for name, value in fields.items()
-            if value is not None and (value != [] or name not in OPENAI["empty_lists"])
-        }
-
-
-class TextPart(MessagePart):
+class TextPart(Part):
     """Describes a part of a message."""
 
     type: Literal["text"]
@@ -183,7 +182,7 @@ class TextPart(MessagePart):
     """Has no effect: what clients of Anthropic's API add."""
 
 
-class Message(MessagePart):
+class Message(Part):
     """Describes a message of a chat."""
 
     role: Annotated[str, Field(min_length=1, max_length=100)]
@@ -245,6 +244,7 @@ class TranslationBody(Body):
         description=f"a text, or a list of 1 to {MAX_CHOICES} texts"
     )
     n: int = Field(1, ge=1, description="an integer from 1 to the beam size")
+    stream: Literal[False] = Field(False, description="false")
     max_tokens: int | None = Field(None, ge=1, description="an integer of at least 1")
     tag: str | None = Field(None, description="a language tag that GET /v1/models lists")
 

@@ -98,6 +98,8 @@ def test_the_openai_client_sends_an_answer_back(client: Client) -> None:
     sent = usage(CHAT[0], plain, user)
     assert usage(CHAT[0], answer, {**user, "name": "Ada"}) == sent
     assert usage(CHAT[0], answer.model_dump(), user) == sent
+    empty = {"refusal": "", "reasoning": "", "reasoning_content": "", "tool_calls": []}
+    assert usage(CHAT[0], {**plain, **empty}, user) == sent
     nothing = {**answer.model_dump(), "content": None}
     assert usage(CHAT[0], nothing, user) == usage(CHAT[0], {**plain, "content": ""}, user)
 
@@ -112,6 +114,11 @@ def test_requests_of_other_clients_are_answered(client: Client, name: str) -> No
         fields = request["body"]
         answer = client.post(request["path"], **{"max_tokens": 3, **fields})
         assert answer.status == 200, (fields, answer.text)
+
+
+def test_an_option_of_streams_may_be_null(client: Client) -> None:
+    fields = {"messages": CHAT, "max_tokens": 1, "stream_options": {"include_usage": None}}
+    assert client.post("/v1/chat/completions", **fields).status == 200
 
 
 def test_an_answer_may_fill_what_the_chat_leaves(client: Client) -> None:

@@ -47,7 +47,7 @@ def test_translations_are_those_of_decode(client: Client, place: Place) -> None:
     lines = ["kara lora", "mitu", "", "nera karalost mira kavo"]
 
     def ask(count: int) -> Any:
-        return client.post("/v1/translate", text=lines, n=count).json["translations"]
+        return client.post("/v1/translate", text=lines, n=count, stream=False).json["translations"]
 
     with ThreadPoolExecutor(4) as pool:
         answers = [*pool.map(ask, (1, 2, 3, 4))]
@@ -72,6 +72,7 @@ def test_translations_are_those_of_decode(client: Client, place: Place) -> None:
         ({"text": "kara", "max_tokens": 999}, 422, ["max_tokens = 999"]),
         ({"text": "kara", "tag": "de"}, 422, ["tag = 'de'", "no tags"]),
         ({"prompt": "kara"}, 422, ["text is missing"]),
+        ({"text": "kara", "stream": True}, 422, ["stream = True", "false"]),
         ({"text": ["kara"] * 101 + [""]}, 422, ["text = ", "at most 100 texts, not 101: --queue"]),
     ],
     ids=lambda value: value if isinstance(value, int) else "",
