@@ -11,6 +11,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from configs.paths import path_of
 from data import order
 from data.packing.rows import Rows
 from layouts.hlo.compilation import compile_program
@@ -26,9 +27,10 @@ from trainer.evaluate import evaluate
 from trainer.feed import BatchSharding
 from trainer.interrupts import Interrupts, StopRequested, check_finite, check_weights
 from trainer.metrics.step_timer import StepTimer
-from trainer.multihost import connect, gather
+from trainer.multihost import connect, gather, is_first_process
 from trainer.observers import CompiledStep, Line, Observer, Observers, Outcome, StepResult
 from trainer.replay import Replay, rotated
+from trainer.resume.history import amend_record
 from trainer.run import Run
 from trainer.step import Metrics, State, abstract_like, init_state, train_step, train_step_spec
 
@@ -274,6 +276,8 @@ def restore_or_init(
             state["params"], _ = warm_started(state["params"], run.start_from, model, padding.mesh)
     else:
         state, step = newer or checkpoints.restore(step_spec.saved(padding.unpadded))
+        if step != newest and is_first_process():
+            amend_record(path_of(checkpoints.model_dir), step=step)
         spikes = jax.device_get(step_spec.spike_state())
         state = jax.device_put(spikes, padding.padded["step"].sharding) | state
         where = f", a local checkpoint; the last checkpoint is {newest}" if newer else ""

@@ -153,7 +153,7 @@ class FileSource(Source):
             held_out = " and ".join(f"{kind}.{name}" for name in self.parameters("validation"))
             return (f"validation files ({held_out}), as all examples are held out",)
         fraction = f"a {kind}.validation_fraction above {self.validation_fraction:g}"
-        return (fraction, f"files of its own ({names})")
+        return (f"files of its own ({names})", fraction)
 
     def fingerprint(self) -> dict[str, Any] | None:
         try:

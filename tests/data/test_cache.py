@@ -345,8 +345,8 @@ def test_a_split_without_pairs_is_named_with_the_settings_that_mend_it(pairs, da
         assert list(trainer_prepare(task, data_dir).splits) == ["train"]
         assert caplog.messages[-1] == (
             "Warning: pair: too few different examples to hold some out, so nothing is validated.  "
-            "For a validation split give it a Tsv.validation_fraction above 0.02, files of its own "
-            "(Tsv.validation), or more text."
+            "For a validation split give it files of its own (Tsv.validation), a "
+            "Tsv.validation_fraction above 0.02, or more text."
         )
 
 

@@ -168,7 +168,7 @@ def verify(folder: epath.Path, step: int | None = None) -> None:
     """
     manifest = read_manifest(folder)
     if manifest.step not in (None, step):
-        raise DamagedCheckpoint(f"it is step {manifest.step}: rename the folder back")
+        raise DamagedCheckpoint(f"it is step {manifest.step}: rename its folder to {manifest.step}")
     for name, saved in manifest.files.items():
         with reading(folder, name):
             present = fingerprint(folder / name)

@@ -27,9 +27,9 @@ from layouts.reduction import free_axes
 from trainer.checkpoints import integrity
 from trainer.checkpoints.integrity import DamagedCheckpoint
 from trainer.checkpoints.manager import by_path, failure, nested
-from trainer.multihost import from_first_process, gather, is_first_process
+from trainer.multihost import from_first_process, gather
 from trainer.processes.peers import join_names
-from trainer.resume.history import ITEM, Start, amend_record, starts
+from trainer.resume.history import ITEM, Start, starts
 
 Tree = Any
 
@@ -44,7 +44,7 @@ class LocalCheckpoints(contextlib.AbstractContextManager["LocalCheckpoints"]):
     """
 
     def __init__(self, local_dir: Path, model_dir: Path, state: Tree, mesh: Mesh):
-        self._model_dir, self._state, self._mesh = model_dir, state, mesh
+        self._state, self._mesh = state, mesh
         index = jax.process_index()
         run = f"{model_dir.name}-{zlib.crc32(str(absolute(model_dir)).encode()):08x}"
         local_dir = local_path(local_dir, "--local_checkpoint_dir")
@@ -118,8 +118,6 @@ class LocalCheckpoints(contextlib.AbstractContextManager["LocalCheckpoints"]):
             whole = completed(abstract, arrays, is_saved(self._mesh.devices), self._mesh)
             if whole is not None:
                 self._keep(step)
-                if is_first_process():
-                    amend_record(self._model_dir, step=step)
                 return jax.tree.unflatten(structure, whole), step
             lost = join_names(index for index, is_saved in enumerate(saved_by) if not is_saved)
             logger.warning("Local checkpoint %d is not used: shards of %s are lost.", step, lost)

@@ -27,7 +27,7 @@ from trainer.checkpoints.warm_start import checksum, warm_started
 from trainer.model_dir import ModelDir
 from trainer.multihost import connect
 from trainer.resume.changes import is_free
-from trainer.resume.history import Change
+from trainer.resume.history import Change, last_saved
 from trainer.run import Run
 from trainer.step import State, TrainStepSpec, abstract_state, train_step_spec
 
@@ -202,7 +202,10 @@ class ModelRestorer(contextlib.AbstractContextManager["ModelRestorer"]):
         self.padding = StatePadding(train_step_spec(run, layout), self.mesh)
         self.checkpoints = Checkpoints(model_dir)
         if self.checkpoints.latest is None:
-            raise UserError(f"{model_dir}: no checkpoint there.  Let `meshloom train` save one.")
+            remedy = "Let `meshloom train` save one."
+            if steps := last_saved(model_dir):
+                remedy = f"The run reached step {steps}: mount or copy its checkpoints back."
+            raise UserError(f"{model_dir}: no checkpoint there.  {remedy}")
 
     def restore(self, step: int | None, average: str | None = None) -> TrainedModel:
         """Restores the weights of one step, their moving average, or the mean of the last few

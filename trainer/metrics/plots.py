@@ -76,10 +76,11 @@ class RunPlots:
             2, 1, figsize=(7, 5), layout="constrained", sharex=True, height_ratios=(4, 1)
         )
         steps, losses = curve(self.train, "loss")
-        axes.plot(
-            steps, losses, linewidth=0.8, color="tab:blue", alpha=0.35, label="training, each step"
-        )
-        axes.plot(steps, smoothed(losses), color="tab:blue", label="training, smoothed without lag")
+        style = "-" if len(steps) > 1 else "o"
+        thin: Any = {"linewidth": 0.8, "alpha": 0.35, "color": "tab:blue"}
+        axes.plot(steps, losses, style, label="training, each step", **thin)
+        label = "training, smoothed without lag"
+        axes.plot(steps, smoothed(losses), style, color="tab:blue", label=label)
         of_preferences = "preferences" in self.train[-1]
         axes.set(ylabel=f"loss (nats per {'preference' if of_preferences else 'token'})")
         if self.checks:
@@ -87,7 +88,7 @@ class RunPlots:
             label = "validation" + ", nats per token (right)" * of_preferences
             axes.plot([], [], "o-", color="tab:orange", label=label)
             ticks.plot(*curve(self.checks, "loss"), "o-", color="tab:orange")
-        below.plot(*curve(self.train, "learning_rate"), color="tab:gray")
+        below.plot(*curve(self.train, "learning_rate"), style, color="tab:gray")
         below.set(xlabel="step", ylabel="learning rate", ylim=(0, None))
         below.xaxis.get_major_locator().set_params(integer=True)
         for panel in (axes, below):

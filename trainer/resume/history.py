@@ -110,6 +110,8 @@ def check_checkpoints(model_dir: Path) -> Start | None:
     (records, damaged), saved = _read(model_dir), _newest_saved(model_dir)
     if saved is None or not records or damaged:
         return None
+    # What began at step 0 again, without checkpoints, is another run.
+    records = records[max((i for i, start in enumerate(records) if not start.step), default=0) :]
     for name, kind in {"content_hash": "text", "vocab": "vocabulary"}.items():
         now, there = getattr(saved, name), [getattr(start, name) for start in records]
         if now and any(there) and now not in there:

@@ -74,6 +74,8 @@ def check_flags(flags: PlanFlags) -> None:
     """Refuses flags that do not belong together."""
     if not flags.decode and (given := given_flags(flags.decoding)):
         raise UserError(f"{', '.join(given)} needs --decode.  Add it.")
+    if flags.compare and flags.html is not None:
+        raise UserError("--html writes the page of one plan.  Remove --compare, or use --json.")
     if flags.alternatives and (flags.decode or flags.compare or flags.topology is None):
         raise UserError("--alternatives needs --topology, and neither --decode nor --compare.")
     if flags.tokens is not None and flags.decode:
@@ -96,8 +98,6 @@ def check_flags(flags: PlanFlags) -> None:
         )
     if flags.compare and not flags.layouts:
         raise UserError("--compare needs layout files, as in --compare a.gin b.gin.")
-    if flags.compare and flags.html is not None:
-        raise UserError("--html writes the page of one plan.  Remove --compare, or use --json.")
 
 
 def compare(flags: PlanFlags) -> None:

@@ -52,7 +52,7 @@ def test_fingerprint_follows_the_file_and_is_none_without_it(one_file, tmp_path)
 
 def test_what_a_split_needs_depends_on_what_is_held_out() -> None:
     source = TextFiles(train="a.txt")
-    fraction, files = source.remedies("validation")
+    files, fraction = source.remedies("validation")
     assert fraction == "a TextFiles.validation_fraction above 0.02"
     assert files == "files of its own (TextFiles.validation)"
     (remedy,) = source.remedies("train")

@@ -514,7 +514,7 @@ def test_a_renamed_checkpoint_is_no_other_step(tmp_path: Path, log_lines: list[s
         for step in (1, 2):
             checkpoints.save(step, state)
     (checkpoints.folder / "2").rename(checkpoints.folder / "7")
-    damage = "it is step 2: rename the folder back"
+    damage = "it is step 2: rename its folder to 2"
     assert Checkpoints(tmp_path).damage(7) == damage
     assert Checkpoints(tmp_path).restore(abstract(state))[1] == 1
     assert log_lines == [f"checkpoint 7 is damaged ({damage}); using step 1"]

@@ -51,6 +51,13 @@ def test_the_picture_of_the_loss_has_the_learning_rate_and_evaluations(tmp_path:
     pyplot.close(figure)
 
 
+def test_the_picture_of_one_step_has_points(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "loss": 3, "learning_rate": 0.1}\n')
+    figure = RunPlots(tmp_path)._loss(pyplot)
+    assert [line.get_marker() for axes in figure.axes for line in axes.lines] == ["o"] * 3
+    pyplot.close(figure)
+
+
 def test_a_comparison_marks_a_run_of_one_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

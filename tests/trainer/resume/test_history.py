@@ -85,7 +85,8 @@ def test_a_checkpoint_keeps_the_record_as_well(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("field", ["content_hash", "vocab"])
 def test_checkpoints_of_another_run_are_refused(tmp_path: Path, field: str) -> None:
-    mine, other = {"content_hash": "abc", "vocab": {"vocab_hash": "x"}}, {"vocab_hash": "y"}
+    mine = {"content_hash": "abc", "vocab": {"vocab_hash": "x"}}
+    other = {"vocab_hash": "y"} if field == "vocab" else "abd"
     folder = tmp_path / "checkpoints" / "4" / "state"
     folder.mkdir(parents=True)
 
@@ -98,7 +99,12 @@ def test_checkpoints_of_another_run_are_refused(tmp_path: Path, field: str) -> N
     record_start(tmp_path, Start(0, THEN, **mine, settings="x"))
     record_start(tmp_path, Start(4, NOW, **{**mine, "content_hash": "more"}, settings="x"))
     check_checkpoints(tmp_path)  # the first start saved it: then the mixture had fewer parts
-    save(**{field: other if field == "vocab" else "abd"})
+    record_start(tmp_path, Start(0, f"{NOW}.5", **{**mine, field: other}, settings="x"))
+    with pytest.raises(UserError, match=r"checkpoints and history.jsonl are of different runs"):
+        check_checkpoints(tmp_path)  # a run began again without them, and they came back
+    record_start(tmp_path, Start(0, f"{NOW}.6", **mine, settings="x"))
+    check_checkpoints(tmp_path)
+    save(**{field: other})
     with pytest.raises(UserError, match=r"checkpoints and history.jsonl are of different runs"):
         check_checkpoints(tmp_path)
     text = (tmp_path / FILE).read_text()

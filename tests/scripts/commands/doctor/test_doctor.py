@@ -66,7 +66,7 @@ def test_a_renamed_checkpoint(run: Meshloom, broken: Place) -> None:
     folder = broken.folder / "run/checkpoints"
     (folder / "4").rename(folder / "9")
     problem = examine(run, broken, code=1)["checkpoints"]
-    assert problem["text"].startswith("step 9 is damaged: it is step 4: rename the folder back")
+    assert problem["text"].startswith("step 9 is damaged: it is step 4: rename its folder to 4")
     (folder / "9").rename(folder / "4")
     assert examine(run, broken, code=0) == {}
 

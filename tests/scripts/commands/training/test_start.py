@@ -273,12 +273,21 @@ def test_a_run_whose_checkpoints_are_missing_does_not_start_again(
     assert "its checkpoints are missing, and it reached step 4" in said and "--override" in said
     doctor = run("doctor", copy.model_dir)
     assert doctor.code == 1 and "has none, and its run reached step 4" in doctor.out
+    evaluate = refused(run("evaluate", copy.model_dir))
+    assert "no checkpoint there.  The run reached step 4: mount or copy" in evaluate
     assert files(copy) == before
     data = f"--data_dir={copy.folder / 'data'}"  # without its record, the run remembers none
-    assert run("train", copy.model_dir, "--override", data, "--gin_param=Run.steps=1").code == 0
+    other = [data, "--override", "--gin_param=Run.steps=1", "--gin_param=Run.seed=5"]
+    assert run("train", copy.model_dir, *other).code == 0
     assert list(losses(copy)) == [1]
     replaced = read_lines(copy.folder / "run/metrics.jsonl.replaced")
     assert [line["step"] for line in replaced] == [1, 2, 3, 4]
+    shutil.rmtree(checkpoints)  # the old ones come back, after a run that began again
+    (copy.folder / "elsewhere").rename(checkpoints)
+    for command in ("train", "evaluate"):
+        said = refused(run(command, copy.model_dir))
+        assert "different runs, or records are lost: Run.steps: 1 there, 4 now" in said
+        assert "Run.seed: 5 there, 0 now" in said
 
 
 def test_a_run_without_a_checkpoint_is_replaced_by_another(run: Meshloom, place: Place) -> None:
