@@ -48,14 +48,14 @@ def path_of(name: str | os.PathLike[str]) -> Path:
     match = _SCHEME.match(text)
     if match is None:
         if text.startswith("~") and os.path.expanduser(text) == text:
-            raise UserError(f"{brief(text)}: no such user.  Legal: ~/name, or a path from /.")
+            raise UserError(f"{brief(text)}: no such user.  Legal: ~/name, or an absolute path.")
         return Path(name)
     if not is_remote(text):
         raise UserError(
             f"{brief(text)}: {match[0]} is not supported.  Legal: a path of this machine, {_LEGAL}."
         )
     if not (_ON_HUB if is_on_hub(text) else _IN_BUCKET).fullmatch(text):
-        raise UserError(f"{brief(text)}: no name in a bucket.  Legal: {_LEGAL}.")
+        raise UserError(f"{brief(text)}: names no object in a bucket.  Legal: {_LEGAL}.")
     _set_up(text.partition(":")[0])
     from etils import epath
 

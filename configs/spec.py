@@ -192,7 +192,7 @@ def _text(cls: Any, field: str, detail: Any) -> str:
     if detail["type"] == "unexpected_keyword_argument":
         return no_such_parameter(cls, field)
     if field not in cls.__pydantic_fields__:
-        return f"{cls.__name__}: takes its parameters by name only."
+        return f"{cls.__name__}: give its parameters by name."
     info = cls.__pydantic_fields__[field]
     words = legal(info.annotation, tuple(info.metadata))
     if detail["type"] == "missing":

@@ -163,7 +163,7 @@ def _make_vocabs(folder: Path, task: Task, given: Vocabs | None, log: BuildLog) 
         with contextlib.suppress(UserError):
             vocabs = Vocabs.load(folder, task.source_vocab_file)
             if vocabs.hashes() == log.vocab_hashes:
-                logger.info("%s: continues what an earlier command built", task.name)
+                logger.info("%s: resumes what an earlier command built", task.name)
                 return vocabs
     vocabs = task.make_vocabs(given)
     vocabs.save(folder)

@@ -83,8 +83,8 @@ class Prepared:
                     on_bytes(min(counter.total(), total), total)
         if digest.hexdigest() != self.manifest["splits"][split]["content_hash"]:
             raise UserError(
-                f"{task.name}: its text has changed since its rows of {split!r} were made.  "
-                "Put the old text back."
+                f"{task.name}: its text has changed since its rows of {split!r} were built.  "
+                "Restore the old text."
             )
 
 
@@ -169,8 +169,8 @@ class TaskCaches:
             place, problem = damaged[0]
             if name := foreign_name(place):
                 raise UserError(
-                    f"{place}: is not a cache, because it holds {name}.  Give another --data_dir "
-                    f"or {type(self.task).__name__}.name."
+                    f"{place}: is not a cache, because it contains {name}.  Give another "
+                    f"--data_dir or {type(self.task).__name__}.name."
                 )
             if not allow_damaged:
                 raise problem
@@ -219,8 +219,8 @@ class TaskCaches:
             )
         elif self._stamps != stored["fingerprint"] and self._is_of_the_run(stored):
             logger.info(
-                "%s: the dates or versions of its text changed; the run keeps the rows that it "
-                "began with, in %s", task.name, folder,
+                "%s: the dates or versions of its text changed; the run keeps its original rows, "
+                "in %s", task.name, folder,
             )  # fmt: skip
         elif self._stamps != stored["fingerprint"]:
             stored = {**stored, "fingerprint": self._stamps}

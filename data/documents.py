@@ -83,7 +83,7 @@ class Documents:
             raise UserError(f"{name!r}: legal: the first line before the last one.")
         if file not in self._files:
             raise UserError(
-                f"{name!r}: the rows are from no such file.{did_you_mean(file, self._files)}  "
+                f"{name!r}: the rows contain no such file.{did_you_mean(file, self._files)}  "
                 f"Legal: FILE, FILE:LINE or FILE:LINE-LINE, of {brief(', '.join(self._files))}."
             )
         documents = np.concatenate([
@@ -92,7 +92,7 @@ class Documents:
         ])  # fmt: skip
         if not len(documents):
             raise UserError(
-                f"{name!r}: no example of this split begins there: the line is blank, inside of a "
+                f"{name!r}: no example of this split begins there: the line is blank, inside a "
                 "paragraph, held out for validation, dropped, or beyond the end."
             )
         return documents

@@ -139,7 +139,7 @@ def settings(task: Task) -> dict[str, Any]:
         if values.setdefault(name, value) != value:
             raise UserError(
                 f"{type(task).__name__}: {name} is {values[name]!r} in one of its settings and "
-                f"{value!r} in another.  Let no kind of settings stand at two depths."
+                f"{value!r} in another.  Do not nest the same kind of settings at two depths."
             )
     for name in (f"{type(task).__name__}.name", *_OF_THE_ORDER):
         values.pop(name, None)
@@ -191,7 +191,7 @@ def read(folder: Path) -> dict[str, Any]:
         size_now = lookup.size_of(path)
         if size_now != size:
             raise UserError(
-                f"{path}: holds {size_now:,} bytes, {size:,} were written: the file is damaged.  "
+                f"{path}: has {size_now:,} bytes instead of {size:,}: the file is damaged.  "
                 f"{REBUILD}"
             )
     return manifest

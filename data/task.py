@@ -55,7 +55,7 @@ class PartOfText(NamedTuple):
 
 @spec
 class Task:
-    """Defines what `prepare` makes rows from: here text, for a language model."""
+    """Defines what `prepare` turns into rows: here text, for a language model."""
 
     name: str
     """Names the cache: a folder of data_dir."""
@@ -66,9 +66,9 @@ class Task:
     length: Length
     """Tokens per row."""
     packs: bool = True
-    """Packs several examples into a row; otherwise each has its own."""
+    """Packs several examples into a row; otherwise each example gets its own row."""
     word_list: str | None = None
-    """A file of words, one a line; other words are read as <UNK>, which is LM1B's rule."""
+    """A file of words, one per line. All other words become <UNK>, as in LM1B."""
 
     takes_pairs: ClassVar[bool] = False
     """Whether the source yields pairs."""
@@ -97,7 +97,7 @@ class Task:
             is_unread = chats != {self.has_chats} or (has_rejected and not self.has_answers)
             if not takes_pairs or is_unread:
                 legal = "@PreferenceTask()" if has_rejected else "@Translation() or @PromptTask()"
-                legal = "@ChatTask(), which reads chats alone," if True in chats else legal
+                legal = "@ChatTask(), which only reads chats," if True in chats else legal
                 raise UserError(
                     f"{kind}.source = @{type(self.source).__name__}(): it yields pairs"
                     f"{' of answers' * has_rejected}.  Use {legal} instead of @{kind}()."
@@ -178,7 +178,7 @@ class Task:
         vocab = given.target if given else self._make_vocab(self.vocab, "vocab", self.vocab_words)
         if self.has_newlines and "\n" not in vocab.decode(vocab.encode(["a\nb"])[0]):
             logger.warning(
-                "Warning: %s: its examples have newlines, which its vocab does not keep.  Take one "
+                "Warning: %s: its examples have newlines, which its vocab does not keep.  Use one "
                 "that does, such as one that the task trains with SentencePiece.byte_fallback.",
                 self.name,
             )

@@ -51,8 +51,8 @@ def in_order(jobs: Iterator[Job], start: Callable[[], Compute], workers: int) ->
         yield from (future.result() for future in pending)
     except BrokenProcessPool as error:
         raise Unfinished(
-            "a worker ended by itself, perhaps for lack of memory.  Run the command again, with "
-            "fewer --workers: it continues where it was."
+            "a worker died, perhaps for lack of memory.  Run the command again with fewer "
+            "--workers; it resumes where it stopped."
         ) from error
     finally:
         pool.shutdown(wait=False, cancel_futures=True)

@@ -80,12 +80,12 @@ def alphabet(declared: tuple[Axis, ...] = ()) -> Alphabet:
             raise UserError(f"{axis}: name {axis.name!r}.  Legal: another name, without spaces.")
         if axis.letter != common.get(axis.name, axis.letter):
             raise UserError(
-                f"{axis}: everywhere else {axis.name} has the letter {common[axis.name]}.  "
-                "Take that letter, or another name."
+                f"{axis}: everywhere else {axis.name} has the letter {common[axis.name]}.  Use "
+                "that letter, or another name."
             )
     for key, of in ((0, "letter"), (1, "name")):
         if len({axis[key] for axis in declared}) < len(declared):
-            raise UserError(f"{declared}: two axes have one {of}.  Take another.")
+            raise UserError(f"{declared}: two axes have one {of}.  Use another.")
     axes = (*AXES, *declared)
     return Alphabet({axis.letter: axis for axis in axes}, {axis.name: axis for axis in axes})
 
@@ -94,7 +94,7 @@ def check_distinct(axes: str) -> None:
     """Raises ValueError for a tensor with an axis that stands twice (Mesh-TensorFlow, 8.5)."""
     for axis in axes:
         if axis.isalpha() and axes.count(axis) > 1:
-            raise ValueError(f"{axes}: axis {axis} stands twice.  Give one of them another letter.")
+            raise ValueError(f"{axes}: axis {axis} occurs twice.  Give one of them another letter.")
 
 
 def letters_of(name: str) -> str:

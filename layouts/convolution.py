@@ -269,7 +269,7 @@ class Work:
             if window.places(sizes[axis]) < 1:
                 name = self.by_letter[axis].name
                 raise UserError(
-                    f"{self.name}: a kernel that spans {window.span} has no place in {name} = "
+                    f"{self.name}: a kernel that spans {window.span} does not fit in {name} = "
                     f"{sizes[axis]}.  Legal: {name} of at least {window.span}, a smaller kernel or "
                     'dilation, or padding "SAME".'
                 )

@@ -86,10 +86,10 @@ def wrong_sizes(pieces: Sequence[Piece], mesh: Mapping[str, int], torus: Torus) 
     for torus_axis, extent in torus.items():
         along = [piece for piece in sized if piece.torus_axis == torus_axis]
         if sum(piece.size is None for piece in pieces if piece.torus_axis == torus_axis) > 1:
-            wrong.append(f"{torus_axis} is taken whole more than once.")
+            wrong.append(f"{torus_axis} is used whole more than once.")
         elif (product := math.prod(piece.size or 0 for piece in along)) != extent:
             text = order_text(along, torus)
-            taken = f"{text} takes {product}" if along else "nothing lies along it"
+            taken = f"{text} takes {product}" if along else "nothing is placed along it"
             wrong.append(f"{torus_axis} has {extent}, and {taken}.")
     for mesh_axis, size in mesh.items():
         along = [piece for piece in sized if piece.mesh_axis == mesh_axis]

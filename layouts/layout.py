@@ -109,29 +109,29 @@ def axis_assignments(layout: "Layout", axes: str, stored: bool) -> tuple[AxisAss
 
 @spec
 class Layout:
-    """Maps axis names to mesh axes.  Hashable, so it is part of every jit key.
+    """Maps the axes of tensors to mesh axes.  Hashable, so it is part of every jit key.
 
-    A mesh axis written "data?" is taken only where no other axis of the tensor wants it.  Written
-    "data+", it pads the axis where its size does not divide (`layouts.padding`).  An axis with
-    several rules is split over several mesh axes.  After Shazeer et al. 2018 (Mesh-TensorFlow),
-    section 3.1.
+    A mesh axis "data?" applies only if no other axis of the tensor uses it.  "data+" pads the axis
+    if its size does not divide (`layouts.padding`).  An axis with several rules is split over
+    several mesh axes.  Shazeer et al. 2018 (Mesh-TensorFlow), section 3.1.
     """
 
     mesh: str = "data:-1"
-    """Mesh axes and sizes, "data:2,model:4"; one size may be -1: all remaining devices."""
+    """Mesh axes and sizes, "data:2,model:4". One size may be -1: all remaining devices."""
     rules: str = "batch:data"
-    """Rules that hold for every tensor, "batch:data;heads:model;d_ff:model;vocab:model"."""
+    """Rules for every tensor, such as "batch:data;heads:model;d_ff:model;vocab:model"."""
     param_rules: str = ""
-    """Rules that replace those of the same axis for stored weights and their optimizer state."""
+    """Rules for stored weights and their optimizer state; they replace `rules` for the same
+    axis."""
     order: str | None = None
     """Axes of the TPU torus along which each mesh axis is placed, "data:y;model:x;model:core".
-    None: JAX's choice.  Without effect on CPUs and GPUs, which have no torus."""
+    None: JAX chooses. No effect on CPUs and GPUs, which have no torus."""
     slices: str | None = None
-    """Mesh axes that span several slices, "data:2", or "data:-1" for all slices; the other mesh
-    axes stay inside a slice.  Without effect on a single slice."""
+    """Mesh axes that span several slices, "data:2", or "data:-1" for all slices. The other mesh
+    axes stay inside a slice. No effect on a single slice."""
     pipeline_repeats: Count = 1
-    """Number of times that each microbatch goes through all stages, each time through another group
-    of a stage's layers.  1: GPipe's schedule; more: the circular schedule, which idles less."""
+    """How many times each microbatch goes through all stages, each time through another group of a
+    stage's layers. 1: GPipe schedule; more: circular schedule, which has less idle time."""
 
     @property
     def declared_axes(self) -> tuple[Axis, ...]:

@@ -19,8 +19,8 @@ from layouts.shards import spec_of
 
 T = TypeVar("T")
 ALONE = (
-    "a layer reads a weight with several adapters otherwise than in a product with rows.  Serve "
-    "the run of each adapter alone, or train adapters of other weights (Lora.targets)."
+    "a layer uses a weight with several adapters outside a matmul with rows.  Serve the run of "
+    "each adapter alone, or train adapters of other weights (Lora.targets)."
 )
 RANK = Axis("Z", "adapter_rank", "columns of the first matrix of an adapter")
 

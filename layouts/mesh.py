@@ -91,8 +91,8 @@ def mesh_sizes(text: str, devices: int | None) -> dict[str, int]:
         sizes[open_axes[0]] = devices // rest
     elif rest > devices or (rest < devices and jax.process_count() > 1):
         raise UserError(
-            f"{head}: needs {rest} devices, found {devices}.  Set one size to -1 "
-            f"to take what there is, or add --simulate_devices={rest} to try it on this machine."
+            f"{head}: needs {rest} devices, found {devices}.  Set one size to -1 to use all "
+            f"devices, or add --simulate_devices={rest} to try it on this machine."
         )
     return sizes
 

@@ -47,7 +47,7 @@ class ModelSpec(abc.ABC):
     """Axes that the model adds to the common ones."""
 
     vocab: Count | None = None
-    """Rows of the embedding: at least as many as the task's vocabulary has tokens. None: as many,
+    """Rows of the embedding: at least the size of the task's vocabulary. None: the vocabulary size,
     rounded up to a multiple of 128."""
 
     @property
@@ -221,7 +221,7 @@ class Frozen:
     free_on_resume: ClassVar[tuple[str, ...]] = ("model_dir",)
 
     model_dir: str
-    """Model directory of the other model, whose latest weights are taken."""
+    """Model directory of the other model; its latest weights are used."""
 
     def criterion_fields(self) -> dict[str, Any]:
         """Returns the fields of the criterion that say what it is for."""

@@ -24,10 +24,10 @@ TEACHER = "teacher"
 
 @spec
 class Teacher(Frozen):
-    """Adds the divergence from another model's predictions to the objective."""
+    """Adds the divergence from another model's predictions to the objective (distillation)."""
 
     weight: Annotated[float, Field(gt=0, le=1)] = 0.5
-    """Share of the divergence in the objective; cross entropy has the rest."""
+    """Weight of the divergence in the objective; the rest is the weight of cross entropy."""
     temperature: Annotated[float, Field(ge=0.01, le=100)] = 1.0
     """Divides the logits of both models; above 1, unlikely tokens count for more."""
 

@@ -121,8 +121,8 @@ class NetworkModel(abc.ABC, Generic[NetworkT]):
 
     def prepare(self, params: Params, *, for_one_call: bool = False) -> Params:
         raise UserError(
-            f"Run.model = @{type(self.spec).__name__}(): it continues no text.  Legal: "
-            "meshloom evaluate and meshloom score."
+            f"Run.model = @{type(self.spec).__name__}(): it cannot continue text.  Legal: meshloom "
+            "evaluate and meshloom score."
         )
 
     # `prepare` refuses before either is called, where a model does not define them.

@@ -35,7 +35,7 @@ class RmsNorm(Norm):
 
 @spec
 class LayerNorm(Norm):
-    """Normalizes mean and variance, scales, and adds a bias.  Ba et al. 2016, section 3.1."""
+    """Normalizes mean and variance, then scales and adds a bias.  Ba et al. 2016, section 3.1."""
 
     epsilon: Positive = 1e-5
     """Added to the variance."""

@@ -215,24 +215,24 @@ class FeedForward(Part, abc.ABC):
 
 @spec
 class Block(Part):
-    """Joins parts to one layer.  What it does not name is the Transformer's."""
+    """Combines parts into one layer.  Parts that are None come from the Transformer."""
 
     attention: Attention | None = None
     """Attention within a row. None: Transformer.attention."""
     source_attention: Attention | None = None
-    """Attention of a decoder to the source. None: as the attention within a row."""
+    """Cross-attention of a decoder. None: like the attention within a row."""
     positions: Positions | None = None
     """How attention encodes positions. None: Transformer.positions."""
     feed_forward: FeedForward | None = None
-    """Feed-forward layer, or experts. None: Transformer.feed_forward."""
+    """Feed-forward layer or experts. None: Transformer.feed_forward."""
     norm: Norm | None = None
-    """Norm of the input of each of them, or of the output. None: Transformer.norm."""
+    """Norm at attention and feed-forward layers (see norm_places). None: Transformer.norm."""
     norm_places: NormPlaces = "before"
-    """Where the norms are: before attention and feed-forward layers, after them, on what they add
-    to the residual, as in OLMo 2, or both, as in Gemma 2.  Or on the sum with the residual, as in
-    Vaswani et al. 2017; a stack that ends in such a block has no norm of its own."""
+    """Where the norms are: "before" attention and feed-forward layers; "after" them, on their
+    outputs, as in OLMo 2; "both", as in Gemma 2; or on the "sum" with the residual, as in Vaswani
+    et al. 2017. A stack that ends in a "sum" block has no final norm."""
     residual_scale: Positive = 1.0
-    """Multiplies what each of them adds to the residual, as in Granite."""
+    """Multiplies the outputs of attention and feed-forward layers, as in Granite."""
 
 
 class BlockParts(NamedTuple):

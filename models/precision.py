@@ -27,19 +27,19 @@ def is_rounded(x: object) -> bool:
 
 @spec
 class Precision:
-    """Chooses types of stored weights and of products.
+    """Chooses the types of stored weights and of matmuls.
 
-    Norms, softmax and sums have JAX's default float type: float32, or float64 under JAX_ENABLE_X64.
+    Norms, softmax and sums use JAX's default float type: float32, or float64 with JAX_ENABLE_X64.
     """
 
     store: FloatType = "float32"
     """Type of stored weights."""
     compute: FloatType = "float32"
-    """Type of activations and products."""
+    """Type of activations and matmuls."""
     products: Literal["compute", "int8", "fp8"] = "compute"
-    """Type to which training and evaluation round both operands of the products of a Transformer's
-    layers with weights, with a scale for each row and column. Gradients and all other products stay
-    in that of `compute` (docs/precision.md)."""
+    """Type to which training and evaluation round both operands of matmuls with weights in the
+    layers, with a scale per row and column. Gradients and all other matmuls use `compute`
+    (docs/precision.md)."""
 
     def __post_init__(self) -> None:
         for name, value in (("store", self.store), ("compute", self.compute)):

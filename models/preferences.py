@@ -16,16 +16,17 @@ from models.loss import Criterion, LogitOperands, LossSums, token_losses
 
 @spec
 class Dpo(Frozen):
-    """Raises the likelihood of preferred answers, and lowers that of rejected ones, relative to a
-    reference model, which is usually the one that the run starts from.
+    """Raises the likelihood of preferred answers over rejected ones, relative to a reference model,
+    usually the one that the run starts from (DPO).
 
-    The task is a @PreferenceTask().  The loss is -log sigmoid(margin), and the accuracy the share
-    of positive margins; both are means over preferences, which `tokens` counts.
+    The task must be a @PreferenceTask().  The loss is -log sigmoid(margin).  The accuracy is the
+    share of positive margins.  Both are means over preferences; the metric `tokens` counts
+    preferences.
     """
 
     beta: Annotated[float, Field(gt=0, le=100)] = 0.1
-    """Scale of the margin: the log-probability that the preferred answer gains over the reference
-    model minus that of the rejected one.  Smaller values let the model move further from it."""
+    """Scale of the margin: the gain in log-probability over the reference model, of the preferred
+    minus the rejected answer. With smaller values, the model moves further from the reference."""
 
     def criterion_fields(self) -> dict[str, Any]:
         return {"dpo_beta": self.beta}

@@ -13,7 +13,7 @@ class Sizes(ModelSpec):
     layers: Count
     """Layers of the decoder."""
     encoder_layers: CountOrZero = 0
-    """Layers of the encoder; 0 is a decoder-only model."""
+    """Layers of the encoder; 0 makes a decoder-only model."""
     d_model: Count
     """Width of the residual stream."""
     d_ff: Count
@@ -21,14 +21,14 @@ class Sizes(ModelSpec):
     heads: Count
     """Query heads."""
     kv_heads: Count | None = None
-    """Key/value heads. None: as many as heads."""
+    """Key/value heads. None: the same as heads."""
     d_kv: Count
     """Width of one head."""
     length: Count = 256
-    """Size of the table of @Learned() positions: the longest row. Other positions have no limit."""
+    """Maximum row length with @Learned() positions: rows of their table. Others have no limit."""
     dropout: Fraction = 0.0
-    """Rate of dropout on the embeddings, on the residual branches and, unless Mlp.dropout has
-    another rate, inside feed-forward layers."""
+    """Dropout rate of the embeddings, of the residual branches and, unless Mlp.dropout is set,
+    inside feed-forward layers."""
     precision: Precision = Precision()
     """Types of stored weights and of computation."""
 

@@ -56,54 +56,55 @@ class TransformerSpec(Sizes):
     """Settings that may change while a model trains, since they leave its results as they are."""
 
     source_vocab: Count | None = None
-    """Rows of a separate embedding of the source. None: both sides share one, unless vocab
-    is None as well and the task has a separate vocabulary for the source."""
+    """Rows of a separate source embedding. None: source and target share one, unless vocab is None
+    as well and the task has a separate source vocabulary."""
     attention: Attention = MultiHead()
-    """Attention of all blocks that name no other."""
+    """Attention of all blocks that do not set another."""
     positions: Positions = Learned()
     """How the model encodes positions."""
     feed_forward: FeedForward = Mlp()
-    """Feed-forward layer of all blocks that name no other: @Mlp(), or experts, @Moe()."""
+    """Feed-forward layer of all blocks that do not set another: @Mlp(), or experts, @Moe()."""
     norm: Norm = RmsNorm()
-    """Norm of all blocks that name no other, and at the end of a stack."""
+    """Norm of all blocks that do not set another, and at the end of a stack."""
     first_blocks: tuple[Block, ...] = ()
-    """Blocks of the decoder's first layers, before the pattern: as DeepSeek-V3's three without
-    experts."""
+    """Blocks of the decoder's first layers, before the pattern, such as DeepSeek-V3's three dense
+    layers."""
     pattern: tuple[Block, ...] = (Block(),)
-    """Blocks, repeated through each stack: (@Block(), @experts/Block()) may have experts in every
-    second."""
+    """Blocks, repeated through each stack: (@Block(), @experts/Block()) can put experts in every
+    second layer."""
     encoder_pattern: tuple[Block, ...] | None = None
-    """Pattern of the encoder. None: that of the decoder."""
+    """Pattern of the encoder. None: the same as the decoder's."""
     tied: bool = True
-    """Shares one matrix between the target's embedding and the softmax."""
+    """Shares one matrix between the target embedding and the softmax."""
     embed_scale: Positive | None = None
     """Multiplies embeddings. None: the square root of d_model."""
     embed_norm: bool = False
     """Normalizes embeddings, with their positions, before the first layer of each stack, as in
     BART."""
     logit_scale: Positive = 1.0
-    """Multiplies the hidden states before the softmax's product."""
+    """Multiplies the hidden states before the output matmul."""
     logit_bias: bool = False
-    """Adds a bias to the logits of tokens that training leaves as it is, as in Marian."""
+    """Adds a bias to the logits of tokens, as in Marian. Training does not change it."""
     logit_cap: Positive | None = None
     """Bounds the logits of tokens softly: cap * tanh(logits / cap), as in Gemma 2. None: no
     bound."""
     scan: bool = True
-    """Compiles one layer and loops over it, instead of compiling all layers. Same results."""
+    """Compiles one layer and loops over it, instead of compiling all layers. The results are the
+    same."""
     remat: Remat = "none"
-    """What the backward pass recomputes: nothing, all but matrix products, or everything."""
+    """What the backward pass recomputes: nothing, everything except matmuls, or everything."""
     remat_saves: tuple[SavedProduct, ...] = ()
-    """Products that remat = "full" saves: queries, keys, values, the weighted sums of values
-    ("context", with which the TPU's kernel runs once), the output of attention, and the inputs of
-    the activation in dense feed-forward layers."""
+    """Matmuls that remat = "full" saves: queries, keys, values, the weighted sums of values
+    ("context"; the TPU kernel then runs only once), the output of attention, and the inputs of the
+    activation in dense feed-forward layers."""
     remat_offloads: tuple[OffloadedValue, ...] = ()
-    """What remat = "full" saves in the memory of the host, on TPUs and GPUs: these products, and
-    the input of each layer, which it saves otherwise in the memory of the device."""
+    """What remat = "full" saves in host memory, on TPUs and GPUs: these matmuls, or the input of
+    each layer, which otherwise stays in device memory."""
     adapter: Lora | None = None
-    """Trains adapters, @Lora(), in place of the weights, which are those of Run.start_from. None:
+    """Trains adapters, @Lora(), instead of the weights, which come from Run.start_from. None:
     trains all weights."""
     loss_chunks: Count = 1
-    """Slices along the row in which logits are computed, so that they never all exist at once."""
+    """Computes the logits in this many slices of a row, so that they are never all in memory."""
 
     def __post_init__(self) -> None:
         Sizes.__post_init__(self)
@@ -151,9 +152,9 @@ class TransformerSpec(Sizes):
         positions = block.positions
         if positions != self.positions and (positions.changes_embeddings or positions.shares_bias):
             raise UserError(
-                f"Block.positions = @{type(positions).__name__}(): all layers share this encoding."
-                "  Set Transformer.positions, or take one of attention: @Rotary(), @Relative() or "
-                "@NoPositions()."
+                f"Block.positions = @{type(positions).__name__}(): all layers share this "
+                "encoding.  Set Transformer.positions, or use one inside attention: @Rotary(), "
+                "@Relative() or @NoPositions()."
             )
 
     def _resolved(self, pattern: Iterable[Block]) -> tuple[BlockParts, ...]:

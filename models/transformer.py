@@ -392,8 +392,8 @@ class TransformerModel(NetworkModel[Network]):
 
 @spec
 class Transformer(TransformerSpec):
-    """Makes a decoder, or encoder and decoder.  Vaswani et al. 2017; norms before each part,
-    unless its blocks say otherwise."""
+    """Defines a decoder, or an encoder and decoder.  Vaswani et al. 2017; norms before each part,
+    unless the blocks say otherwise."""
 
     def model(self, layout: Layout) -> TransformerModel:
         return TransformerModel(self, layout)

@@ -81,7 +81,7 @@ class CommaSeparated(click.ParamType):
             text = f"{value!r} is not a list of {self.what}, separated by commas: {error.message}"
             self.fail(text, param, ctx)
         if isinstance(self.item, click.Choice) and len(set(items)) < len(items):
-            self.fail(f"{value!r} has a name twice.", param, ctx)
+            self.fail(f"{value!r} contains a name twice.", param, ctx)
         return items
 
 

@@ -16,13 +16,13 @@ class DeviceFlags(FlagGroup):
 
 
 class ProcessFlags(DeviceFlags):
-    """Describes the processes of a run, for a command that several may execute together."""
+    """Describes the processes of a run, for commands that several processes execute together."""
 
     distributed: Annotated[Distributed, Flag(has_variable=True)] = "auto"
     """How the processes of a run find each other: auto detects TPU pods, GKE, SLURM and Open MPI;
-    manual uses the next three flags, which imply it; off runs one process."""
+    manual uses the next three flags (and is implied by them); off runs one process."""
     coordinator_address: Annotated[str | None, Flag(metavar="HOST:PORT", has_variable=True)] = None
-    """Address at which process 0 listens."""
+    """Address on which process 0 listens."""
     process_count: Annotated[int | None, Flag(min=1, has_variable=True)] = None
     """Number of processes."""
     process_index: Annotated[int | None, Flag(metavar="I", min=0, has_variable=True)] = None

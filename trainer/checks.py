@@ -179,7 +179,7 @@ def check_run(run: Run) -> None:
     has_teacher = run.teacher is not None and ModelDir(path_of(run.teacher.model_dir)).has_run()
     if has_teacher and run.base is not None and isinstance(run.model, TransformerSpec):
         teacher = teacher_spec(*run.base, run.model)
-        check_lengths(run, teacher, f"{run.base[0]} = {run.base[1]!r}", "Take another model there")
+        check_lengths(run, teacher, f"{run.base[0]} = {run.base[1]!r}", "Use another model there")
     rows = run.microbatch_rows
     for name, group in run.model.groups.items():
         length = run.task.array_lengths[name]
@@ -187,8 +187,8 @@ def check_run(run: Run) -> None:
             divisors = [n for n in range(1, rows * length + 1) if rows * length % n == 0]
             nearest = min(divisors, key=lambda n: abs(math.log(n / group)))
             raise UserError(
-                f"Moe.group_tokens = {group}: a microbatch has {rows} rows of {length} places "
-                f"({name}), and they do not divide into such groups.  Legal: what divides "
+                f"Moe.group_tokens = {group}: a microbatch has {rows} rows of {length} positions "
+                f"({name}), which do not divide into such groups.  Legal: a divisor of "
                 f"{rows * length}, such as {nearest}, or None: a row."
             )
 
@@ -217,14 +217,14 @@ def check_arrays(run: Run) -> None:
     for name, shape in run.model.array_shapes.items():
         if name not in given:
             raise UserError(
-                f"Run.task = @{task}(): it gives {', '.join(given)}, and Run.model = @{model}() "
-                f"reads {name}.  Take another task or another model."
+                f"Run.task = @{task}(): it provides {', '.join(given)}, but Run.model = @{model}() "
+                f"needs {name}.  Use another task or another model."
             )
         for letter, size, legal in zip(letters_of(name)[1:], given[name], shape, strict=True):
             if legal not in (None, size):
                 raise UserError(
-                    f"Run.task = @{task}(): it gives {name} of {by_letter[letter].name} {size}, "
-                    f"and Run.model = @{model}() reads {legal}.  Set both to the same size."
+                    f"Run.task = @{task}(): it provides {name} of {by_letter[letter].name} {size}, "
+                    f"but Run.model = @{model}() needs {legal}.  Set both to the same size."
                 )
 
 
@@ -233,8 +233,8 @@ def check_sides(run: Run) -> None:
     kind = type(run.task).__name__
     if run.model.has_encoder and not run.task.has_source:
         raise UserError(
-            f"Run.task = @{kind}(): the model has an encoder (Transformer.encoder_layers), and the "
-            "task has no sources.  Take @Translation(), or encoder_layers = 0."
+            f"Run.task = @{kind}(): the model has an encoder (Transformer.encoder_layers), but the "
+            "task has no sources.  Use @Translation(), or encoder_layers = 0."
         )
     if run.task.has_source and not run.model.has_encoder:
         raise UserError(
@@ -249,8 +249,8 @@ def check_preferences(run: Run) -> None:
     if not isinstance(run.teacher, Dpo):
         if has_rejected:
             raise UserError(
-                "Run.task = @PreferenceTask(): half of its answers are rejected ones.  Set "
-                "Run.teacher = @Dpo(), and Dpo.model_dir to the model that the run starts from."
+                "Run.task = @PreferenceTask(): half of its answers are rejected.  Set Run.teacher "
+                "= @Dpo(), and Dpo.model_dir to the model that the run starts from."
             )
         return
     if not has_rejected:
@@ -265,13 +265,13 @@ def check_preferences(run: Run) -> None:
         raise UserError("Run.teacher = @Dpo(): a model with experts cannot learn preferences yet.")
     if run.model.has_dropout:
         raise UserError(
-            "Run.teacher = @Dpo(): found a model with dropout, which its reference has not.  Set "
-            "Transformer.dropout = 0, and that of its parts."
+            "Run.teacher = @Dpo(): the model has dropout, but its reference does not.  Set "
+            "Transformer.dropout = 0, also in its parts."
         )
     if run.start_from is None:
         raise UserError(
-            "Run.teacher = @Dpo(): the model would begin with random weights.  Set Run.start_from "
-            "to the model whose answers are to change, such as that of Dpo.model_dir."
+            "Run.teacher = @Dpo(): the model would start with random weights.  Set Run.start_from "
+            "to the model to train, such as that of Dpo.model_dir."
         )
 
 
@@ -294,7 +294,7 @@ def _too_many_tokens(run: Run, name: str, rows: int, tokens: int) -> str:
     model = type(run.model).__name__
     return (
         f"{model}.{name} = {rows}: the vocabulary of task {run.task.name} has {tokens} tokens.  "
-        f"Set {model}.{name} to at least that (a multiple of 128 splits well), or take a smaller "
+        f"Set {model}.{name} to at least that (a multiple of 128 splits well), or use a smaller "
         f"vocabulary, such as SentencePiece.size = {rows}."
     )
 
@@ -310,8 +310,8 @@ def check_vocabs(run: Run, vocabs: Vocabs) -> None:
             raise UserError(_too_many_tokens(run, name, rows, vocab.size))
         if rows - vocab.size >= max(ROWS_MULTIPLE, rows // 8):  # few are padding
             logger.warning(
-                "Warning: %s.%s = %d: the vocabulary of task %s has %d tokens; no text "
-                "has those of the other %d rows.  %s.%s = None takes the size of the vocabulary.",
+                "Warning: %s.%s = %d: the vocabulary of task %s has %d tokens; the other %d rows "
+                "are never used.  %s.%s = None uses the size of the vocabulary.",
                 model, name, rows, run.task.name, vocab.size, rows - vocab.size, model, name,
             )  # fmt: skip
     if source is not None and source.ids_hash != vocabs.target.ids_hash and source_size is None:

@@ -117,10 +117,9 @@ def check_finite(
             return
         weights = step - numbers["skipped"]
         what += (
-            f"\n  SkipSpikes.limit allows {skip_spikes.limit} in a row.  If these are no spikes, "
-            "raise SkipSpikes.factor, with --override.\n"
-            f"  Checkpoints from step {weights:.0f} on have the weights that diverged.  Delete "
-            "them to continue from an earlier one."
+            f"\n  SkipSpikes.limit allows {skip_spikes.limit} in a row.  If these are not spikes, "
+            f"raise SkipSpikes.factor, with --override.\n  Checkpoints from step {weights:.0f} on "
+            "contain the weights that diverged.  Delete them to resume from an earlier one."
         )
     kind = "good" if skip_spikes is None else "saved"
     raise Diverged(f"{what}\n  {rows}\n  {_last(kind, last_good())}", step)

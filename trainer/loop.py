@@ -281,7 +281,7 @@ def restore_or_init(
         spikes = jax.device_get(step_spec.spike_state())
         state = jax.device_put(spikes, padding.padded["step"].sharding) | state
         where = f", a local checkpoint; the last checkpoint is {newest}" if newer else ""
-        logger.info("Continuing from step %d%s.", step, where)
+        logger.info("Resuming from step %d%s.", step, where)
     if "base" in state:
         padding.add_base(state, run)
     return padding.pad(state), step

@@ -33,7 +33,7 @@ def check_memory(run: Run, layout: Layout, mesh: Mesh) -> None:
 def check_batch_memory(run: Run, layout: Layout, mesh: Mesh, rows: int) -> None:
     """Raises if a batch of this many rows takes more memory than there is."""
     batch_bytes = _batch_bytes(run, layout, mesh, rows)
-    problem = f"--batch_sequences={rows}: a batch takes {batch_bytes:,} bytes"
+    problem = f"--batch_sequences={rows}: a batch needs {batch_bytes:,} bytes"
     _check(mesh, batch_bytes, problem, "Choose a smaller one.")
 
 
@@ -43,7 +43,7 @@ def check_cache_memory(params: Any, cache: Any, mesh: Mesh) -> None:
     _check(
         mesh,
         params_bytes + cache_bytes,
-        f"the KV cache does not fit: {cache_bytes:,} bytes of it and {params_bytes:,} of weights",
+        f"the KV cache does not fit: {cache_bytes:,} bytes, and {params_bytes:,} of weights",
         "Choose fewer --beam or --samples, a smaller --batch_sequences or --max_tokens, shorter "
         "lines, or more devices.",
     )

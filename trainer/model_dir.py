@@ -59,9 +59,11 @@ class ModelDir:
     def load(self, gin_files: Sequence[str] = (), gin_params: Sequence[str] = ()) -> Config:
         """Loads the saved settings under the given ones.  The layout is only ever a given one."""
         if not self.has_run():
-            remedy = "Name that of a run of `meshloom train`; with --gin_file=FILE it starts one."
+            remedy = (
+                "Give the directory of a run; `meshloom train` with --gin_file=FILE starts one."
+            )
             if lookup.exists(self.model_dir / "config.json"):
-                remedy = "`meshloom import hf` makes one of a folder in Hugging Face's format."
+                remedy = "`meshloom import hf` makes one from a folder in Hugging Face's format."
             elif self.record is not None:
                 remedy = "It had one: copy config.gin back."
             raise UserError(
@@ -79,8 +81,8 @@ class ModelDir:
         written = self.settings().make(Run)
         if changes := [str(Change(*row)) for row in diff(self.recorded_run(), written)]:
             raise UserError(
-                f"{self.config_file}: not the settings of the run: {'; '.join(changes)}.  "
-                "Change them back.  `meshloom train --override` takes those that may change."
+                f"{self.config_file}: not the settings of the run: {'; '.join(changes)}.  Change "
+                "them back.  `meshloom train --override` accepts those that may change."
             )
 
     def settings(self, gin_files: Sequence[str] = (), gin_params: Sequence[str] = ()) -> Config:
@@ -165,8 +167,8 @@ class ModelDir:
         if record is not None and record.order != order.VERSION:
             raise UserError(
                 f"{self.model_dir} was trained on the rows in another order (version "
-                f"{record.order}, now {order.VERSION}).  Continue with that version of Meshloom, "
-                "or give another --model_dir and the Run.start_from of this one."
+                f"{record.order}, now {order.VERSION}).  Resume with that version of Meshloom, or "
+                "give another --model_dir and the Run.start_from of this one."
             )
 
     @property
@@ -219,10 +221,10 @@ def _vocabs_of(setting: str, folder: str, task: Task) -> Vocabs:
         given = settings.given()
         if given is not None and given.hash != load_vocab(path_of(folder) / name).hash:
             raise UserError(
-                f"{setting} = {folder!r}: its weights belong to the vocabulary {name} there, "
-                f"and task {task.name} has @{type(settings).__name__}() with "
-                f"{settings.given_path!r}.  Take Task.vocab = @SentencePiece() without a "
-                "model_file: the run then takes that vocabulary."
+                f"{setting} = {folder!r}: its weights belong to the vocabulary {name} there, and "
+                f"task {task.name} has @{type(settings).__name__}() with {settings.given_path!r}.  "
+                "Use Task.vocab = @SentencePiece() without a model_file: the run then uses that "
+                "vocabulary."
             )
     directory.load()  # raises if its settings are not those that its weights were trained with
     return directory.vocabs(task)
@@ -243,7 +245,7 @@ def teacher_spec(setting: str, model_dir: str, student: TransformerSpec) -> Tran
         if (rows := getattr(spec, name)) != getattr(student, name):
             raise UserError(
                 f"{title}: its model has {name} = {rows}, this one {getattr(student, name)}.  "
-                f"Legal: the same in both; a new model takes them and the vocabulary by "
+                "Legal: the same in both; a new model uses the same rows and vocabulary with "
                 f"Transformer.{name} = {rows}."
             )
     return spec

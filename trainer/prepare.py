@@ -45,20 +45,20 @@ def prepare(
         gather(prepared.manifest)
     else:
         if rebuild or manifest() is None:
-            logger.info("%s: process 0 prepares it; this one waits.", task.name)
+            logger.info("%s: process 0 prepares it; this process waits.", task.name)
         first = gather(dict[str, Any]())[0]
         prepared = prepare_rows(rebuild=rebuild and first != manifest())
     if "validation" in task.source.splits() and "validation" not in prepared.splits:
         remedy = ", ".join([*task.source.remedies("validation"), "or more text"])
         logger.warning(
-            "Warning: %s: too few different examples to hold some out, so nothing is validated.  "
-            "For a validation split give it %s.", task.name, remedy,
+            "Warning: %s: too few different examples to hold some out, so there is no "
+            "validation.  For a validation split give it %s.", task.name, remedy,
         )  # fmt: skip
     check_same(
         {f"{name} of {task.name}": prepared.manifest[name] for name in
          ("content_hash", *prepared.vocabs.hashes())}
         | {f"rows of {task.name}": prepared.rows_hash},
-        "Give all the same text, or copy the data of process 0: the folder "
+        "Give all processes the same text, or copy the data of process 0: the folder "
         f"{prepared.folder.name} of its --data_dir.",
     )  # fmt: skip
     return prepared

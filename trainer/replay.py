@@ -72,8 +72,8 @@ class Replay:
         self._step_there = step_there
         if mesh == self._there:
             logger.warning(
-                "Run.replay_every: each process has one device, which computes a step again "
-                "itself: only errors that do not repeat show."
+                "Run.replay_every: each process has one device, which recomputes its own steps: "
+                "only errors that do not repeat are detected."
             )
 
     def _compared(self, state: State) -> Kinds:
@@ -105,9 +105,9 @@ class Replay:
             raise RunError(describe(step, wrong, here, there, odd))
         if different := [here[place] for place in different_replicas(self._mesh, state)]:
             raise RunError(
-                f"After step {step}, devices that hold the same shards have other numbers: "
-                f"{' or '.join(different)} has computed wrong since the last replay.  Replace it, "
-                "and continue from a checkpoint before that."
+                f"After step {step}, devices that hold the same shards have different numbers: "
+                f"{' or '.join(different)} has computed wrong results since the last replay.  "
+                "Replace it, and continue from a checkpoint before that."
             )
 
 
@@ -125,14 +125,14 @@ def describe(step: int, wrong: Mapping[int, float], here: Names, there: Names, o
     ]
     more = [f"… and {len(rows) - MAX_SHOWN:,} more"] * (len(rows) > MAX_SHOWN)
     cause = (
-        f"{blamed} computes wrong{spread}.  Replace it"
+        f"{blamed} computes wrong results{spread}.  Replace it"
         if blamed
         else "Sums over devices spread the error of one of them to all.  Find it with `meshloom "
         "doctor --devices`"
     )
     remedy = f"{cause}, and continue from a checkpoint before the last replay."
     lines = [*rows[:MAX_SHOWN], *more, remedy]
-    title = f"Step {step} gives another state where the devices compute each other's shards"
+    title = f"Step {step} gives a different state when the devices compute each other's shards"
     return "\n  ".join([f"{title}:", *lines])
 
 

@@ -51,85 +51,82 @@ class Run:
     optimizer: OptimizerSpec = Adafactor()
     """Update rule and its learning rate schedule."""
     steps: Step | None = None
-    """Updates in the whole run. None: those of Run.epochs."""
+    """Updates in the whole run. None: Run.epochs decides."""
     epochs: Positive | None = None
-    """How many times the run reads the rows of training, in place of Run.steps; rows of the next
-    epoch fill up the last batch.  A mixture has no epochs, as its parts end at different steps."""
+    """Number of passes over the training rows, instead of Run.steps. Rows of the next epoch fill up
+    the last batch. Not for mixtures, whose parts end at different steps."""
     batch_sequences: Count
     """Rows in the global batch of one update, over all devices and microbatches."""
     batch_stages: tuple[tuple[Step, Count], ...] = ()
-    """Pairs of a number of steps and the rows of all batches after them, in the order of steps. No
-    row is lost or read twice; the schedule of the learning rate counts steps. --override adds
-    stages to a run that has not reached them."""
+    """Changes the batch size during the run: pairs (steps, rows), in order; after that many steps,
+    batches have that many rows. No row is lost or read twice. The learning rate schedule counts
+    steps. --override adds stages to a run that has not reached them."""
     length_stages: tuple[tuple[StepsBefore, Length], ...] = ()
-    """Pairs of a number of steps, which may be 0, and the length of all rows after them, for a
-    language model. Rows of Task.length are cut into rows of this length, so a batch has as many
-    more of them and the same tokens; a document across a cut becomes two segments. Validation
-    reads whole rows. --override adds stages to a run that has not reached them."""
+    """Changes the row length of a language model during the run: pairs (steps, length), in order;
+    steps may be 0. Rows of Task.length are cut into rows of this length. A batch keeps its tokens,
+    in more rows; a cut splits a document into two segments. Validation uses uncut rows. --override
+    adds stages to a run that has not reached them."""
     microbatches: Count = 1
-    """Slices of the batch whose gradients are added before the update; they save memory."""
+    """Number of slices of the batch (gradient accumulation); more slices save memory."""
     seed: Seed = 0
-    """Seed of the initial weights, of dropout and of the order of rows."""
+    """Seed of the initial weights, dropout and the order of rows."""
     exclude: tuple[str, ...] = ()
-    """Training documents that are padding in their rows: FILE, FILE:LINE or FILE:LINE-LINE, as
-    `meshloom inspect data` names them. All other documents stay where they are."""
+    """Training documents to replace with padding: FILE, FILE:LINE or FILE:LINE-LINE, as `meshloom
+    inspect data` names them. All other documents keep their places."""
     start_from: str | None = None
-    """Model directory of another run; this one starts from its latest weights and its vocabularies.
-    Adapters need it for as long as they are used.
-    If this model has experts and that one has none, each expert starts as a copy of the dense
-    layer."""
+    """Model directory of another run. This run starts with the latest weights and the vocabularies
+    of that run. Adapters need the directory as long as they are used. If this model has experts and
+    the other one is dense, each expert starts as a copy of the dense layer."""
     teacher: Frozen | None = None
-    """Another model that takes part in the objective: @Teacher(), whose predictions this one learns
-    as well, or @Dpo(), which preferences are measured against. None: the text alone."""
+    """Another model for the objective: @Teacher() for distillation, or @Dpo() as the reference
+    model of preferences. None: only the text."""
     skip_spikes: SkipSpikes | None = None
-    """Which updates are skipped. None: none; a loss or gradient that is NaN or infinite ends the
-    run."""
+    """Which updates to skip. None: no update; a NaN or infinite loss or gradient ends the run."""
     ema: Annotated[float, Field(gt=0, lt=1)] | None = None
-    """Decay of an exponential moving average of the weights, such as 0.999, which checkpoints keep
-    in float32, and commands load by --average=ema. None: keeps none."""
+    """Decay of an exponential moving average of the weights, such as 0.999. Checkpoints store the
+    average in float32; commands load it with --average=ema. None: no average."""
     label_smoothing: Fraction = 0.0
-    """Share of each target's probability that is spread evenly over the vocabulary."""
+    """Share of each target's probability to spread evenly over the vocabulary."""
     z_loss: NotNegative = 0.0
-    """Weight of the squared log of the softmax denominator in the objective."""
+    """Weight of the z-loss: the squared log of the softmax denominator."""
     r_drop: NotNegative = 0.0
     """Weight of R-drop (alpha in Liang et al. 2021): each step runs its batch twice with different
-    dropout, and also minimizes the divergence of the two predictions.  A step takes a little more
-    than twice as long."""
+    dropout, and also minimizes the divergence between the two predictions.  A step takes a little
+    more than twice as long."""
     log_every: Count = 1
-    """Steps between lines of metrics.jsonl."""
+    """Number of steps per line of metrics.jsonl."""
     trackers: tuple[TrackerSpec, ...] = (TensorBoard(),)
-    """Services that receive the same numbers: TensorBoard, Weights & Biases, or one of your own."""
+    """Where the metrics are also sent: TensorBoard, Weights & Biases, or your own tracker."""
     checkpoint_every: Count | Literal["auto"] = 1000
-    """Steps between checkpoints.  "auto" saves ten steps after each start, and then at the interval
-    that costs the least by the measured time of a step and of a save (Young 1974), at most an
-    hour."""
+    """Steps between checkpoints.  "auto" saves ten steps after each start, and then at the cheapest
+    interval for the measured times of a step and a save (Young 1974), at most an hour."""
     local_checkpoint_every: Count | Literal["auto"] = "auto"
     """Steps between local checkpoints (`train --local_checkpoint_dir`); "auto" as above."""
     keep_last: Count = 3
     """Number of latest checkpoints to keep."""
     keep_best: bool = True
-    """Keeps the best checkpoint as well, by Run.best_by."""
+    """Also keeps the best checkpoint, chosen by Run.best_by."""
     best_by: Literal["loss", "bleu"] = "loss"
     """Metric on the validation split that decides which checkpoint is best."""
     evaluate_every: Count | None = None
     """Steps between evaluations on the validation split. None: only at the end."""
     evaluate_batches: Count | None = None
-    """Batches of an evaluation during training, divided among the parts of a mixture, at least one
-    each. None: the whole split."""
+    """Batches per evaluation during training. The parts of a mixture share them, at least one each.
+    None: the whole split."""
     stall_minutes: Positive | None = 30.0
-    """Minutes without a finished step or batch of an evaluation after which a run exits with code
+    """After this many minutes without a finished step or evaluation batch, the run exits with code
     75, so that it can be restarted. None: never."""
     replay_every: Count | None = None
-    """Steps between those that are computed a second time with the devices in another order; the
-    run stops where they give other weights, and names the device that computes wrong. The state
-    and a copy of it must fit into memory. None: never."""
+    """Every this many steps, recomputes a step with the devices in another order. If the weights
+    differ, the run stops and names the device that computes wrong results. The state and a copy of
+    it must fit in memory. None: never."""
 
     bleu_sentences: CountOrZero = 0
-    """Sentences of the validation split that each evaluation translates for BLEU."""
+    """Number of validation sentences that each evaluation translates for BLEU."""
     compiler_options: tuple[str, ...] = ()
-    """Options of XLA for the training step, "tpu:xla_enable_async_all_gather=true".  Those for
-    other platforms are ignored.  configs/compilers/ has sets for TPU v5e, v5p and tpu7x, and for
-    GPUs."""
+    """XLA options for the training step, such as "tpu:xla_enable_async_all_gather=true". Options
+    for other platforms are ignored. configs/compilers/ contains sets for TPU v5e, v5p and tpu7x,
+    and for GPUs."""
 
     def __post_init__(self) -> None:
         model = with_vocab_rows(self.model, self.task.vocab_settings)
@@ -138,14 +135,14 @@ class Run:
             parse_option(option)
         if (self.steps is None) == (self.epochs is None):
             raise UserError(
-                f"Run.steps = {self.steps}, Run.epochs = {self.epochs}: the length of a run is one "
-                "of both.  Set one of them, and the other to None."
+                f"Run.steps = {self.steps}, Run.epochs = {self.epochs}: one of them sets the "
+                "length of a run.  Set one, and leave the other None."
             )
         if self.epochs is not None and len(self.task.source.parts_of("train")) > 1:
             raise UserError(
                 f"Run.epochs = {self.epochs:g}: task {self.task.name} is a mixture, whose parts "
                 "are read at rates and end their epochs at different steps.  Set Run.steps; "
-                "`meshloom prepare` then says how often each part is read."
+                "`meshloom prepare` then reports how often each part is read."
             )
         if self.model.adapter is not None and self.start_from is None:
             raise UserError(
@@ -175,10 +172,7 @@ class Run:
         for name, stages in self.stages.items():
             begins = [step for step, _ in stages]
             if begins != sorted(set(begins)):
-                raise UserError(
-                    f"{name}: begin after steps {begins}.  Give each a larger number of steps than "
-                    "the one before."
-                )
+                raise UserError(f"{name}: begin after steps {begins}.  The steps must increase.")
         sizes = {f"Run.batch_stages[{i}][1]": rows for i, (_, rows) in enumerate(self.batch_stages)}
         for name, rows in ({"Run.batch_sequences": self.batch_sequences} | sizes).items():
             if rows % self.microbatches:
@@ -258,7 +252,7 @@ class Run:
         steps = self.batch_sizes.step_of(math.ceil(Exact(str(self.epochs)) * rows) - 1) + 1
         if steps > MAX_STEPS:
             raise UserError(
-                f"Run.epochs = {self.epochs:g}: training has {rows:,} rows, so these are more than "
+                f"Run.epochs = {self.epochs:g}: with {rows:,} training rows, these are more than "
                 f"{MAX_STEPS:,} steps.  Set fewer epochs."
             )
         return dataclasses.replace(self, steps=steps, epochs=None)
@@ -268,7 +262,7 @@ class Run:
         """Returns the updates in the whole run; raises where that takes the rows of training."""
         if self.steps is None:
             raise UserError(
-                f"Run.epochs = {self.epochs:g}: the number of steps follows from the rows of task "
+                f"Run.epochs = {self.epochs:g}: the number of steps depends on the rows of task "
                 f"{self.task.name}, which are not prepared here.  Run `meshloom prepare` first, or "
                 "set Run.steps."
             )

@@ -139,8 +139,8 @@ class Rows:
         """Returns where the examples come from; raises where a cache does not know it."""
         if self.documents is None:
             raise UserError(
-                "an older version made these rows, which do not say from which documents.  Run "
-                "meshloom prepare --rebuild with the same flags: the rows stay the same."
+                "these rows are from an older version, which did not record their documents.  Run "
+                "meshloom prepare --rebuild with the same flags; the rows stay the same."
             )
         return self.documents
 

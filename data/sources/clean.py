@@ -18,28 +18,28 @@ _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")  # not \t, \n and
 
 @spec
 class Clean:
-    """Chooses which training pairs are dropped; other splits stay complete, and so comparable.
+    """Chooses which training pairs to drop; other splits stay complete and thus comparable.
 
-    Lengths are in characters, because not every language puts spaces between words, and before the
-    vocab is trained there are no tokens.
+    Lengths are in characters: not every language puts spaces between words, and there are no tokens
+    before the vocab is trained.
     """
 
     drops_empty: bool = True
-    """Drops a pair if one side has only white space."""
+    """Drops a pair if one side is only whitespace."""
     drops_invalid_utf8: bool = False
-    """Drops a pair with bytes that are not UTF-8, from every split; otherwise it is an error."""
+    """Drops pairs that are not valid UTF-8, from every split; otherwise they are an error."""
     drops_control_characters: bool = False
     """Drops a pair with a control character on either side, other than tabs and line breaks."""
     drops_duplicates: bool = False
-    """Drops a pair that occurred before in the same part of a mixture. This takes about 100 bytes
+    """Drops a pair that occurred before in the same part of a mixture. This needs about 100 bytes
     of memory per pair."""
     min_characters: Count | None = None
     """Minimum number of characters on either side."""
     max_characters: Count | None = None
     """Maximum number of characters on either side."""
     max_ratio: Annotated[float, Field(ge=1)] | None = None
-    """Maximum ratio of the characters of the longer side to those of the shorter one. Moses's
-    clean-corpus-n.perl counts words instead."""
+    """Maximum ratio of characters, longer side to shorter side. Moses's clean-corpus-n.perl counts
+    words instead."""
 
     def __post_init__(self) -> None:
         if (self.min_characters or 0) > (self.max_characters or float("inf")):

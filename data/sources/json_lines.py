@@ -17,10 +17,10 @@ from data.sources.text import FileText
 
 @spec
 class JsonlText(FileText):
-    """Reads files of one JSON object per line, plain, .gz, .xz or .zst; a field holds the text."""
+    """Reads text from files with one JSON object per line, plain, .gz, .xz or .zst."""
 
     field: str = "text"
-    """Name of the field; "page.text" is the field text of the field page."""
+    """Name of the field; "page.text" selects field text of field page."""
 
     has_newlines = True
 
@@ -31,11 +31,11 @@ class JsonlText(FileText):
 
 @spec
 class Jsonl(FilePairs):
-    """Reads files of one JSON object per line, plain, .gz, .xz or .zst; two of its fields make a
+    """Reads files with one JSON object per line, plain, .gz, .xz or .zst; two fields make a
     pair."""
 
     source_field: str
-    """Name of the field to translate; "translation.de" is the field de of the field translation."""
+    """Name of the field to translate; "translation.de" selects field de of field translation."""
     target_field: str
     """Name of the field that holds the translation."""
 
@@ -46,7 +46,7 @@ class Jsonl(FilePairs):
 
 @spec
 class JsonlChats(FilePairs):
-    """Reads chats from files of one JSON object per line, plain, .gz, .xz or .zst, for
+    """Reads chats from files with one JSON object per line, plain, .gz, .xz or .zst, for
     `@ChatTask()`.
 
     A field holds the messages, each {"role": "user", "content": "Hi"}, or {"from": "human",
@@ -54,7 +54,7 @@ class JsonlChats(FilePairs):
     """
 
     field: str = "messages"
-    """Name of the field, such as "conversations"; a dot leads into a field of it."""
+    """Name of the field, such as "conversations"; a dot selects a nested field."""
 
     has_chats = True
 
@@ -80,14 +80,14 @@ def messages_of(value: Any, name: str, place: str) -> str:
             raise UserError(
                 f"{place}, message {number} of field {name!r}: found {brief(repr(given))}.  Legal: "
                 '{"role": "user", "content": "a text"}, or {"from": "human", "value": "a text"}; '
-                "no weight but 1."
+                "no weight except 1."
             )
         messages.append(message)
     if "assistant" not in (roles := {message["role"]: None for message in messages}):
         listed = ", ".join(map(repr, roles)) or "none"
         raise UserError(f"{place}: roles in field {name!r}: {listed}.  None is 'assistant'.")
     if unread := [key for key in ("tools", "system") if value.get(key)]:
-        raise UserError(f"{place}: {unread[0]!r} is not read.  Write it into a system message.")
+        raise UserError(f"{place}: {unread[0]!r} is not supported.  Put it into a system message.")
     return json.dumps(messages, ensure_ascii=False)
 
 
@@ -141,6 +141,6 @@ def field_of(value: Any, name: str, place: str, kind: type) -> Any:
 
 @spec
 class JsonlPreferences(Preferences):
-    """Reads preferences from files of one JSON object per line, plain, .gz, .xz or .zst."""
+    """Reads preferences from files with one JSON object per line, plain, .gz, .xz or .zst."""
 
     texts = staticmethod(records)

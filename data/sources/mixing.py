@@ -19,15 +19,15 @@ class MixedSource(Source):
     """Reads several sources as one; a task file names a kind of them."""
 
     rates: tuple[NotNegative, ...] | None = None
-    """One number per part, with any sum; 0 for a part that only a later stage reads, and parts
-    after the last number have 0. None: by size."""
+    """One number per part, with any sum; parts without a number get 0. Use 0 for a part that only a
+    later stage reads. None: by size."""
     temperature: Positive = 1.0
-    """By size, a rate is proportional to size ** (1 / temperature): 1 draws from each part in
-    proportion to its size, and a large number from all parts equally."""
+    """Rates by size are proportional to size ** (1 / temperature): 1 samples parts in proportion to
+    their sizes, a large number samples all parts equally."""
     stages: tuple[Stage, ...] = ()
-    """Pairs of a number of steps and the rates of all batches after them, in the order of steps. A
-    part with the rate 0 is not read. --override adds stages to a run that has not reached them, and
-    with them parts after the last one of a mixture that has rates."""
+    """Changes the rates during the run: pairs (steps, rates), in order; after that many steps,
+    batches use these rates. A part with rate 0 is not read. --override adds stages to a run that
+    has not reached them; if the mixture has rates, it can also append parts."""
 
     def __post_init__(self) -> None:
         problems = [*self.problems(), *self._rate_problems()]
@@ -84,7 +84,7 @@ class MixedSource(Source):
             if twice := sorted({name for name in names if names.count(name) > 1}):
                 yield (
                     f"{type(self).__name__}.parts: several of {split!r} have the name "
-                    f"{', '.join(twice)}.  Set a name of its own for each."
+                    f"{', '.join(twice)}.  Give each its own name."
                 )
 
     def _rate_problems(self) -> Iterator[str]:
@@ -111,24 +111,24 @@ class MixedSource(Source):
                     )
         steps = [step for step, _ in self.stages]
         if steps != sorted(set(steps)):
-            yield f"{kind}.stages: begin after steps {steps}.  Give each a larger number of steps."
+            yield (f"{kind}.stages: begin after steps {steps}.  The steps must increase.")
         if self.rates is not None and self.temperature != 1:
             yield (
-                f"{kind}.temperature = {self.temperature}: it counts only by size, and "
+                f"{kind}.temperature = {self.temperature}: it applies only to rates by size, but "
                 f"{kind}.rates is set.  Unset one of them."
             )
 
 
 @spec
 class TextMixture(MixedSource):
-    """Reads the text of several sources as one; the parts of a batch come at rates that the
-    settings choose.
+    """Mixes the text of several sources; the settings choose the rate of each part in a batch.
 
-    Each part is packed into rows of its own, and rates and sizes are of rows.
+    Each part is packed into its own rows; rates and sizes count rows.
     """
 
     parts: Annotated[tuple[Source, ...], Field(min_length=1)]
-    """Sources to mix; in a gin file each has a scope, as in (@web/JsonlText(), @books/TextFiles()).
+    """Sources to mix. In a gin file, each has its own scope, as in (@web/JsonlText(),
+    @books/TextFiles()).
     """
 
     @property
@@ -151,5 +151,5 @@ class TextMixture(MixedSource):
                     "those, for @Translation()."
                 )
             if isinstance(part, TextMixture):
-                yield "TextMixture.parts: a part is a mixture itself.  Name its parts here instead."
+                yield "TextMixture.parts: a part is itself a mixture.  List its parts here instead."
         yield from self.name_problems("train")

@@ -32,7 +32,7 @@ class FilePairs(HeldOutPairs):
     """Reads pairs from files that hold both sides; a task file names one of its kinds."""
 
     train: Files
-    """One or several paths or globs, as are validation and test."""
+    """One or several paths or globs, as for validation and test."""
     validation: Files | None = None
     """Validation pairs."""
     test: Files | None = None
@@ -48,11 +48,11 @@ class Preferences(FilePairs):
     """Yields the texts with some names, row by row."""
 
     prompt: str = "prompt"
-    """Name of the field or column that holds the prompt; a dot leads into a field of it."""
+    """Name of the field or column that holds the prompt; a dot selects a nested field."""
     chosen: str = "chosen"
-    """Name of that which holds the preferred answer."""
+    """Name of the field or column that holds the preferred answer."""
     rejected: str = "rejected"
-    """Name of that which holds the rejected answer."""
+    """Name of the field or column that holds the rejected answer."""
 
     def read_files(self, paths: Sequence[str], setting: str, errors: str) -> Iterator[Any]:
         names = [self.prompt, self.chosen, self.rejected]
@@ -61,14 +61,14 @@ class Preferences(FilePairs):
 
 @spec
 class ParallelFiles(HeldOutPairs):
-    """Reads pairs of files, where line n of one is the translation of line n of the other.
+    """Reads pairs of files; line n of one is the translation of line n of the other.
 
-    They are plain, .gz, .xz or .zst.
+    Files may be plain, .gz, .xz or .zst.
     """
 
     train_source: Files | None = None
-    """One or several paths or globs, as are the next five settings. A part of a mixture may have
-    none."""
+    """One or several paths or globs, as for the next five settings. Optional for a part of a
+    mixture."""
     train_target: Files | None = None
     """Translations of the training sources."""
     validation_source: Files | None = None
@@ -136,7 +136,7 @@ class Tsv(FilePairs):
     """Reads files of tab-separated columns, plain, .gz, .xz or .zst; one pair per line."""
 
     source_column: CountOrZero = 0
-    """Counted from 0; so is target_column."""
+    """Column of the source, counted from 0."""
     target_column: CountOrZero = 1
     """Column of the translation, counted from 0."""
 
@@ -160,16 +160,16 @@ class Tsv(FilePairs):
 
 @spec
 class Phrases(Pairs):
-    """Makes dates, numbers, names and the like in two languages, from locale data by a seed."""
+    """Generates dates, numbers, names and so on in two languages, from locale data and a seed."""
 
     language: str = "de"
     """Language of the source, such as de."""
     target_language: str = "en"
     """Language of the target."""
     train: Count = 40_000
-    """Pairs to train on."""
+    """Number of training pairs."""
     held_out: Count = 1_000
-    """Pairs in validation and in test, each; they share no source with training."""
+    """Number of pairs in validation and in test, each. Their sources do not occur in training."""
     seed: Seed = 0
     """Seed of the random choices."""
 
@@ -190,16 +190,16 @@ def _import_phrases() -> ModuleType:
 
 @spec
 class Mixture(mixing.MixedSource, Pairs):
-    """Reads several sources as one; the parts of a batch come at rates that the settings choose.
+    """Mixes several sources; the settings choose the rate of each part in a batch.
 
-    Each part is packed into rows of its own, and rates and sizes are of rows.
+    Each part is packed into its own rows; rates and sizes count rows.
     """
 
     parts: Annotated[tuple[Pairs, ...], Field(min_length=1)]
-    """Sources to mix; in a gin file each has a scope, as in (@de/Tsv(), @fr/Tsv())."""
+    """Sources to mix. In a gin file, each has its own scope, as in (@de/Tsv(), @fr/Tsv())."""
     languages: tuple[str, ...] = ()
-    """Repeats each part for each of these languages and names it after the language, which replaces
-    "{language}" in its settings, as in Tsv.train = "{language}-eng.tsv"."""
+    """Repeats each part for each of these languages, and names it after the language. The language
+    replaces "{language}" in its settings, as in Tsv.train = "{language}-eng.tsv"."""
 
     @property
     def all_parts(self) -> tuple[Pairs, ...]:
@@ -214,12 +214,12 @@ class Mixture(mixing.MixedSource, Pairs):
 
     def problems(self) -> Iterator[str]:
         if any(isinstance(part, Mixture) for part in self.parts):
-            yield "Mixture.parts: a part is a mixture itself.  Name its parts here instead."
+            yield "Mixture.parts: a part is itself a mixture.  List its parts here instead."
         for setting in ("name", "tag"):
             if value := getattr(self, setting):
-                yield f"Mixture.{setting} = {value!r}: legal: None.  Each part has its own."
+                yield f"Mixture.{setting} = {value!r}: legal: None.  Set it in each part."
         if twice := sorted({x for x in self.languages if self.languages.count(x) > 1}):
-            yield f"Mixture.languages: {', '.join(twice)} is there twice.  Name each once."
+            yield f"Mixture.languages: {', '.join(twice)} occurs twice.  List each once."
             return
         if 0 < sum(part.tag is not None for part in self.parts) < len(self.parts):
             tags = ", ".join(str(part.tag) for part in self.parts)

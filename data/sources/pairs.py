@@ -79,10 +79,10 @@ class Pairs(Source):
     """Whether each source is a chat as JSON, and its target all answers."""
 
     tag: Tag | None = None
-    """Precedes each source line, for a model that serves many languages: "2de" as <2de>,
-    and a tag with other signs, such as "<2de>", "[de]" or ">>deu<<", as it is."""
+    """Put before each source line, for multilingual models. A plain tag such as "2de" becomes
+    <2de>; a tag with other characters, such as "<2de>", "[de]" or ">>deu<<", is used as it is."""
     name: Name | None = None
-    """Name in results. None: its tag or its kind."""
+    """Name in results. None: its tag or the kind of source."""
 
     def read(self, split: str, errors: str = "strict") -> Iterator[Pair]:
         """Yields the raw pairs of a split, always in the same order.

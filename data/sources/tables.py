@@ -29,10 +29,11 @@ Batches = tuple["pyarrow.Schema", Iterable["pyarrow.RecordBatch"]]
 
 @spec
 class TableText(FileText):
-    """Reads Parquet, Arrow and CSV files (.csv, also .gz, .xz or .zst); a column holds the text."""
+    """Reads Parquet, Arrow and CSV files (.csv, also .gz, .xz or .zst); one column holds the
+    text."""
 
     column: str = "text"
-    """Name of the column; "page.text" is the field text of the column page."""
+    """Name of the column; "page.text" selects field text of column page."""
 
     has_newlines = True
 
@@ -46,8 +47,7 @@ class Table(FilePairs):
     """Reads Parquet, Arrow and CSV files (.csv, also .gz, .xz or .zst); two columns make a pair."""
 
     source_column: str
-    """Name of the column to translate; "translation.de" is the field de of the column
-    translation."""
+    """Name of the column to translate; "translation.de" selects field de of column translation."""
     target_column: str
     """Name of the column that holds the translation."""
 

@@ -89,9 +89,9 @@ class FileSource(Source):
     """Reads files of text or of pairs; without validation files, it holds out some examples."""
 
     validation_fraction: Annotated[float, Field(gt=0, lt=0.5)] = 0.02
-    """Approximate share of the training examples that is held out if there are no validation files.
-    A hash selects them, so that equal ones are never in both splits: of a text, of the target of a
-    pair, or for a PromptTask of its prompt."""
+    """Approximate share of the training examples to hold out if there are no validation files. A
+    hash of the text, of the target of a pair, or of the prompt of a PromptTask selects them, so
+    that equal examples are never in both splits."""
 
     def parameters(self, split: str) -> tuple[str, ...]:
         """Names the parameters that name files of a split."""
@@ -170,13 +170,13 @@ class FileText(FileSource):
     """Reads text from files; a task file names one of its kinds."""
 
     train: Files
-    """One or several paths or globs, as are validation and test."""
+    """One or several paths or globs, as for validation and test."""
     validation: Files | None = None
     """Validation text. None: a share of the training text."""
     test: Files | None = None
     """Test text. None: no test split."""
     name: PartName | None = None
-    """Name of a part of a mixture in results. None: its kind."""
+    """Name of a part of a mixture in results. None: the kind of source."""
 
     @property
     def name_and_label(self) -> tuple[str | None, str]:
@@ -191,8 +191,8 @@ class TextFiles(FileText):
     """Reads text files, plain, .gz, .xz or .zst."""
 
     example: Literal["line", "any line", "paragraph", "file"] = "line"
-    """What an example is: a line that is not blank, any line (of a blank one, the model predicts
-    the end), a paragraph, which blank lines separate, or a whole file that is not blank."""
+    """What an example is: a line that is not blank; any line (for a blank line, the model predicts
+    the end); a paragraph, delimited by blank lines; or a whole file that is not blank."""
 
     @property
     def has_newlines(self) -> bool:

@@ -68,8 +68,8 @@ def named(patterns: str | Sequence[str], setting: str) -> list[str]:
                 )
             if not is_remote(path) and path_of(path).is_fifo():
                 raise UserError(
-                    f"{setting}: {path!r} is a pipe, which gives its text once, and a task reads "
-                    "it several times.  Write the text to a file."
+                    f"{setting}: {path!r} is a pipe, but a task reads its text several times.  "
+                    "Write the text to a file."
                 )
             files.append(path)
     if not files:
@@ -109,7 +109,7 @@ def decoded_lines(file: IO[bytes], name: str, errors: str = "strict") -> Iterato
         if len(raw) > MAX_LINE_BYTES:
             raise UserError(
                 f"{name}, line {number}: is longer than {MAX_LINE_BYTES:,} bytes, the limit of a "
-                "line.  Break it into several lines."
+                "line.  Split it into several lines."
             )
         try:
             line = raw.decode("utf-8-sig" if number == 1 else "utf-8", errors)

@@ -26,13 +26,13 @@ class TfdsSource(Source):
     """Reads a TFDS data set, made by its own builder as ArrayRecord files."""
 
     name: str
-    """Name of the TFDS data set, such as "lm1b" or "wmt14_translate/de-en"."""
+    """Name of the TFDS dataset, such as "lm1b" or "wmt14_translate/de-en"."""
     train: str = "train"
-    """A TFDS split expression, such as "train[1000:]", as are validation and test."""
+    """A TFDS split expression, such as "train[1000:]", as for validation and test."""
     folder: str | None = None
     """TFDS's data_dir. None: ~/tensorflow_datasets."""
     archives: str | None = None
-    """A folder with archives downloaded by hand, which TFDS then checks and unpacks."""
+    """A folder with manually downloaded archives, which TFDS checks and unpacks."""
 
     def splits(self) -> tuple[str, ...]:
         return tuple(s for s in SPLITS if getattr(self, s) is not None)
@@ -91,7 +91,7 @@ class TfdsSource(Source):
             first_line = str(error).partition("\n")[0]
             raise UserError(
                 f"{kind}.name = {builder.name!r}: could not be downloaded or written to "
-                f"{builder.data_dir} ({first_line}).  Where there is no network, copy its archives "
+                f"{builder.data_dir} ({first_line}).  Without network access, copy its archives "
                 f"({files}) into a folder and set {kind}.archives to that folder."
             ) from error
         return builder
@@ -104,8 +104,8 @@ class TfdsSource(Source):
             local_path(self.folder, f"{kind}.folder")
         if re.match(r"\w+:[a-zA-Z_]", self.name):
             raise UserError(
-                f"{kind}.name = {self.name!r}: a community data set, whose code TFDS would "
-                "download and run.  Legal: a data set of TFDS itself."
+                f"{kind}.name = {self.name!r}: a community dataset, whose code TFDS would download "
+                "and run.  Legal: a dataset of TFDS itself."
             )
         # TFDS does not import some builders by itself, such as those of WMT.
         stem = self.name.partition("/")[0].removesuffix("_translate")
@@ -123,13 +123,13 @@ class TfdsSource(Source):
                 problem = f"{first_line}  The configurations of {data_set}: {legal}."
             except (tfds.core.DatasetNotFoundError, ValueError):
                 known = tfds.list_builders(with_community_datasets=False)
-                problem = f"TFDS has no such data set.{did_you_mean(self.name, known)}"
+                problem = f"TFDS has no such dataset.{did_you_mean(self.name, known)}"
             raise UserError(f"{kind}.name = {self.name!r}: {problem}") from None
 
 
 @spec
 class Tfds(TfdsSource):
-    """Reads a TFDS data set with a text feature, made by its own builder as ArrayRecord files."""
+    """Reads a TFDS dataset with a text feature, which its builder wrote as ArrayRecord files."""
 
     feature: str = "text"
     """Feature that holds the text."""
@@ -147,7 +147,7 @@ class Tfds(TfdsSource):
 
 @spec
 class TfdsPairs(TfdsSource, Pairs):
-    """Reads a TFDS data set of translations, made by its own builder as ArrayRecord files."""
+    """Reads a TFDS dataset of translations, which its builder wrote as ArrayRecord files."""
 
     source_field: str
     """The feature to translate; TFDS names features by language, such as "en"."""

@@ -23,7 +23,7 @@ _MANY_BYTES = 1 << 20
 def describe_full(path: Path, error: Exception) -> str:
     """Describes what the file system of a path has run out of, or which limit a file exceeds."""
     if "File too large" in str(error):
-        return "a file exceeds the limit of sizes (`ulimit -f`), or that of the file system"
+        return "the file exceeds the size limit of the shell (`ulimit -f`) or of the file system"
     state = os.statvfs(next(p for p in (path, *path.absolute().parents) if p.exists()))
     free_bytes = state.f_bavail * state.f_frsize
     # What was written is perhaps removed by now; that a file could not be created remains.
@@ -46,8 +46,8 @@ def write_errors(target: Path, remedy: str = "give another --data_dir") -> Itera
         remote.raise_failure(error)
         if error.errno in FULL:
             raise RunError(
-                f"{target}: {describe_full(target, error)}; nothing half-written is left.  "
-                f"Remove files there, or {remedy}."
+                f"{target}: {describe_full(target, error)}; no partial file is left.  Remove files "
+                f"there, or {remedy}."
             ) from error
         raise UserError(
             f"{target}: cannot be written: {error.strerror or error}.  "

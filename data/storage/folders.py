@@ -48,7 +48,7 @@ def lock(target: Path) -> Iterator[None]:
         handle = os.open(target.parent / f".{target.name}.lock", os.O_RDWR | os.O_CREAT, 0o666)
     try:
         if try_lock(handle) is False:
-            logger.info("%s: another process writes it; this one waits for that", target)
+            logger.info("%s: another process is writing it; waiting for that process", target)
             lock_descriptor(handle)
         yield
     finally:
@@ -61,7 +61,7 @@ def open_alone(path: Path) -> TextIO:
     if try_lock(file) is False:
         file.close()
         raise UserError(
-            f"{path}: another process is writing it.  Wait for that, or give another --output."
+            f"{path}: another process is writing it.  Wait until it ends, or give another --output."
         )
     return file
 
@@ -103,7 +103,7 @@ def resumable_folder(target: Path) -> Iterator[Path]:
         except Unfinished:
             raise
         except KeyboardInterrupt:
-            logger.info("%s: the same command continues where this one was.", target)
+            logger.info("%s: run the same command again to resume.", target)
             raise
         except Exception as error:
             if remote.failure(error) is None:

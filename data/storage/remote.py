@@ -47,11 +47,11 @@ def failure(error: BaseException) -> str | None:
         return None
     text = one_line(error)
     if re.search(r"(?i)forbidden|denied", text):
-        text += "  (check the credentials, and what they may do there)"
+        text += "  (check the credentials and their permissions)"
     if page is not None:
         title = brief(" ".join((page["title"] or "without a title").split()))
-        text = f"a web page answers ({title}); a proxy or a sign-in page may be in the way"
-    return f"the remote storage does not answer as it should: {text}"
+        text = f"the answer is a web page ({title}); a proxy or a sign-in page may be in the way"
+    return f"unexpected answer from the remote storage: {text}"
 
 
 def raise_failure(error: BaseException) -> None:

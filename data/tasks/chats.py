@@ -18,20 +18,20 @@ from data.vocabs import Vocabs
 
 @spec
 class ChatTask(PromptTask):
-    """Defines a task of chats of any number of messages, for a decoder.
+    """Defines a task of chats with any number of messages, for a decoder.
 
-    The chat template of the vocab writes a chat as one text.  The loss counts the tokens of the
-    assistant's messages: those between `{% generation %}` and `{% endgeneration %}` in the template
-    or, where it has neither, what each of these messages adds to the chat before, its end included.
+    The chat template of the vocab formats a chat as one text.  The loss counts the tokens of the
+    assistant's messages: those between `{% generation %}` and `{% endgeneration %}` in the
+    template.  Without them, it counts what each of these messages adds to the text, with its end.
     """
 
     source: Pairs
     """Where the chats come from, such as @JsonlChats()."""
     vocab: TokenizerJson
-    """How chats are tokenized; it brings the template."""
+    """How chats are tokenized; it includes the chat template."""
     template: str = "{prompt}"
-    """Text that `decode` and `/v1/completions` read, where {prompt} is the prompt. Only
-    `/v1/chat/completions` uses the template of the vocab."""
+    """Text that `decode` and `/v1/completions` give to the model; {prompt} is the prompt. Only
+    `/v1/chat/completions` uses the chat template of the vocab."""
 
     has_chats = True
 
@@ -62,7 +62,7 @@ class ChatTask(PromptTask):
             try:
                 ids = vocab.encode_marked(*template.answers(json.loads(chat)))
             except BadMessages as error:
-                problem = f"the chat template refuses a chat: {error}.  The chat: {brief(chat)}"
+                problem = f"the chat template rejects a chat: {error}.  The chat: {brief(chat)}"
                 raise UserError(f"{self.name}: {problem}") from None
             is_read_anyway = begin and ids[:1].tolist() == begin
             return ids[bool(is_read_anyway) : 1 + np.flatnonzero(ids >= 0).max(initial=-1)]

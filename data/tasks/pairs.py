@@ -21,9 +21,9 @@ class PairTask(Task):
     source: Pairs
     """Where the text comes from."""
     clean: Clean = Clean()
-    """Which training pairs are dropped, in addition to those longer than a row."""
+    """Which training pairs to drop, in addition to those longer than a row."""
     word_list: None = None
-    """A model of pairs reads every word."""
+    """Not available for pairs."""
 
     takes_pairs = True
     left_out = ("longer than a row",)

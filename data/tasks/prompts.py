@@ -43,17 +43,17 @@ class PromptRows(Rows):
 
 @spec
 class PromptTask(PairTask):
-    """Defines a task of pairs, for a decoder that reads the source and predicts the target.
+    """Defines a task of pairs for a decoder, which reads the source and predicts the target.
 
-    The target follows the source in one row; the loss counts the target and its end.
+    The target follows the source in the same row; the loss counts only the target and its end.
     """
 
     source: Pairs
     """Where the text comes from: prompts and answers."""
     vocab: Tokenizer
-    """How both are tokenized."""
+    """How prompts and answers are tokenized."""
     template: str = "{prompt}\n"
-    """Text before an answer, in training and in decoding: {prompt} is the prompt."""
+    """Text before an answer, in training and decoding; {prompt} is the prompt."""
 
     rows_kind = PromptRows
 
@@ -67,7 +67,7 @@ class PromptTask(PairTask):
         if self.source.tags:
             raise UserError(
                 f"{type(self).__name__}.source: its tags ({', '.join(self.source.tags)}) are for "
-                "encoders.  Unset them; what stands before each prompt is the template."
+                "encoders.  Unset them; the template sets the text around each prompt."
             )
 
     @property
@@ -120,8 +120,8 @@ class PromptTask(PairTask):
 class PreferenceTask(PromptTask):
     """Defines a task of prompts, each with a preferred and a rejected answer, for `@Dpo()`.
 
-    A row of training holds both answers, each after its prompt: segments 1 and 2, 3 and 4, and so
-    on are the preferred and the rejected one.  The other splits hold the preferred ones alone.
+    A training row contains both answers, each after its prompt: segments 1 and 2, 3 and 4 and so on
+    are the preferred and the rejected answer.  The other splits contain only the preferred answers.
     """
 
     source: Preferences

@@ -24,11 +24,11 @@ SENTINELS = tuple(f"<extra_id_{i}>" for i in range(100))
 
 @spec
 class SpanCorruption(EncoderTask):
-    """Defines a task of text for a model with an encoder: sentinels replace spans of the source,
-    and the target has the spans.
+    """Defines a T5-style task of text for an encoder-decoder: sentinels replace spans of the
+    source, and the target contains the spans.
 
-    An example is cut into pieces, as long as the source and the target of a row allow.  Which spans
-    of a piece are replaced depends on its tokens alone.
+    An example is cut into pieces that fill the source and the target of a row.  Which spans of a
+    piece are replaced depends only on its tokens.
     """
 
     length: Length = 114
@@ -36,13 +36,13 @@ class SpanCorruption(EncoderTask):
     source_length: Length = 512
     """Source tokens per row."""
     noise_density: Annotated[float, Field(gt=0, lt=1)] = 0.15
-    """Share of the tokens that are replaced."""
+    """Share of tokens to replace."""
     mean_noise_span_length: Annotated[float, Field(ge=1)] = 3.0
-    """Tokens of a span, on average."""
+    """Average number of tokens per span."""
     draws: Count = 1
-    """How often the text to train on is in the rows, each time with other spans replaced."""
+    """Number of copies of the training text in the rows, each with different spans replaced."""
     word_list: None = None
-    """A model that reads sentinels reads every word."""
+    """Not available for span corruption."""
 
     left_out = ("has a sentinel",)
 
@@ -70,7 +70,7 @@ class SpanCorruption(EncoderTask):
         if not all(piece.endswith(sentinel) for piece, sentinel in pieces):
             raise UserError(
                 f"{self.name}: its vocab lacks {SENTINELS[0]} to {SENTINELS[-1]}.  Let the task "
-                "train one, or take the tokenizer.json of a T5: its spiece.model has none."
+                "train one, or use the tokenizer.json of a T5; its spiece.model has none."
             )
         return np.array(ids)
 
@@ -87,7 +87,7 @@ class SpanCorruption(EncoderTask):
         self, lines: Sequence[str], vocabs: Vocabs, tag: str | None
     ) -> tuple[Rows, Sequence[str]]:
         raise UserError(
-            f"{self.name}: @SpanCorruption() has no score of a line, as a model predicts only some "
+            f"{self.name}: @SpanCorruption() cannot score a line: the model predicts only some "
             "spans of it.  `meshloom evaluate` computes the loss of a text."
         )
 

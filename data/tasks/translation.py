@@ -14,17 +14,17 @@ from data.vocabs import SOURCE_FILE, TARGET_FILE, Vocabs
 
 @spec
 class Translation(PairTask, EncoderTask):
-    """Defines a task of pairs, for a model that translates the source into the target."""
+    """Defines a translation task: pairs of a source and a target, for an encoder-decoder."""
 
     vocab: Tokenizer
-    """How the target is tokenized; if source_vocab is None, both sides, and it is trained on
+    """How the target is tokenized. If source_vocab is None, tokenizes both sides and is trained on
     both."""
     source_vocab: Tokenizer | None = None
-    """A vocabulary only for the source. None: both sides share one."""
+    """A separate vocabulary for the source. None: both sides share one."""
     length: Length
     """Target tokens per row."""
     source_length: Length
-    """Source tokens per row. A pair that is longer than a row on either side is dropped."""
+    """Source tokens per row. Pairs that are longer than a row on either side are dropped."""
 
     @property
     def tags(self) -> tuple[str, ...]:

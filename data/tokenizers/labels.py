@@ -15,7 +15,7 @@ FORMAT = "meshloom labels 1\n"
 
 @spec
 class Labels(Tokenizer):
-    """Makes a vocab of all labels of the training examples, sorted."""
+    """Builds a vocab from all labels of the training examples, sorted."""
 
     def train(self, lines: Iterator[str], words: Sequence[str]) -> Vocab:
         return LabelVocab((FORMAT + "\n".join(sorted({*lines, *words}))).encode())
@@ -36,8 +36,8 @@ class LabelVocab(Vocab):
                 legal = ", ".join(self.labels[:40])
                 legal += f" and {self.size - 40} more" if self.size > 40 else ""
                 raise UserError(
-                    f"label {line[:40]!r}: the training examples have none like it."
-                    f"{did_you_mean(line, self.labels)}  Legal: {legal}."
+                    f"label {line[:40]!r}: it does not occur in the training "
+                    f"examples.{did_you_mean(line, self.labels)}  Legal: {legal}."
                 )
         return [np.array([self._ids[line]], self.dtype) for line in lines]
 

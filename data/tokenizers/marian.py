@@ -28,13 +28,13 @@ _TAG = re.compile(r">>.*?<<")
 
 @spec
 class Marian(Tokenizer):
-    """Takes one side of the vocab of a Marian model of Hugging Face, with the ids that it has."""
+    """Uses one side of the vocab of a Hugging Face Marian model, with the same IDs."""
 
     path: str
-    """A folder with vocab.json, source.spm and target.spm, or the file of a vocab in a model
+    """A folder with vocab.json, source.spm and target.spm, or the vocab file of a model
     directory."""
     side: Side = "target"
-    """Which of the two models of SentencePiece splits texts."""
+    """Which of the two SentencePiece models tokenizes text."""
 
     package = "sentencepiece"
 

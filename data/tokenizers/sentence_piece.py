@@ -26,24 +26,24 @@ _LONGEST_LINE_BYTES = 1 << 20  # SentencePiece's own limit, 4192, leaves out ord
 
 @spec
 class SentencePiece(Tokenizer):
-    """Sets how to train a vocab of SentencePiece, or which trained one to take."""
+    """Trains a SentencePiece vocab, or uses a trained one."""
 
     size: Count = 8192
     """Tokens of the vocabulary."""
     model_type: Literal["unigram", "bpe"] = "bpe"
-    """On the docstrings, bpe trains in 0.4 s and unigram in 2.1 s; bpe gives 0.6 % fewer tokens at
+    """On the docstrings, bpe trains in 0.4 s and unigram in 2.1 s; bpe yields 0.6 % fewer tokens at
     size 8192, unigram 0.8 % fewer at 4096."""
     character_coverage: Annotated[float, Field(gt=0, le=1)] = 0.9995
-    """Share of characters that get sub-words; the rest are split into bytes."""
+    """Share of characters that the vocab covers; the rest are split into bytes."""
     byte_fallback: bool = True
     """Splits characters outside the vocabulary into bytes instead of losing them."""
     normalization: Literal["identity", "nfkc", "nmt_nfkc", "nmt_nfkc_cf"] = "identity"
-    """With "identity" and byte_fallback, decoding reproduces the text exactly, except "▁"
-    (U+2581), which becomes a space."""
+    """With "identity" and byte_fallback, decoding reproduces the text exactly, except that "▁"
+    (U+2581) becomes a space."""
     train_lines: Count = 1_000_000
     """Maximum number of lines to train on, chosen at random but always the same."""
     model_file: str | None = None
-    """A trained SentencePiece model to use unchanged, with the ids that it has."""
+    """A trained SentencePiece model to use unchanged, with the same IDs."""
 
     package = "sentencepiece"
     path_setting = "model_file"
@@ -181,11 +181,11 @@ def _sampled(lines: Iterator[str], count: int) -> Iterator[str]:
 def _explain(settings: SentencePiece, error: str) -> str:
     setting = f"SentencePiece.size = {settings.size}"
     if largest := re.search(r"Vocabulary size too high.*<= (\d+)", error):
-        return f"{setting}: this text gives at most {largest[1]} sub-words.  Set that or less."
+        return f"{setting}: this text yields at most {largest[1]} sub-words.  Set that or less."
     if smallest := re.search(r"required_chars\. \d+ vs (\d+)", error):
         return (
-            f"{setting}: the characters of this text alone need {smallest[1]} sub-words.  "
-            "Set that size or more, or a smaller SentencePiece.character_coverage."
+            f"{setting}: the characters of this text alone need {smallest[1]} sub-words.  Set this "
+            "size or more, or a smaller SentencePiece.character_coverage."
         )
     if "sentences_.empty" in error:
         return "SentencePiece: there is no text to train on."

@@ -40,21 +40,20 @@ Files = dict[str, str]
 
 @spec
 class TokenizerJson(Tokenizer):
-    """Takes a vocab of Hugging Face, with the ids that it has."""
+    """Uses a Hugging Face tokenizer, with the same IDs."""
 
     path: str
     """A folder with tokenizer.json, that file itself, or the vocab.model of a model directory. In
     the same folder, tokenizer_config.json names the special tokens, and generation_config.json
-    (eos_token_id) those at which decoding stops."""
+    (eos_token_id) the tokens at which decoding stops."""
     begin: str | None = None
-    """The token that a decoder reads before a text, such as "<s>". None: as tokenizer_config.json
-    says (bos_token), or else as tokenizer.json does, or else the token that ends a text. Without
-    this setting, `decode` puts it before prompts only where tokenizer.json does."""
+    """The token that a decoder reads before a text, such as "<s>". None: the bos_token of
+    tokenizer_config.json, else the one of tokenizer.json, else the token that ends a text. Without
+    this setting, `decode` puts it before prompts only if tokenizer.json does."""
     end: str | None = None
-    """The token that ends a text, such as "</s>". None: as tokenizer_config.json says
-    (eos_token)."""
+    """The token that ends a text, such as "</s>". None: the eos_token of tokenizer_config.json."""
     pad: str | None = None
-    """A token without text. None: as tokenizer_config.json says (pad_token), or none at all."""
+    """A token without text. None: the pad_token of tokenizer_config.json, if any."""
 
     package = "tokenizers"
 
@@ -97,7 +96,7 @@ class TokenizerJsonVocab(Vocab):
         for each in json.loads(files[TOKENIZER]).get("added_tokens") or ():
             token, number = each["content"], each["id"]
             if (other := by_id.get(number, token)) != token:  # the library gave the token another
-                problem = f"the added token {token!r} has the id {number}, as {other!r} has"
+                problem = f"the added token {token!r} has the same id as {other!r}, {number}"
                 raise UserError(f"vocab {name}: {problem}.  Give each its own.")
         ids = {key: self._id(special.get(key), key, name) for key in _PARAMETERS}
         end = ids["end"]
@@ -225,8 +224,8 @@ def read_bundle(path: str, chosen: Mapping[str, str]) -> bytes:
 def how_to_make(folder: Path) -> str:
     """Describes how to make a tokenizer.json from another file."""
     return (
-        f"Legal: a {TOKENIZER}.  Hugging Face's library makes one of vocab.txt, of vocab.json and "
-        f"merges.txt, or of a file of tiktoken named tokenizer.model: "
+        f"Legal: a {TOKENIZER}.  Hugging Face's library converts vocab.txt, vocab.json with "
+        "merges.txt, or a tiktoken file named tokenizer.model: "
         f"AutoTokenizer.from_pretrained({str(folder)!r}).save_pretrained({str(folder)!r})."
     )
 

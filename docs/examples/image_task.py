@@ -100,7 +100,7 @@ class ImageTask(Task):
 
     def prompt(self, line: str) -> str:
         raise UserError(
-            f"task {self.name}: its model labels images and continues no text.  Legal: "
+            f"task {self.name}: its model labels images and cannot continue text.  Legal: "
             "meshloom evaluate and meshloom score."
         )
 

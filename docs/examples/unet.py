@@ -261,7 +261,7 @@ class VolumeTask(Task):
         yield from CLASSES
 
     def prompt(self, line: str) -> str:
-        raise UserError(f"task {self.name}: its model continues no text.  Legal: evaluate.")
+        raise UserError(f"task {self.name}: its model cannot continue text.  Legal: evaluate.")
 
     def columns(self, vocabs: Vocabs) -> dict[str, tuple[int, type]]:
         return {**super().columns(vocabs), "volumes": (self.length, np.uint8)}

@@ -56,8 +56,8 @@ def compile_program(
         if not options or refusal is None:
             raise
         raise UserError(
-            f"Run.compiler_options: the compiler for {platform} refuses one.  {refusal[0]}  "
-            "Correct it, or leave it out."
+            f"Run.compiler_options: the compiler for {platform} rejects one.  {refusal[0]}  "
+            "Correct it, or remove it."
         ) from error
 
 

@@ -59,7 +59,7 @@ def _idle_rule(context: LintContext, sourced: SourcedRule, matched: bool) -> Pro
     axis, mesh_axis = sourced.rule[:2]
     rule, tensors = context.cite(sourced), context.record.tensors
     if matched:
-        reason = f"never takes effect: another axis has {mesh_axis} in every tensor with {axis}."
+        reason = f"never takes effect: another axis uses {mesh_axis} in every tensor with {axis}."
         return Problem("warning", "overruled-rule", reason, rule=rule)
     if axis == "heads" and any("J" in tensor.axes for tensor in tensors):
         reason = "kv_heads or queries have a rule of their own, which is used."

@@ -30,10 +30,10 @@ MERGED = ("embed_VD", "router_DE", "wk_RJK", "wv_RJK")
 
 @spec
 class Lora:
-    """Adds to each chosen weight W the product of two thin matrices, W + alpha / rank * A B.
+    """Adds a product of two thin matrices to each chosen weight W: W + alpha / rank * A B.
 
-    Only A and B are trained and saved; all other weights stay those of Run.start_from.  A begins
-    with random numbers and B with zeros.
+    Only A and B are trained and saved; all other weights come from Run.start_from.  A starts
+    random, B at zero.
     """
 
     rank: Count = 8
@@ -41,8 +41,8 @@ class Lora:
     alpha: Positive = 16.0
     """Scale of the product, times the rank."""
     targets: tuple[str, ...] = ("w*",)
-    """Names of weights, without their axes: "wq", "attention/wq", "mlp/w*".  A name may begin at
-    any part of a path, and "*" stands for anything.  Legal are weights of products."""
+    """Names of weights, without their axes: "wq", "attention/wq", "mlp/w*". A name may begin at any
+    part of a path, and "*" matches anything. Legal: weights of matmuls."""
     store: FloatType = "float32"
     """Type of the stored matrices."""
 

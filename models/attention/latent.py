@@ -33,9 +33,9 @@ QUERY_LATENT = Axis("O", "query_latent", "compressed queries")
 
 @spec
 class Latent(SoftmaxAttention):
-    """Compresses keys and values of all heads to one vector for each token.
+    """Compresses keys and values of all heads into one vector per token (MLA).
 
-    d_kv is the width of a head without its rotated columns, and the width of values.
+    d_kv is the width of values, and of a head without its rotated columns.
     """
 
     axes: ClassVar[tuple[Axis, ...]] = (LATENT, ROTATED, QUERY_LATENT)
@@ -44,7 +44,7 @@ class Latent(SoftmaxAttention):
     latent: Count
     """Width of the compressed keys and values."""
     rotated: Count = 64
-    """Columns of each head that positions rotate; all heads share those of keys."""
+    """Number of rotated columns per head; all heads share the rotated columns of keys."""
     query_latent: Count | None = None
     """Width of compressed queries. None: queries are not compressed."""
     norm: Norm | None = None
@@ -54,7 +54,7 @@ class Latent(SoftmaxAttention):
         SoftmaxAttention.check(self, sizes, block, causal=causal)
         if block.source_attention == self and causal and sizes.has_encoder:
             raise UserError(
-                "@Latent(): found as attention to the source.  Legal: within a row; set "
+                "@Latent(): used as cross-attention.  Legal: attention within a row; set "
                 "Block.source_attention = @MultiHead()."
             )
         if block.positions.adds_bias:

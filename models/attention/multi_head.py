@@ -36,18 +36,18 @@ class SoftmaxAttention(Attention):
     """Whether keys have columns that values lack; no device then has a part of a head."""
 
     implementation: Implementation = "auto"
-    """How attention is computed: by products and a softmax ("plain"), by a kernel that keeps no
-    logits in memory ("flash"), or by a kernel on devices that have one ("auto").  Same results.
-    Without a kernel for the case, attention is plain (docs/attention.md).  On CPUs "flash"
+    """How attention is computed: with matmuls and a softmax ("plain"), with a kernel that keeps no
+    logits in memory ("flash"), or with a kernel on devices that support one ("auto"). The results
+    are the same. Cases that no kernel supports use "plain" (docs/attention.md). On CPUs, "flash"
     interprets a kernel, which is slow and meant for tests."""
     chunks: Count = 1
-    """Slices of queries in plain attention; each skips the keys after its last query.  Same
-    results.  Without effect where the layout splits the length."""
+    """Slices of queries in plain attention; each slice skips the keys after its last query. The
+    results are the same. No effect if the layout splits the length."""
     dropout: Fraction = 0.0
-    """Rate of dropout on attention probabilities."""
+    """Dropout rate of attention probabilities."""
     window: Count | None = None
-    """Tokens that a token of a decoder attends to: itself and those right before it. None: all
-    before it."""
+    """Number of tokens that a decoder token attends to: itself and those right before it. None: all
+    tokens before it."""
     logit_cap: Positive | None = None
     """Bounds logits softly: cap * tanh(logits / cap), as in Gemma 2. None: no bound."""
     query_scale: Positive | None = None
@@ -105,24 +105,23 @@ class SoftmaxAttention(Attention):
 
 @spec
 class MultiHead(SoftmaxAttention):
-    """Computes attention with key/value heads that groups of query heads share.
+    """Computes multi-head attention; groups of query heads may share key/value heads.
 
-    Vaswani et al. 2017, section 3.2; grouped heads after Ainslie et al. 2023.
+    Vaswani et al. 2017, section 3.2; grouped heads: Ainslie et al. 2023.
     """
 
     free_on_resume: ClassVar[tuple[str, ...]] = ("implementation", "chunks", "combined_qkv")
 
     biases: AttentionBiases = "none"
-    """Adds biases to queries, keys and values ("qkv"), or to attention's output as well ("all")."""
+    """Adds biases to queries, keys and values ("qkv"), or also to attention's output ("all")."""
     qk_norm: bool = False
     """Normalizes queries and keys before the rotation."""
     qk_norm_over: QkNormOver = "head"
     """What `qk_norm` normalizes: each head, or all heads of a token together, as in OLMo 2."""
     sinks: bool = False
-    """Gives each head a learned logit next to those of its keys, which takes a part of the
-    probability, as in gpt-oss."""
+    """Gives each head a learned logit that takes up part of the probability, as in gpt-oss."""
     combined_qkv: bool = False
-    """Computes queries, keys and values in one product, unless weights of them have adapters; the
+    """Computes queries, keys and values in one matmul, unless their weights have adapters. The
     stored weights stay separate."""
 
     def build(

@@ -29,18 +29,18 @@ CLAMP, SHARPNESS = 7.0, 1.702
 
 @spec
 class Mlp(FeedForward):
-    """Transforms each token alone, plain or gated.  Vaswani et al. 2017, 3.3; Shazeer 2020."""
+    """Computes a feed-forward layer, plain or gated.  Vaswani et al. 2017, 3.3; Shazeer 2020."""
 
     activation: Activation = "relu"
-    """Nonlinearity; "gelu" is computed by tanh, "gelu_exact" by the error function.
-    "clamped_swiglu" is that of gpt-oss for gated layers: both products are at most 7, the gate is
-    multiplied by sigmoid(1.702 gate), and 1 is added to the other."""
+    """Nonlinearity. "gelu" uses the tanh approximation, "gelu_exact" the error function.
+    "clamped_swiglu" is the one of gpt-oss, for gated layers: both products are at most 7, the gate
+    is multiplied by sigmoid(1.702 gate), and 1 is added to the other product."""
     gated: bool = False
     """Gated (GLU): activation(x wg) * (x wi)."""
     biases: bool = False
     """Adds a learned bias to the result of each product."""
     dropout: Fraction | None = None
-    """Rate of dropout on the activations. None: that of Transformer.dropout."""
+    """Dropout rate of the activations. None: Transformer.dropout."""
 
     def __post_init__(self) -> None:
         if self.activation not in ACTIVATIONS and not self.gated:

@@ -21,11 +21,11 @@ class Learned(Positions):
     changes_embeddings: ClassVar[bool] = True
 
     by_stack: bool = False
-    """Encoder and decoder have a table each, as in BART."""
+    """Encoder and decoder have separate tables, as in BART."""
     scaled: bool = True
-    """Transformer.embed_scale multiplies the vectors as it does the embeddings of tokens."""
+    """Transformer.embed_scale also multiplies these vectors, not only token embeddings."""
     first: CountOrZero = 0
-    """Row of the table for the first position, 2 in BART: the rows before it are not used."""
+    """Row of the table for the first position; earlier rows are unused. BART uses 2."""
 
     def check(self, sizes: Sizes, block: BlockParts, *, causal: bool) -> None:
         if self.by_stack and not sizes.has_encoder:
@@ -63,10 +63,10 @@ class Sinusoidal(Positions):
     changes_embeddings: ClassVar[bool] = True
 
     inclusive: bool = True
-    """The longest wave has exactly 2 pi 10,000 positions, as in Tensor2Tensor; otherwise it is
+    """The longest wavelength is exactly 2 pi 10,000 positions, as in Tensor2Tensor; otherwise it is
     shorter, as in the paper and in Marian."""
     first: CountOrZero = 0
-    """Position of the first token, as in M2M-100, where it is 2."""
+    """Position of the first token; M2M-100 uses 2."""
 
     def check(self, sizes: Sizes, block: BlockParts, *, causal: bool) -> None:
         if sizes.d_model % 2:
@@ -90,4 +90,4 @@ class Sinusoidal(Positions):
 
 @spec
 class NoPositions(Positions):
-    """Leaves a causal decoder to infer positions from its mask.  Kazemnejad et al. 2023 (NoPE)."""
+    """Lets a causal decoder infer positions from its mask.  Kazemnejad et al. 2023 (NoPE)."""

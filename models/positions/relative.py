@@ -23,7 +23,7 @@ from models.sizes import Sizes
 
 @spec
 class Relative(Positions):
-    """Learns a number per head and bucket of distance.  Raffel et al. 2020 (T5), section 2.1."""
+    """Learns a bias per head and bucket of distance.  Raffel et al. 2020 (T5), section 2.1."""
 
     axes: ClassVar[tuple[Axis, ...]] = (BUCKETS,)
     adds_bias: ClassVar[bool] = True
@@ -31,7 +31,7 @@ class Relative(Positions):
     buckets: Annotated[int, Field(ge=2)] = 32
     """Buckets of distance: at least 2, at least 4 with an encoder."""
     max_distance: Count = 128
-    """Distance from which all relative positions share a bucket; more than half of buckets."""
+    """Distance from which all positions share a bucket; must be more than half of `buckets`."""
     shared: bool = False
     """One bias for all layers of a stack, as in T5; otherwise each layer has its own."""
 

@@ -52,10 +52,10 @@ class RopeScaling:
 
 @spec
 class LinearScaling(RopeScaling):
-    """Divides all rates by one factor (position interpolation).  Chen et al. 2023."""
+    """Divides all frequencies by one factor (position interpolation).  Chen et al. 2023."""
 
     factor: Positive
-    """Divides the rates: how many times as long rows may become."""
+    """Divides the frequencies: how many times longer rows may be."""
 
     def scaled(self, rates_k: Rates, theta: float) -> Rates:
         return rates_k / self.factor
@@ -63,17 +63,17 @@ class LinearScaling(RopeScaling):
 
 @spec
 class Llama3Scaling(RopeScaling):
-    """Divides only the low rates by a factor.  Grattafiori et al. 2024 (Llama 3.1)."""
+    """Divides only the low frequencies by a factor.  Grattafiori et al. 2024 (Llama 3.1)."""
 
     factor: Positive
-    """Divides the low rates."""
+    """Divides the low frequencies."""
     original_length: Count
     """Tokens in the rows of the original training."""
     low_freq_factor: Positive = 1.0
-    """Rates with at most this many rotations in such a row are divided by the whole factor."""
+    """Frequencies with at most this many rotations in such a row are divided by the factor."""
     high_freq_factor: Positive = 4.0
-    """Rates with at least this many rotations in such a row are unchanged; between the two bounds,
-    a rate is a weighted mean of both."""
+    """Frequencies with at least this many rotations in such a row are unchanged. Between the two
+    bounds, a frequency is a weighted mean of both."""
 
     def __post_init__(self) -> None:
         if self.high_freq_factor <= self.low_freq_factor:
@@ -90,18 +90,18 @@ class Llama3Scaling(RopeScaling):
 
 @spec
 class YarnScaling(RopeScaling):
-    """Divides only the low rates, by a ramp over their indices.  Peng et al. 2023 (YaRN)."""
+    """Divides only the low frequencies, with a ramp over indices.  Peng et al. 2023 (YaRN)."""
 
     factor: Positive
-    """Divides the low rates."""
+    """Divides the low frequencies."""
     original_length: Count
     """Tokens in the rows of the original training."""
     beta_fast: Positive = 32.0
-    """Rates with at least this many rotations in such a row are unchanged."""
+    """Frequencies with at least this many rotations in such a row are unchanged."""
     beta_slow: Positive = 1.0
-    """Rates with at most this many rotations in such a row are divided by the whole factor."""
+    """Frequencies with at most this many rotations in such a row are divided by the factor."""
     truncate: bool = True
-    """Begins and ends the ramp at whole indices of rates."""
+    """Rounds the ends of the ramp to whole indices of frequencies."""
     attention_factor: Positive | None = None
     """Multiplies rotated queries and keys. None: 0.1 ln(factor) + 1."""
 
@@ -138,14 +138,15 @@ class YarnScaling(RopeScaling):
 
 @spec
 class DynamicScaling(RopeScaling):
-    """Raises theta for rows longer than in training (dynamic NTK), the same for all rows."""
+    """Raises theta for rows longer than in training (dynamic NTK), equally for all rows."""
 
     factor: Positive
-    """Raises theta the more: about how many times as long rows may become."""
+    """Larger values raise theta more: about how many times longer rows may be."""
     original_length: Count
     """Tokens in the rows of the original training."""
     length: Count | None = None
-    """Tokens of the longest row, by which theta is raised. None: `original_length`, unraised."""
+    """Tokens of the longest row, which determines theta. None: `original_length`; theta is
+    unchanged."""
 
     @property
     def max_length(self) -> int:
@@ -158,22 +159,22 @@ class DynamicScaling(RopeScaling):
 
 @spec
 class LongRopeScaling(RopeScaling):
-    """Divides each rate by a factor of its own, one in longer rows.  Ding et al. 2024 (LongRoPE).
+    """Divides each frequency by its own factor, by row length.  Ding et al. 2024 (LongRoPE).
 
-    A text has the same rates throughout, so a run reads either short rows or long ones.
+    A text has the same frequencies throughout, so a run uses either short rows or long rows.
     """
 
     short_factor: tuple[Positive, ...]
-    """Divides the rates in rows of up to `original_length` tokens."""
+    """Divides the frequencies in rows of up to `original_length` tokens."""
     long_factor: tuple[Positive, ...]
-    """Divides the rates in longer rows."""
+    """Divides the frequencies in longer rows."""
     original_length: Count
     """Tokens in the rows of the original training."""
     attention_factor: Positive
     """Multiplies rotated queries and keys."""
     long: bool = False
-    """Reads rows of any length by `long_factor`, in place of rows of up to `original_length` by
-    `short_factor`."""
+    """Uses `long_factor`, for rows of any length. Otherwise, uses `short_factor`, for rows of up to
+    `original_length`."""
 
     @property
     def magnitude(self) -> float:
@@ -200,11 +201,11 @@ class Rotary(Positions):
     """Rotates pairs of columns of queries and keys.  Su et al. 2021 (RoFormer), section 3.2.2."""
 
     theta: Positive = 10_000.0
-    """Base of the wavelengths."""
+    """Base of the frequencies."""
     scaling: RopeScaling | None = None
-    """Scales the angles to longer rows than a model was trained on. None: no scaling."""
+    """Scales the angles for rows that are longer than in training. None: no scaling."""
     fraction: Positive = 1.0
-    """Share of the columns of a head that rotate, the first ones."""
+    """Share of the columns of a head that are rotated, from the first."""
 
     def __post_init__(self) -> None:
         if self.fraction > 1:

@@ -18,16 +18,16 @@ BYTES = 2**28
 
 
 class Flags(JsonFlags):
-    """Compares greedy decoding with the bandwidth of the memory."""
+    """Compares the speed of greedy decoding with memory bandwidth."""
 
     shape: Annotated[str, Flag(choices=tuple(SHAPES))] = "small"
     """The model; its rows are not used."""
     batch_sizes: tuple[int, ...] = (1, 32)
-    """Texts decoded together: numbers, separated by commas."""
+    """Batch sizes to try, separated by commas."""
     prompt: Count = 64
-    """Tokens of each prompt."""
+    """Tokens per prompt."""
     new_tokens: Count = 128
-    """New tokens of each text."""
+    """New tokens per text."""
 
 
 def measure(flags: Flags) -> dict[str, Any]:

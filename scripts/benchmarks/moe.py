@@ -99,12 +99,12 @@ def torch(kind: str) -> tuple[Pass, dict[str, object]]:
 
 
 class Flags(ComparisonFlags):
-    """Compares layers of experts with dense ones, and with those of another checkout."""
+    """Compares MoE layers with dense layers, and with MoE layers of another checkout."""
 
     rounds: Count = 9
     systems: Annotated[tuple[str, ...], Flag(choices=SYSTEMS)] = SYSTEMS
     passes: Count = 5
-    """Passes in a round."""
+    """Passes per round."""
 
 
 def benchmark(flags: Flags) -> None:

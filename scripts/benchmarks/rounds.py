@@ -55,10 +55,10 @@ class ComparisonFlags(JsonFlags):
     systems: tuple[str, ...]
     """Systems to compare, separated by commas."""
     baseline: Annotated[Path | None, Flag(metavar="CHECKOUT")] = None
-    """Measures Meshloom also from another checkout of the project, and prints how many times as
-    fast this one is."""
+    """Also measures another checkout of Meshloom, and prints how many times as fast this checkout
+    is."""
     one_at_a_time: bool = False
-    """Ends each system before the next one starts: where they do not fit into memory together."""
+    """Ends each system before the next one starts, for when two do not fit in memory together."""
 
 
 def seconds(call: Callable[[], object]) -> float:

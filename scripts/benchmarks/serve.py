@@ -180,22 +180,22 @@ def summary(
 
 
 class Flags(JsonFlags):
-    """Compares a server under load with decoding the same requests from a file."""
+    """Compares a server under load with offline decoding of the same requests."""
 
     model_dir: Path
-    """The run of a language model, such as runs/quickstart."""
+    """Model directory of a language model, such as runs/quickstart."""
     rounds: Count = 3
     """Rounds to measure."""
     clients: Count = 64
-    """Clients that wait for an answer at a time."""
+    """Number of concurrent clients."""
     requests: Count = 2000
-    """Requests of a round."""
+    """Requests per round."""
     slots: Count = 32
-    """Slots of the server, and rows of a batch of `decode`."""
+    """Slots of the server, and batch size of `decode`."""
     max_length: tuple[int, ...] = (128, 2048)
-    """Tokens of prompt and continuation, if the model can."""
+    """Maximum tokens of prompt and continuation, if the model supports them."""
     full_length: bool = False
-    """Lets no text end before its limit."""
+    """Decodes every text to its limit."""
 
 
 def measure(flags: Flags, cases: Sequence[LoadCase], max_length: int) -> dict[str, Any]:

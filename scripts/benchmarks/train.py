@@ -125,7 +125,7 @@ class Flags(ComparisonFlags):
     systems: Annotated[tuple[str, ...], Flag(choices=LEGAL)] = LEGAL[:2]
     """Systems to compare, separated by commas.  Legal: meshloom, torch, torch_compiled."""
     steps: Count = 6
-    """Steps in a round."""
+    """Steps per round."""
     shape: Annotated[str, Flag(choices=tuple(SHAPES))] = "small"
     """The model and its batch."""
 

@@ -119,7 +119,7 @@ class Flags(ComparisonFlags):
     rounds: Count = 7
     systems: Annotated[tuple[str, ...], Flag(choices=SYSTEMS)] = SYSTEMS
     pairs: Count = 2000
-    """Pairs in a round."""
+    """Pairs per round."""
 
 
 def benchmark(flags: Flags) -> None:

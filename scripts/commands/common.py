@@ -46,8 +46,8 @@ def refuse_dispatch(gin_param: Strings) -> None:
     for setting in gin_param:
         if setting.partition("=")[0].strip().endswith("Moe.dispatch"):
             raise UserError(
-                f"--gin_param={setting!r}: it changes nothing where no token is dropped, as in "
-                "decoding and scoring (docs/experts.md).  Leave it out."
+                f"--gin_param={setting!r}: it has no effect if no token is dropped, as in decoding "
+                "and scoring (docs/experts.md).  Remove it."
             )
 
 
@@ -116,9 +116,8 @@ def with_known_steps(run: Run, model_dir: Path | None, data_dir: Path | None) ->
         caches = TaskCaches(run.task, data_dir_of(data_dir, model_dir))
         if (stored := caches.manifest()) is None:
             print_note(
-                f"Run.epochs = {run.epochs:g}: its steps follow from the rows of task "
-                f"{run.task.name}, which {caches.data_dir} does not have.  `meshloom prepare` "
-                "makes them."
+                f"Run.epochs = {run.epochs:g}: its steps depend on the rows of task "
+                f"{run.task.name}, which are not in {caches.data_dir}.  Run `meshloom prepare`."
             )
             return run
         rows = Counts.read(stored["splits"]["train"]).rows
@@ -129,7 +128,7 @@ def with_known_steps(run: Run, model_dir: Path | None, data_dir: Path | None) ->
 def epochs_text(run: Run, rows: int) -> str:
     """Says how many steps a run of epochs has."""
     steps = run.with_steps(rows).total_steps
-    return f"Run.epochs = {run.epochs:g}: {steps:,} steps, as training has {rows:,} rows."
+    return f"Run.epochs = {run.epochs:g}: {steps:,} steps, for {rows:,} training rows."
 
 
 def input_lines(path: str) -> list[str]:

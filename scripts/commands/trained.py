@@ -66,7 +66,7 @@ def note_layout(layout: Layout, mesh: Mesh, origins: Mapping[str, str]) -> None:
     if idle := jax.device_count() - mesh.size:
         print_note(
             f"Warning: Layout.mesh = {layout.mesh!r} leaves {idle} of {jax.device_count()} devices "
-            "idle.  A size of -1 takes all."
+            "idle.  A size of -1 uses all."
         )
     if mesh.size > 1:
         print_note(f"Compiles for {describe_layout(layout, origins)}.")
@@ -83,7 +83,7 @@ def single_checkpoint(checkpoints: Checkpoints, which: str) -> int | None:
     """Returns the step that --checkpoint chooses, of a command that takes one; None: the latest."""
     steps = chosen_steps(checkpoints, which)
     if len(steps) != 1:
-        raise UserError("--checkpoint=all: this command takes one checkpoint: latest, best, STEP.")
+        raise UserError("--checkpoint=all: this command needs one checkpoint: latest, best, STEP.")
     return steps[0]
 
 

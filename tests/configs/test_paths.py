@@ -22,11 +22,11 @@ def test_a_name_without_a_scheme_is_of_this_machine(name: str) -> None:
             r"az://bucket/run: az:// is not supported.  Legal: .* gs://bucket/name, s3://buc",
         ),
         ("gs:/bucket/run", "gs:/bucket/run: gs:/ is not supported"),
-        ("gs://bucket", "gs://bucket: no name in a bucket.  Legal: gs://bucket/name"),
-        ("gs:///run", "no name in a bucket"),
-        ("s3://bucket/", "no name in a bucket"),
-        ("s3://two words/run", "no name in a bucket"),
-        ("~no-such-user/run", "~no-such-user/run: no such user.  Legal: ~/name, or a pat"),
+        ("gs://bucket", "gs://bucket: names no object in a bucket.  Legal: gs://bucket/name"),
+        ("gs:///run", "names no object in a bucket"),
+        ("s3://bucket/", "names no object in a bucket"),
+        ("s3://two words/run", "names no object in a bucket"),
+        ("~no-such-user/run", "~no-such-user/run: no such user.  Legal: ~/name, or an abs"),
     ],
 )
 def test_what_pathlib_would_take_for_a_folder_is_refused(name: str, message: str) -> None:

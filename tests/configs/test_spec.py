@@ -139,7 +139,7 @@ def test_a_failed_assert_is_not_the_users_mistake():
 
 
 def test_positional_values_are_refused():
-    with pytest.raises(UserError, match="ToyLeaf: takes its parameters by name only"):
+    with pytest.raises(UserError, match="ToyLeaf: give its parameters by name"):
         ToyLeaf(0.5)
 
 

@@ -148,7 +148,7 @@ def test_two_processes_build_two_settings_or_one(text, data_dir, log_lines):
     with ThreadPoolExecutor(3) as pool:
         folders = list(pool.map(lambda task: prepare(task, data_dir).folder, tasks))
     assert folders[0] == folders[2] != folders[1]
-    assert any("another process writes it" in line for line in log_lines)
+    assert any("another process is writing it" in line for line in log_lines)
     assert sorted(_left(data_dir)) == sorted({folder.name for folder in folders})
 
 
@@ -157,7 +157,7 @@ def test_what_is_no_cache_is_not_replaced(text, data_dir):
     for name in ("letters", manifest.NAME):
         (data_dir / "mine" / name).write_text("dear")
     for rebuild in (False, True):
-        with pytest.raises(UserError, match=r"mine: is not a cache, because it holds letters\."):
+        with pytest.raises(UserError, match=r"mine: is not a cache, because it contains letters\."):
             prepare(task_of(text), data_dir, rebuild=rebuild)
     assert (data_dir / "mine" / "letters").exists()
 
@@ -344,8 +344,8 @@ def test_a_split_without_pairs_is_named_with_the_settings_that_mend_it(pairs, da
         caplog.clear()
         assert list(trainer_prepare(task, data_dir).splits) == ["train"]
         assert caplog.messages[-1] == (
-            "Warning: pair: too few different examples to hold some out, so nothing is validated.  "
-            "For a validation split give it files of its own (Tsv.validation), a "
+            "Warning: pair: too few different examples to hold some out, so there is no "
+            "validation.  For a validation split give it files of its own (Tsv.validation), a "
             "Tsv.validation_fraction above 0.02, or more text."
         )
 

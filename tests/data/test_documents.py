@@ -274,7 +274,7 @@ def test_ranges_of_lines_and_whole_files_are_named(tmp_path: Path, vocab: Vocab)
         f"{files[1]}:7": "no example of this split begins there",
         f"{files[1]}:13": "no example",
         f"{files[1]}:9-8": "the first line before the last one",
-        f"{files[1]}x:1": f"the rows are from no such file.  Did you mean {files[1]}?",
+        f"{files[1]}x:1": f"the rows contain no such file.  Did you mean {files[1]}?",
         "": "no such file",
     }.items():
         with pytest.raises(UserError, match=problem):
@@ -294,7 +294,7 @@ def test_rows_of_an_older_version_serve_and_are_built_again_the_same(
         stored["file_bytes"].pop(path.name)
     manifest.write(prepared.folder, stored)
     old = prepare(task, tmp_path / "data", vocabs=given(task, vocab))
-    with pytest.raises(UserError, match="an older version made these rows"):
+    with pytest.raises(UserError, match="these rows are from an older version"):
         old.splits["train"].without(["a"])
     assert old.splits["train"].documents is None and old.rows_hash == prepared.rows_hash
     new = prepare(task, tmp_path / "data", vocabs=given(task, vocab), rebuild=True)

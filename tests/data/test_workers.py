@@ -68,7 +68,7 @@ def test_a_single_job_or_worker_needs_no_process(numbers: list[int], worker_coun
 def test_errors_and_lost_processes_end_the_work() -> None:
     with pytest.raises(UserError, match="ninety is not legal"):
         computed([1, 90, 2, 3, 4, 5], 2)
-    with pytest.raises(Unfinished, match=r"a worker ended by itself.*fewer --workers"):
+    with pytest.raises(Unfinished, match=r"a worker died.*fewer --workers"):
         computed([1, 91, 2, 3, 4, 5], 2)
     with pytest.raises(UserError, match="a power below zero"):
         computed([1, 2, 3], 2, power=-1)

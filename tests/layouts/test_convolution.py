@@ -391,7 +391,7 @@ def test_a_result_that_does_not_divide_is_an_error() -> None:
 
 def test_a_kernel_larger_than_the_image_is_an_error() -> None:
     whole = Layout(mesh="x:4", rules="")
-    with pytest.raises(UserError, match=r"spans 5 has no place in width = 4.*Legal: width of at"):
+    with pytest.raises(UserError, match=r"spans 5 does not fit in width = 4.*Legal: width of at"):
         jax.eval_shape(
             lambda: convolve_on_one_mesh_axis(whole, (6, 4), padding="VALID", dilation=(1, 2))
         )

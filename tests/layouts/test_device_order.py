@@ -100,9 +100,9 @@ def test_without_coordinates_the_order_is_that_of_jax() -> None:
         ("data=y", "'data=y' is not mesh_axis:torus_axis, as in 'model:x', 'model:x8'."),
         ("data:y;modle:x", "no such mesh axis: modle.  Did you mean model?"),
         ("data:y;model:z", "no such torus axis: z.  Legal: x, y, core."),
-        ("data:y;model:x", "core has 2, and nothing lies along it."),
+        ("data:y;model:x", "core has 2, and nothing is placed along it."),
         ("data:y;model:x2;model:core", "x has 4, and model:x2 takes 2."),
-        ("data:y;model:y;model:x;model:core", "y is taken whole more than once."),
+        ("data:y;model:y;model:x;model:core", "y is used whole more than once."),
         ("data:x;data:y;data:core", "data = 4, and data:x;data:y;data:core gives it 32."),
     ],
 )

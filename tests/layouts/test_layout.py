@@ -182,7 +182,7 @@ def test_a_declared_axis_pads_by_its_name_whatever_else_has_its_letter() -> None
 @pytest.mark.parametrize("call", ["place", "einsum"])
 def test_no_axis_stands_twice_in_a_tensor(call: str) -> None:
     layout = Layout(mesh="data:1", rules="batch:data")
-    with pytest.raises(ValueError, match="BB: axis B stands twice"):
+    with pytest.raises(ValueError, match="BB: axis B occurs twice"):
         layout.place("BB") if call == "place" else layout.einsum("BB->B", jnp.ones((3, 3)))
 
 

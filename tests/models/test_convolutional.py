@@ -197,9 +197,9 @@ def test_kernels_may_reach_over_several_devices() -> None:
     ("run", "part"),
     [
         (dataclasses.replace(RUN, model=dataclasses.replace(SPEC, channels=1)),
-         "images_BYXZ of channels 3, and Run.model = @ConvNet() reads 1"),
-        (dataclasses.replace(RUN, model=SPLITTABLE), "Run.model = @Transformer() reads inputs_BL"),
-        (dataclasses.replace(RUN, task=TEXT), "Run.model = @ConvNet() reads images_BYXZ"),
+         "images_BYXZ of channels 3, but Run.model = @ConvNet() needs 1"),
+        (dataclasses.replace(RUN, model=SPLITTABLE), "Run.model = @Transformer() needs inputs_BL"),
+        (dataclasses.replace(RUN, task=TEXT), "Run.model = @ConvNet() needs images_BYXZ"),
     ],
 )  # fmt: skip
 def test_a_task_whose_batches_the_model_cannot_read_is_refused(run: Run, part: str) -> None:
@@ -214,7 +214,7 @@ def test_a_search_of_layouts_splits_images() -> None:
 
 
 def test_a_network_of_images_continues_no_text() -> None:
-    with pytest.raises(UserError, match=r"@ConvNet\(\): it continues no text.*evaluate"):
+    with pytest.raises(UserError, match=r"@ConvNet\(\): it cannot continue text.*evaluate"):
         SPEC.model(WHOLE).prepare({})
 
 

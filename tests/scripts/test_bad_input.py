@@ -52,7 +52,7 @@ def files(folder: Path) -> set[str]:
         (
             ["Transformer.feed_forward = @Moe()", "Moe.experts = 4", "Moe.group_tokens = 36"],
             "whole",
-            ["Moe.group_tokens = 36", "8 rows of 24", "divides 192", "such as 32"],
+            ["Moe.group_tokens = 36", "8 rows of 24", "divisor of 192", "such as 32"],
         ),
         (["Transformer.vocab = 256"], "whole", ["Transformer.vocab = 256", "288"]),
         (["SentencePiece.size = 60"], "whole", ["SentencePiece.size = 60"]),
@@ -98,7 +98,7 @@ def test_a_folder_without_a_run(run: Meshloom, tmp_path: Path, command: str) -> 
     flags = [] if command == "evaluate" else [f"--input={tmp_path / 'in.txt'}"]
     said = refused(run, command, f"--model_dir={tmp_path / 'none'}", *flags)
     assert "no trained model there" in said and "meshloom train" in said
-    assert "with --gin_file=FILE it starts one" in said
+    assert "with --gin_file=FILE starts one" in said
     assert not (tmp_path / "none").exists()
 
 

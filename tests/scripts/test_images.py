@@ -79,7 +79,7 @@ def test_rates_and_results_are_of_images(run: Meshloom, folder: Path) -> None:
 def test_a_text_is_no_image(run: Meshloom, folder: Path, tmp_path: Path, command: str) -> None:
     (tmp_path / "text").write_text("kara lost\n")
     answer = run(command, f"--model_dir={folder / 'run'}", f"--input={tmp_path / 'text'}")
-    expected = "continues no text" if command == "decode" else "line 1: 0 tabs"
+    expected = "cannot continue text" if command == "decode" else "line 1: 0 tabs"
     assert answer.code == 2 and expected in answer.error
 
 
@@ -92,7 +92,7 @@ def test_a_file_without_images_is_refused(run: Meshloom, folder: Path, tmp_path:
 @pytest.mark.parametrize(
     ("setting", "part"),
     [
-        ("ConvNet.channels = 3", "gives images_BYXZ of channels 1, and Run.model = @ConvNet() rea"),
+        ("ConvNet.channels = 3", "provides images_BYXZ of channels 1, but Run.model = @ConvNet()"),
         ("ConvNet.vocab = 2", "ConvNet.vocab = 2: the vocabulary of task toy has 3 tokens"),
         ("ImageTask.width = 6", "found height 7, width 5, channels 1.  Legal: height 7, width 6"),
         ("Tsv.train = '/nowhere.tsv'", "Tsv.train: no file matches '/nowhere.tsv'"),

@@ -112,4 +112,4 @@ def test_gains_are_drawn_over_a_baseline(
     assert answer.code == 2 and "their references for de differ" in answer.error
     (tmp_path / "other.json").write_text("{}")
     answer = run("gains", *flags, f"--evaluation={tmp_path / 'other.json'}")
-    assert answer.code == 2 and "holds no BLEU by part" in answer.error
+    assert answer.code == 2 and "contains no BLEU by part" in answer.error

@@ -134,7 +134,7 @@ def test_two_processes_write_what_one_does(place: Place) -> None:
         assert code == 0, error
     assert (first[1], second[1]) == (out, "")
     assert out.startswith(first_apart[1]) and first_apart[1] and second_apart[1] == ""
-    assert all("toy: process 0 prepares it; this one waits." in end[2]
+    assert all("toy: process 0 prepares it; this process waits." in end[2]
                for end in (second, second_apart))  # fmt: skip
 
     assert "step 4/4" in first_apart[2] and "Step 4: validation" in first_apart[2]

@@ -98,7 +98,7 @@ def use(run: Meshloom, folder: Path, there: Path) -> None:
     decode = ["decode", model_dir, f"--input={prompts}", f"--output={texts}", "--max_tokens=3"]
     answer = run(*decode)
     assert answer.code == 0 and len(texts.read_text().splitlines()) == 2, answer.error
-    assert "exists already" in run(*decode).error
+    assert "already exists" in run(*decode).error
 
     answer = run("report", model_dir)
     assert answer.code == 0, answer.error

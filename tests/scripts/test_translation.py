@@ -149,10 +149,10 @@ def test_the_files_of_a_subset_give_the_same_bleu(
         for flag in ("--input", "--references"):
             answer = run("evaluate", place.model_dir, f"--hypotheses={texts}", f"{flag}={name}")
             assert answer.code == 2, answer.error
-            assert f"--hypotheses={texts}: {name} is also read.  Name another" in answer.error
+            assert f"--hypotheses={texts}: {name} is also an input.  Choose another" in answer.error
     # A file beside them is not written.
     answer = run("evaluate", place.model_dir, f"--hypotheses={texts}", f"--input={texts}.en")
-    assert answer.code == 2 and "is also read" not in answer.error
+    assert answer.code == 2 and "is also an input" not in answer.error
     answer = run("evaluate", place.model_dir, "--checkpoint=80,160", f"--hypotheses={texts}")
     assert answer.code == 2 and "Choose one --checkpoint." in answer.error
 
@@ -208,7 +208,7 @@ def test_decode_writes_json_beside_its_output(run: Meshloom, place: Place, tmp_p
     assert json.loads(json_file.read_text()) == on_stdout
     again = run("decode", place.model_dir, f"--input={place.folder / 'in.src'}", *flags,
                 f"--output={output}")  # fmt: skip
-    assert again.code == 2 and "exists already" in again.error
+    assert again.code == 2 and "already exists" in again.error
 
 
 def test_samples_follow_their_seed_and_consensus_takes_one_of_them(
@@ -316,17 +316,17 @@ def test_a_broken_off_decoding_goes_on_where_it_stopped(
     part = tmp_path / "out.tgt.part"
     part.write_text(part.read_text() + '{"line": 59, "hypo')  # a line that was cut
     answer = run("decode", *flags)
-    assert answer.code == 0 and f"Continuing after {sum(batches)} of {PAIRS} lines." in answer.error
+    assert answer.code == 0 and f"Resuming after {sum(batches)} of {PAIRS} lines." in answer.error
     assert output.read_text() == expected and not part.exists()
     assert "lines/s" in answer.error
     answer = run("decode", *flags)
-    assert answer.code == 0 and "exists already" in answer.error
+    assert answer.code == 0 and "already exists" in answer.error
     for other, named in (
         ("--beam=2", "beam"),
         ("--gin_param=MultiHead.logit_cap=2.0", "logit_cap"),
     ):
         answer = run("decode", *flags, other)
-        assert answer.code == 2 and "made by other settings" in answer.error
+        assert answer.code == 2 and "made with different settings" in answer.error
         assert named in answer.error
     assert output.read_text() == expected
     (tmp_path / "out.tgt.made").unlink()

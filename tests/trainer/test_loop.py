@@ -173,7 +173,7 @@ def test_a_longer_run_goes_on_from_the_newest_checkpoint(
     recorded(model_dir)
     more = Recorder()
     train(job(model_dir, dataclasses.replace(RUN, steps=6)), [more])
-    assert "Continuing from step 5." in log_lines
+    assert "Resuming from step 5." in log_lines
     assert [*more.losses] == [6] and more.calls[0] == "start 5"
 
 

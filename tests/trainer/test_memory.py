@@ -31,7 +31,7 @@ def test_what_does_not_fit_is_refused_with_its_bytes() -> None:
     with pytest.raises(UserError, match=r"and [\d,]{13,} of the batch on each device"):
         check_memory(dataclasses.replace(RUN, batch_sequences=2 * 10**9), layout, mesh)
     check_batch_memory(RUN, layout, mesh, 64)
-    with pytest.raises(UserError, match=r"--batch_sequences=2000000000: a batch takes [\d,]{13,} "):
+    with pytest.raises(UserError, match=r"--batch_sequences=2000000000: a batch needs [\d,]{13,} "):
         check_batch_memory(RUN, layout, mesh, 2 * 10**9)
 
 
@@ -40,5 +40,5 @@ def test_a_cache_that_does_not_fit_is_refused_with_its_bytes(search: Sampling | 
     mesh = jax.make_mesh((2,), ("data",), (AxisType.Explicit,))
     model = TOY.model(Layout(mesh="data:2", rules="batch:data"))
     decoder = Decoder(model, abstract_params(model, mesh), mesh, search, 4)
-    with pytest.raises(UserError, match=r"KV cache does not fit: [\d,]{13,} bytes of it and"):
+    with pytest.raises(UserError, match=r"KV cache does not fit: [\d,]{13,} bytes, and"):
         next(decoder.decode([Request([5, 6], 3)]))

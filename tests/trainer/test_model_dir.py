@@ -23,7 +23,7 @@ def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"none: no trained model there \(config.gin is missing\)"):
         directory.load()
     (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(UserError, match="`meshloom import hf` makes one of a folder"):
+    with pytest.raises(UserError, match="`meshloom import hf` makes one from a folder"):
         ModelDir(tmp_path).load()
     with pytest.raises(UserError, match=r"Run.start_from = '.*none': no trained model there"):
         starting_vocabs({"Run.start_from": str(tmp_path / "none")}, TASK)

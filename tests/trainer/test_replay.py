@@ -100,10 +100,10 @@ def test_the_device_that_updates_wrong_is_named(
     with pytest.raises(RunError) as failure:
         train(job_under(layout, tmp_path))
     message = str(failure.value)
-    assert message.startswith("Step 2 gives another state")
+    assert message.startswith("Step 2 gives a different state")
     assert message.count("\n  shard") == 2
     name = jax.devices()[device]
-    assert f"\n  {name} computes wrong" in message
+    assert f"\n  {name} computes wrong results" in message
     with Checkpoints(tmp_path) as checkpoints:
         assert checkpoints.latest is None  # the wrong weights are not saved
 
@@ -159,7 +159,7 @@ def test_a_device_whose_optimizer_state_is_wrong_is_named(
 ) -> None:
     corrupted(monkeypatch, functools.partial(moments_on_device, 1), part="opt_state")
     name = jax.devices()[1]
-    with pytest.raises(RunError, match=rf"(?s)Step 2 gives another.*\n  {name} computes"):
+    with pytest.raises(RunError, match=rf"(?s)Step 2 gives a different.*\n  {name} computes"):
         train(job_under(layout, tmp_path))
 
 
@@ -175,7 +175,9 @@ def test_a_neighbour_whose_error_sums_have_spread_is_not_cleared(
 
     layout = Layout(mesh="copy:2,data:2", rules="batch:data")
     corrupted(monkeypatch, once, before=True)
-    with pytest.raises(RunError, match=r"computes wrong, unless sums spread an error") as failure:
+    with pytest.raises(
+        RunError, match=r"computes wrong results, unless sums spread an error"
+    ) as failure:
         train(job_under(layout, tmp_path))
     assert str(failure.value).count("\n  shard") == 2
 
@@ -206,16 +208,16 @@ def test_every_device_computes_another_shard() -> None:
 
 def test_one_device_is_said_to_show_less(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     train(dataclasses.replace(job(tmp_path), run=REPLAYED))
-    assert "only errors that do not repeat show" in caplog.text
+    assert "only errors that do not repeat are detected" in caplog.text
 
 
 def test_a_device_that_computes_wrong_is_named() -> None:
     text = describe(7, {1: 0.5, 2: 0.25}, ["a", "b", "c"], ["c", "a", "b"], ["b"])
     first, *shards, last = text.splitlines()
-    assert first.startswith("Step 7 gives another state")
+    assert first.startswith("Step 7 gives a different state")
     assert shards == ["  shard 1: on b, then on a: 0.5 of the update apart",
                       "  shard 2: on c, then on b: 0.25 of the update apart"]  # fmt: skip
-    assert last.startswith("  b computes wrong.  Replace it")
+    assert last.startswith("  b computes wrong results.  Replace it")
 
 
 def test_the_results_of_the_minority_are_odd() -> None:

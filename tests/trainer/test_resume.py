@@ -63,12 +63,12 @@ def test_killed_restarted_terminated_and_continued_is_undisturbed(
     restarted.send(signal.SIGTERM)
     said = restarted.finish(143)
     stopped = newest(command)
-    assert f"Continuing from step {saved}." in said and "its lock is taken over" in said
+    assert f"Resuming from step {saved}." in said and "its lock is taken over" in said
     assert f"Stopped after step {stopped} of {STEPS}" in said and stopped < STEPS
     assert command.losses() == {step: expected[step] for step in range(1, stopped + 1)}
 
     said = command.train().finish()
-    assert f"Continuing from step {stopped}." in said and "Finished" in said
+    assert f"Resuming from step {stopped}." in said and "Finished" in said
     assert list(command.losses().items()) == list(expected.items())
     ends = [read_lines(c.model_dir / "evaluations.jsonl")[-1] for c in (command, straight)]
     assert [end.pop("wall_time") < time.time() for end in ends] == [True, True]
@@ -81,7 +81,7 @@ def test_restart_under_another_layout_and_mesh_is_equal_to_round_off(
     command = killed.copied_to(tmp_path / "run")
     before, expected = newest(command), straight.losses()
     said = command.train(layout="fsdp", devices=4).finish()
-    assert f"Continuing from step {before}." in said
+    assert f"Resuming from step {before}." in said
     computed = command.losses()
     assert list(computed) == list(expected)
     steps = range(1, before + 1)
@@ -103,7 +103,7 @@ def test_the_printed_command_continues_a_run_bit_for_bit(
     process.wait_for_step(EVERY)
     process.send(signal.SIGTERM)
     said = process.finish(143)
-    name, *arguments = shlex.split(said.partition("Continue with: ")[2].splitlines()[0])
+    name, *arguments = shlex.split(said.partition("Resume with: ")[2].splitlines()[0])
     assert name == "meshloom" and newest(command) < STEPS
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(ROOT / ".cache"))

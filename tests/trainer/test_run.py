@@ -32,11 +32,8 @@ RUN = Run(model=TOY, task=TASK, steps=10, batch_sequences=6)
         ({"best_by": "bleu"}, "set Run.bleu_sentences"),
         ({"bleu_sentences": 5}, "Run.bleu_sentences = 5: the task is not a translation task"),
         ({"r_drop": 5.0}, "Run.r_drop = 5.0: without dropout, both passes .* set Transformer.drop"),
-        ({"epochs": 2.0}, "Run.steps = 10, Run.epochs = 2.0: the length of a run is one of both"),
-        (
-            {"steps": None},
-            "Run.steps = None, Run.epochs = None: the length of a run is one of both",
-        ),
+        ({"epochs": 2.0}, "Run.steps = 10, Run.epochs = 2.0: one of them sets the"),
+        ({"steps": None}, "Run.steps = None, Run.epochs = None: one of them sets the"),
         ({"microbatches": 4}, "Run.batch_sequences = 6 does not divide into Run.microbatches = 4"),
         (
             {"microbatches": 2, "batch_stages": ((1, 8), (3, 9))},
@@ -85,9 +82,9 @@ def test_a_run_of_epochs_ends_with_the_batch_that_reads_the_last_of_their_rows(
     read = np.concatenate(batches)[: round(epochs * rows)]  # which is all but what fills it up
     assert set(np.bincount(read, minlength=rows)) <= {int(epochs), math.ceil(epochs)}
     assert (steps - 1) * RUN.batch_sequences < len(read) == round(epochs * rows)
-    with pytest.raises(UserError, match=r"Run.epochs = 1e\+300: training has .* Set fewer"):
+    with pytest.raises(UserError, match=r"Run.epochs = 1e\+300: with .* Set fewer"):
         dataclasses.replace(run, epochs=1e300).with_steps(rows)
-    with pytest.raises(UserError, match=r"follows from the rows of task toy.*`meshloom prepare`"):
+    with pytest.raises(UserError, match=r"depends on the rows of task toy.*`meshloom prepare`"):
         _ = run.total_steps
 
 

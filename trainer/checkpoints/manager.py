@@ -365,12 +365,13 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
             return
         if "opt_state" in parts and not any(path.startswith("opt_state/") for path in saved):
             raise UserError(
-                f"Checkpoint {step} in {self.folder} has weights alone, as an import makes it: no "
-                "training can continue there.  Start a run in another model_dir, with "
+                f"Checkpoint {step} in {self.folder} contains only weights, as from an import: "
+                "training cannot resume there.  Start a run in another model_dir, with "
                 f"Run.start_from = {str(self.folder.parent)!r}."
             )
         lines = [
-            f"Checkpoint {step} in {self.folder} is of another model: {len(wrong)} arrays differ.",
+            f"Checkpoint {step} in {self.folder} belongs to another model: {len(wrong)} arrays "
+            "differ.",
             *(
                 f"  {p}: saved {have.get(p, '-')}, expected {want.get(p, '-')}"
                 for p in wrong[:LISTED]
@@ -383,7 +384,7 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
     def _unusable(self, damaged: Mapping[int, str]) -> UserError:
         reasons = "; ".join(f"step {step}: {why}" for step, why in damaged.items())
         others = [step for step in self.steps() if step not in damaged]
-        fix = f"choose of steps {others}" if others else "train again, in a new model_dir"
+        fix = f"choose one of steps {others}" if others else "train again, in a new model_dir"
         return UserError(f"{self.folder}: {reasons or 'no checkpoint'}.  Copy it back, or {fix}.")
 
 

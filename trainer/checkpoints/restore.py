@@ -246,7 +246,7 @@ def restore_adapters(model_dir: Path, trained: TrainedModel) -> tuple[Run, Param
     run = directory.load().make(Run)
     directory.vocabs(run.task)  # raises if the vocabulary, or the checkpoints, are of another run
     if run.model.adapter is None:
-        raise UserError(f"{model_dir}: no adapters there.  Legal: a run of @Lora().")
+        raise UserError(f"{model_dir}: no adapters there.  Legal: a run with @Lora().")
     changes = [Change(*row) for row in diff(trained.run.model, run.merged.model)]
     changes = [x for x in changes if not re.search(WITHOUT_EFFECT, x.name) and not is_free(x)]
     if changes:
@@ -274,9 +274,9 @@ def restore_adapters(model_dir: Path, trained: TrainedModel) -> tuple[Run, Param
         if state["base"]["checksum"] != checksum_there(trained.params):
             there = int(state["base"]["step"])
             raise UserError(
-                f"{model_dir}: the adapters belong to other weights than those of step "
-                f"{trained.step} that are served, namely those of step {there} of "
-                f"Run.start_from = {run.start_from!r}.  --checkpoint={there} serves that step."
+                f"{model_dir}: step {trained.step} is served, but the adapters were trained on "
+                f"step {there} of Run.start_from = {run.start_from!r}.  --checkpoint={there} "
+                "serves that step."
             )
         logger.info("Loaded adapters of %s, step %d.", model_dir, step)
         return run, padding.pad({"params": state["params"]})["params"], step

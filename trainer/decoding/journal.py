@@ -85,13 +85,13 @@ class Journal(contextlib.AbstractContextManager["Journal"]):
         names = [n for n in {**before, **self.settings} if before.get(n) != self.settings.get(n)]
         if not names:
             return
-        rows = f"\n  {self.settings_file.name}, which would say by which, is missing."
+        rows = f"\n  {self.settings_file.name}, which would list them, is missing."
         if before:
             now = self.settings
             rows = "".join(f"\n  {n}: {before.get(n)!r} there, {now.get(n)!r} now." for n in names)
         raise UserError(
-            f"{path}: exists and was made by other settings.{rows}\n"
-            "  Choose another --output, or remove it."
+            f"{path}: already exists, made with different settings.{rows}\n  Choose another "
+            "--output, or remove it."
         )
 
 

@@ -102,7 +102,7 @@ def continuation_requests(
 
 def check_prefix(options: DecodeOptions, task: Task) -> None:
     if options.prefix is not None and not task.has_source:
-        raise UserError(f"--prefix: {task.name} has no translations.  Begin prompts with it.")
+        raise UserError(f"--prefix: {task.name} has no translations.  Put it into the prompts.")
 
 
 def translation_requests(

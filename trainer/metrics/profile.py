@@ -75,7 +75,7 @@ class Profile(Observer):
         try:
             self._open.close()
         except Exception as error:  # a full disk, or a profile of another version
-            logger.warning("Warning: the profile is not whole: %s", brief(one_line(error), 200))
+            logger.warning("Warning: the profile is incomplete: %s", brief(one_line(error), 200))
 
     def _write_parts(self, folder: Path, compiled: CompiledStep) -> None:
         """Writes the time by part; none if steps are missing, replayed or of several programs."""

@@ -79,7 +79,7 @@ class TrackerSpec(abc.ABC):
 
 @spec
 class TensorBoard(TrackerSpec):
-    """Writes TensorBoard's event files to events/ in the model directory."""
+    """Writes TensorBoard event files to events/ in the model directory."""
 
     PACKAGE = "tensorboardX"
 
@@ -89,7 +89,7 @@ class TensorBoard(TrackerSpec):
 
 @spec
 class WandB(TrackerSpec):
-    """Sends numbers and settings to Weights & Biases (`pip install -e '.[wandb]'`).
+    """Sends metrics and settings to Weights & Biases (`pip install -e '.[wandb]'`).
 
     The key comes from `wandb login` or WANDB_API_KEY.  With WANDB_MODE=offline it only writes to
     wandb/ in the model directory, for `wandb sync`.
@@ -100,9 +100,9 @@ class WandB(TrackerSpec):
     project: str = "meshloom"
     """Project of the run."""
     entity: str | None = None
-    """User or team of the project. None: the default of the account."""
+    """User or team of the project. None: the default for the account."""
     name: str | None = None
-    """Name of the run. None: that of the model directory."""
+    """Name of the run. None: the name of the model directory."""
 
     def open(self, run: TrackedRun) -> Tracker:
         return Background("WandB", lambda: WandBRun(self, run))

@@ -177,8 +177,8 @@ def warnings(layers: dict[str, Layer], router: Router | None) -> list[str]:
         for i, share in enumerate(layer["dropped"], 1):
             if share > DROPPED_BOUND:
                 messages.append(
-                    f"{name}: {share:.0%} of the choices number {i} found no place.  "
-                    f"Raise {more_slots}, or {more_even}."
+                    f"{name}: {share:.0%} of the choices number {i} were dropped.  Raise "
+                    f"{more_slots}, or {more_even}."
                 )
         times = max(layer["load"]) * len(layer["load"])
         if times > LOAD_BOUND:

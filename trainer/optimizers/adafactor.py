@@ -31,7 +31,7 @@ EPSILON = 1e-30  # added to squares: Shazeer and Stern 2018, section 6
 
 @spec
 class Adafactor(OptimizerSpec):
-    """Makes Adafactor with the papers' settings.  Shazeer and Stern 2018, algorithms 4 to 7."""
+    """Uses Adafactor with the papers' settings.  Shazeer and Stern 2018, algorithms 4 to 7."""
 
     schedule: ScheduleSpec = InverseSqrt()
     decay_exponent: Positive = 0.8
@@ -41,15 +41,15 @@ class Adafactor(OptimizerSpec):
     momentum: Fraction | None = None
     """Decay of the first moment. None: no first moment."""
     first_moment: FloatType | None = None
-    """Type in which the first moment is stored; None: that of the weights."""
+    """Type of the stored first moment. None: the type of the weights."""
     clip_update_rms: Positive = 1.0
-    """Scales an update down to this root mean square if it is larger."""
+    """Scales an update down to this root mean square (RMS) if its RMS is larger."""
     multiply_by_parameter_scale: bool = True
-    """Multiplies an update by the root mean square of its weight, at least 0.001."""
+    """Multiplies an update by the RMS of its weight, or by 0.001 if the RMS is smaller."""
     factored_from: int = 128
-    """A second moment is factored when its two longest axes are at least this long."""
+    """A second moment is factored if its two longest axes are at least this long."""
     weight_decay: NotNegative = 0.0
-    """Share of each matrix that a step subtracts, times the learning rate."""
+    """Each step subtracts this share of each matrix, times the learning rate."""
     clip_global_norm: Positive | None = None
     """Scales all gradients down to this norm if they exceed it."""
 

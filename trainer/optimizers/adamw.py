@@ -11,7 +11,7 @@ from trainer.optimizers.schedules import Cosine, ScheduleSpec
 
 @spec
 class AdamW(OptimizerSpec):
-    """Makes Adam with decoupled weight decay.  Loshchilov and Hutter 2019, algorithm 2."""
+    """Uses Adam with decoupled weight decay.  Loshchilov and Hutter 2019, algorithm 2."""
 
     schedule: ScheduleSpec = Cosine()
     beta1: Fraction = 0.9
@@ -21,9 +21,9 @@ class AdamW(OptimizerSpec):
     epsilon: Positive = 1e-8
     """Added to the root of the second moment."""
     first_moment: FloatType | None = None
-    """Type in which the first moment is stored; None: that of the weights."""
+    """Type of the stored first moment. None: the type of the weights."""
     weight_decay: NotNegative = 0.01
-    """Share of each matrix that a step subtracts, times the learning rate."""
+    """Each step subtracts this share of each matrix, times the learning rate."""
     clip_global_norm: Positive | None = 1.0
     """Scales all gradients down to this norm if they exceed it."""
 

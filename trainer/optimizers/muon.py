@@ -14,9 +14,9 @@ from trainer.optimizers.optimizer import Infos
 
 @spec
 class Muon(AdamW):
-    """Orthogonalizes the momentum of each matrix of the layers; Adam updates all other weights.
+    """Orthogonalizes the momentum of each matrix in the layers; Adam updates all other weights.
 
-    Jordan et al. 2024; the scale of updates and weight decay after Liu et al. 2025, section 2.2.
+    Jordan et al. 2024; update scale and weight decay follow Liu et al. 2025, section 2.2.
     """
 
     momentum: Fraction = 0.95
@@ -24,8 +24,8 @@ class Muon(AdamW):
     iterations: Count = 5
     """Newton-Schulz iterations."""
     update_rms: Positive = 0.2
-    """Root mean square of a matrix's update before the learning rate: that of Adam, whose learning
-    rate and weight decay then suit both."""
+    """RMS of a matrix's update before the learning rate. The default matches Adam, so that the same
+    learning rate and weight decay suit both."""
 
     def scaling(self, weights: Infos) -> optax.GradientTransformation:
         matrices = {path: info for path, info in weights.items() if is_matrix(path, info)}

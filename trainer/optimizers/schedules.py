@@ -39,21 +39,21 @@ class Warmup(ScheduleSpec):
     peak: Positive = 1e-3
     """Largest learning rate."""
     warmup_steps: Count = 100
-    """Steps of the linear warmup; the last of them has the peak."""
+    """Steps of the linear warmup; the last one uses the peak."""
 
 
 @spec
 class InverseSqrt(Warmup):
-    """Warms up linearly to the peak, then decays as peak x sqrt(warmup / update), at the end to 0.
+    """Warms up linearly to the peak, then decays as peak x sqrt(warmup / step), finally to 0.
 
-    Shazeer and Stern 2018 (Adafactor), section 9, with Mesh-TensorFlow's last-tenth decay.  The
-    rate would be zero at the update after the last.
+    Shazeer and Stern 2018 (Adafactor), section 9, with Mesh-TensorFlow's decay over the last tenth.
+    The rate reaches zero one step after the last.
     """
 
     peak: Positive = 0.01
     warmup_steps: Count = 10_000
     decay_fraction: Fraction = 0.1
-    """The share of all steps, at the end, over which the rate falls to zero."""
+    """Fraction of all steps, at the end, over which the rate falls to zero."""
 
     def rate_of_update(self, steps: int) -> Schedule:
         last_steps = max(1, round(steps * self.decay_fraction))
@@ -67,10 +67,10 @@ class InverseSqrt(Warmup):
 
 @spec
 class Cosine(Warmup):
-    """Warms up linearly to the peak, then decays by half a cosine to a share of it."""
+    """Warms up linearly to the peak, then decays along half a cosine to a fraction of it."""
 
     final_fraction: Fraction = 0.1
-    """Share of the peak that remains at the last step."""
+    """Learning rate at the last step, as a fraction of the peak."""
 
     def rate_of_update(self, steps: int) -> Schedule:
         final = self.peak * self.final_fraction
@@ -92,17 +92,17 @@ class Constant(Warmup):
 class WarmupStableDecay(Warmup):
     """Warms up linearly, keeps the peak, and decays linearly at the end.  Hu et al. 2024 (MiniCPM).
 
-    Before the decay the rate does not depend on the number of steps, so a run can continue, while
-    copies of it decay from their newest checkpoint.
+    Before the decay, the rate does not depend on the number of steps.  A run can thus continue
+    while copies of it decay from their newest checkpoint.
     """
 
     decay_fraction: Fraction = 0.1
-    """The share of all steps, at the end, over which the rate decays."""
+    """Fraction of all steps, at the end, over which the rate decays."""
     decay_from: Count | None = None
-    """Step after which the rate decays until the last one, such as that of a checkpoint. None:
-    by decay_fraction."""
+    """Step after which the rate decays until the last step, such as the step of a checkpoint. None:
+    decay_fraction decides."""
     final_fraction: Fraction = 0.0
-    """Share of the peak that would remain at the update after the last."""
+    """Learning rate one step after the last, as a fraction of the peak."""
 
     def rate_of_update(self, steps: int) -> Schedule:
         first = self.decay_from or steps - round(steps * self.decay_fraction)

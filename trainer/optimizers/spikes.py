@@ -36,18 +36,18 @@ def counts_schedule(part: Any) -> bool:
 
 @spec
 class SkipSpikes:
-    """Skips each update whose loss or gradient norm is far above those of the steps before, or is
-    NaN or infinite; training continues with the next batch.
+    """Skips each update whose loss or gradient norm is NaN, infinite, or far above that of the
+    steps before.  Training continues with the next batch.
 
-    The bound is that of OLMo 2's SkipStepAdamW, with a moving average for its window of 128 steps.
-    PaLM skips the batches around a spike by hand (Chowdhery et al. 2022, section 5.1).
+    The bound is the one of OLMo 2's SkipStepAdamW, with a moving average instead of its window of
+    128 steps. PaLM skips the batches around a spike by hand (Chowdhery et al. 2022, section 5.1).
     """
 
     factor: Positive = 6.0
-    """Standard deviations above the mean, both of about the last 100 steps, where a spike begins.
+    """A spike is this many standard deviations above the mean of about the last 100 steps.
     """
     limit: Count = 10
-    """A run that skips more updates in a row stops."""
+    """The run stops if it skips more updates in a row."""
 
     def initial_state(self) -> SpikeState:
         values, zero = jnp.zeros(len(VALUES), float), jnp.zeros((), jnp.int32)

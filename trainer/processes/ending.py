@@ -14,7 +14,7 @@ STALLED = 75
 INTERRUPTED = 130
 """What a shell reports after Ctrl-C: 128 + SIGINT."""
 
-RESTART = "Start all processes again: the run continues from its newest checkpoint."
+RESTART = "Start all processes again: the run resumes from its newest checkpoint."
 SHOW_CURSOR = "\x1b[?25h"  # a progress bar hides it
 
 

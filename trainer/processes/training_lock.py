@@ -147,7 +147,7 @@ def lock_object(path: Path, target: Path, work: str, flag: str) -> Iterator[None
         nonlocal holder
         later = dataclasses.replace(holder, beat=holder.beat + 1)
         if not lock.write(later.dump()):
-            end_process(FAILED, f"{path}: another {work} took the lock over after a silence.")
+            end_process(FAILED, f"{path}: another {work} took over the lock after a silence.")
         holder = later  # a write that failed may have been made: the next is the same
 
     if not lock.write(holder.dump()):
@@ -161,8 +161,8 @@ def lock_object(path: Path, target: Path, work: str, flag: str) -> Iterator[None
 
 def _refusal(target: Path, work: str, flag: str, other: Holder | None) -> UserError:
     return UserError(
-        f"{target}: another {work} is under way there: {other or 'just started'}.  "
-        f"Wait for its end, stop it, or choose another {flag}."
+        f"{target}: another {work} is under way there: {other or 'just started'}.  Wait until it "
+        f"ends, stop it, or choose another {flag}."
     )
 
 

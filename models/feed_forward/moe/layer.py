@@ -29,29 +29,29 @@ WEIGHTS = ("wi_EDF", "wg_EDF", "wo_EFD", "bi_EF", "bg_EF", "bo_ED")
 
 @spec
 class Moe(FeedForward):
-    """Replaces a feed-forward layer by experts.  Lepikhin et al. 2020 (GShard), section 2.2."""
+    """Replaces a feed-forward layer with experts.  Lepikhin et al. 2020 (GShard), section 2.2."""
 
     free_on_resume: ClassVar[tuple[str, ...]] = ("dispatch",)
 
     experts: Count
     """Number of experts in a layer."""
     d_ff: Count | None = None
-    """Width of an expert. None: that of the dense layers."""
+    """Width of an expert. None: Transformer.d_ff."""
     expert: Mlp = Mlp()
-    """What each expert computes. With `biases`, the router has one for each expert, too."""
+    """Settings of each expert. With `biases`, the router has one per expert, too."""
     router: Router = Top2()
-    """Chooses the experts of each token."""
+    """Chooses the experts for each token."""
     dispatch: Dispatch = "gather"
-    """How tokens reach their experts in training and evaluation: "einsum" by products with masks,
-    as GShard does on TPUs (not measured there), "gather" by index, which is faster on CPUs,
-    "dropless" by index into as many blocks as each expert needs. The results are equal, except that
-    "dropless" drops no token."""
+    """How tokens reach their experts in training and evaluation: "einsum" multiplies with masks, as
+    GShard does on TPUs (not measured there); "gather" uses indices, which is faster on CPUs;
+    "dropless" uses indices into as many blocks as each expert needs. The results are equal, except
+    that "dropless" drops no tokens."""
     shared_d_ff: Count | None = None
-    """Width of a feed-forward layer of each MoE layer that all tokens go through, in addition to
-    their experts (Dai et al. 2024, section 3.2). None: there is none."""
+    """Width of the shared expert: a feed-forward layer that all tokens go through, in addition to
+    their experts (Dai et al. 2024, section 3.2). None: no shared expert."""
     group_tokens: Count | None = None
-    """Tokens that are routed together and share the experts' slots. None: a row. Groups are smaller
-    if the batch of an evaluation does not divide into groups of this size."""
+    """Tokens that are routed together and share the experts' capacity. None: a row. Groups are
+    smaller if an evaluation batch does not divide into groups of this size."""
 
     def __post_init__(self) -> None:
         self.router.check(self.experts)

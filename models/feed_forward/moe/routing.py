@@ -54,15 +54,16 @@ class Router(abc.ABC):
     """Whether each expert has a bias, which `updated_bias` changes after a step."""
 
     capacity_factor: Positive = 1.0
-    """Slots of an expert, relative to an even share of the choices, in training."""
+    """Capacity of an expert in training, relative to an even share of the choices."""
     evaluation_capacity_factor: Positive = 2.0
-    """The same in evaluation, and in one round of decoding: the rest is sent in further rounds."""
+    """The same in evaluation, and per round of decoding; further rounds process the other
+    tokens."""
     least_capacity: Count = 4
-    """Smallest number of slots that an expert has for a group of tokens."""
+    """Minimum capacity of an expert for a group of tokens."""
     jitter: Fraction = 0.0
-    """In training, multiplies the router's input by a random number within 1 +- jitter."""
+    """In training, multiplies the router's input by random numbers within 1 +- jitter."""
     aux_loss: NotNegative = 0.01
-    """Weight of the auxiliary loss, which is 1 if all experts are used equally."""
+    """Weight of the auxiliary load-balancing loss, which is 1 if all experts are used equally."""
     z_loss: NotNegative = 0.0
     """Weight of the mean squared log of the gates' denominator (Zoph et al. 2022, equation 5)."""
 
@@ -142,9 +143,9 @@ class Router(abc.ABC):
 
 @spec
 class Top2(Router):
-    """Takes the two best experts of each token.  Lepikhin et al. 2020 (GShard), algorithm 1.
+    """Chooses the two best experts for each token.  Lepikhin et al. 2020 (GShard), algorithm 1.
 
-    Gates are normalized over the two; the second is used with probability min(1, 2 x its gate).
+    The two gates are normalized.  The second expert is used with probability min(1, 2 x its gate).
     """
 
     random_second: bool = True
@@ -168,12 +169,12 @@ class Top2(Router):
 
 @spec
 class TopK(Router):
-    """Takes the k best experts of each token (1: Switch).  Fedus et al. 2021; Jiang et al. 2024."""
+    """Sends each token to its k best experts (1: Switch).  Fedus et al. 2021; Jiang et al. 2024."""
 
     k: Count = 1
     """Number of experts per token."""
     normalises: bool = False
-    """Divides gates by their sum over the k, as in Mixtral."""
+    """Divides the k gates by their sum, as in Mixtral."""
 
     @property
     def choices(self) -> int:
@@ -186,11 +187,11 @@ class TopK(Router):
 
 @spec
 class SigmoidTopK(TopK):
-    """Takes the k best experts of each token by sigmoid gates and balances them without a loss.
+    """Chooses the k best experts for each token by sigmoid gates, and balances load without a loss.
 
-    DeepSeek-AI 2024 (DeepSeek-V3), section 2.1.2: a bias of each expert is added to its gate in the
-    choice alone.  After a step it falls where an expert kept more choices than the mean, and
-    rises where it kept fewer.
+    DeepSeek-AI 2024 (DeepSeek-V3), section 2.1.2: each expert has a bias, which is added to its
+    gate only for the choice.  After each step, the bias falls if the expert kept more choices than
+    the mean, and rises if it kept fewer.
     """
 
     has_bias: ClassVar[bool] = True
@@ -200,12 +201,12 @@ class SigmoidTopK(TopK):
     scale: Positive = 1.0
     """Multiplies gates."""
     bias_rate: NotNegative = 0.001
-    """Changes the bias of an expert by this much after a step."""
+    """Change of an expert's bias after each step."""
     expert_groups: Count = 1
-    """Equal groups that consecutive experts form."""
+    """Number of equal groups of consecutive experts."""
     groups_per_token: Count = 1
-    """Groups that the experts of a token are in: the best by the sum of their two largest biased
-    gates."""
+    """Number of groups that a token's experts may come from. The groups with the largest sums of
+    their two largest biased gates are chosen."""
     aux_loss: NotNegative = 0.0
 
     def check(self, experts: int) -> None:

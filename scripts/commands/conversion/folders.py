@@ -45,13 +45,13 @@ def check_new_run(model_dir: Path) -> None:
     if model_dir.exists() and not model_dir.is_dir():
         raise UserError(f"--model_dir={model_dir}: is a file.  Choose a folder.")
     if ModelDir(model_dir).has_run():
-        raise UserError(f"--model_dir={model_dir}: holds a run already.  Choose another.")
+        raise UserError(f"--model_dir={model_dir}: already contains a run.  Choose another.")
     names = sorted(file.name for file in model_dir.iterdir()) if model_dir.exists() else []
     left = {name for pattern in LEFT_BY_IMPORTS for name in fnmatch.filter(names, pattern)}
     if other := [name for name in names if name not in left]:
         raise UserError(
-            f"--model_dir={model_dir}: holds {brief(', '.join(other))}.  Choose a new folder, or "
-            "an empty one."
+            f"--model_dir={model_dir}: contains {brief(', '.join(other))}.  Choose a new folder, "
+            "or an empty one."
         )
 
 
@@ -60,7 +60,7 @@ def check_new_folder(folder: Path, names: Iterable[str]) -> None:
     if folder.exists() and not folder.is_dir():
         raise UserError(f"--output={folder}: is a file.  Choose a folder.")
     if taken := [name for name in names if (folder / name).exists()]:
-        raise UserError(f"--output={folder}: holds {', '.join(taken)} already.  Choose another.")
+        raise UserError(f"--output={folder}: already contains {', '.join(taken)}.  Choose another.")
 
 
 def config_of(run: Run, settings: SettingsFlags, fixed: str = "") -> Config:
@@ -142,7 +142,7 @@ def exported_steps(checkpoints: Checkpoints, which: str, average: str | None) ->
     whole = (step for step in checkpoints.steps()[::-1] if checkpoints.damage(step) is None)
     step = next(whole, None) if step is None else step
     if step is None:
-        raise UserError(f"{checkpoints.folder}: there is no whole checkpoint.")
+        raise UserError(f"{checkpoints.folder}: there is no complete checkpoint.")
     return [step]
 
 

@@ -110,8 +110,8 @@ def import_hf(flags: ImportHfFlags) -> None:
     given, legal = given_vocabs(run), given_vocabs(first)
     if changed := [name for file, name in VOCABS.items() if given.get(file) != legal.get(file)]:
         raise UserError(
-            f"{type(run.task).__name__}.{changed[0]}: an imported model reads and writes its own "
-            "vocabulary.  Leave this setting and its file as they are."
+            f"{type(run.task).__name__}.{changed[0]}: an imported model uses its own vocabulary.  "
+            "Do not change this setting or its file."
         )
     chosen = run.task.vocab  # may name special tokens
     if isinstance(tokenizer, TokenizerJson) and isinstance(chosen, TokenizerJson):
@@ -139,7 +139,7 @@ def import_hf(flags: ImportHfFlags) -> None:
     ModelDir(model_dir).save(config, run, vocabs)  # last: it is what makes a run of the folder
     left_out = [f"{name}, which {settings['model_type']} does not read" for name in unread]
     if images:
-        left_out.append(f"{len(images)} tensors of images: Meshloom has the text part alone")
+        left_out.append(f"{len(images)} image tensors: Meshloom supports only the text part")
     count = sum(int(np.prod(info.shape)) for info in infos.values())
     folders.note_import(model_dir, left_out, types, count)
 
@@ -170,9 +170,9 @@ def check_copies(
     for name in copies:
         if name not in equal and not (name == SOFTMAX and family.unties):
             raise UserError(
-                f"{folder / SETTINGS}: tie_word_embeddings = True, but {name} is another tensor "
-                f"than {embedding}.  Set it to false if the model reads {name}, or else remove "
-                "that tensor."
+                f"{folder / SETTINGS}: tie_word_embeddings = True, but {name} differs from "
+                f"{embedding}.  Set it to false if the model uses {name}; otherwise, remove that "
+                "tensor."
             )
     return equal
 

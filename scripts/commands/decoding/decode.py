@@ -161,14 +161,14 @@ class DecodeJob:
         if done is None:
             if self.flags.json_file is not None:
                 raise UserError(
-                    f"{output} exists already, made with the same settings, and it does not hold "
-                    f"all that --json={self.flags.json_file} has.  Remove it or --json."
+                    f"{output} already exists, made with the same settings, but does not contain "
+                    f"all results for --json={self.flags.json_file}.  Remove it or --json."
                 )
-            print_note(f"{output} exists already, made with the same settings.")
+            print_note(f"{output} already exists, made with the same settings.")
             return
         texts = {line: [Hypothesis(*one) for one in decoded] for line, decoded in done}
         if texts:
-            print_note(f"Continuing after {len(texts):,} of {len(self.lines):,} lines.")
+            print_note(f"Resuming after {len(texts):,} of {len(self.lines):,} lines.")
         left = [line for line in range(len(self.lines)) if line not in texts]
         if not is_first_process():
             for _ in self.decode(left):

@@ -16,9 +16,9 @@ Output = Annotated[
 class DecodeFlags(FlagGroup):
     """Translates sources or continues prompts, one per line.
 
-    Translations use beam search of size 4 and continuations greedy search, unless --beam,
-    --temperature or --samples is given.  Several checkpoints, separated by commas, decode together
-    as an ensemble.  An interrupted command resumes when it is called again.
+    By default, translations use beam search of size 4 and continuations are greedy; --beam,
+    --temperature and --samples change this.  Several checkpoints, separated by commas, decode as
+    an ensemble.  To resume an interrupted command, run it again.
     """
 
     EXAMPLES = (
@@ -33,8 +33,8 @@ class DecodeFlags(FlagGroup):
     nbest: Annotated[int | None, Flag(min=1)] = None
     """Writes the N best texts of each line, with scores (see --format)."""
     format: Format | None = None
-    """Format of the output: texts; or columns of line, rank, score, log_probability and text, with
-    a header (tsv); or JSON objects. Default: tsv with --nbest, otherwise text."""
+    """Format of the output: only texts; columns with a header: line, rank, score, log_probability
+    and text (tsv); or JSON objects (jsonl). Default: tsv with --nbest, otherwise text."""
     batch_sequences: Annotated[int | None, Flag(min=1)] = None
     """Number of lines in a batch. Default: 64."""
     json_file: shared.JsonFile = None
@@ -49,10 +49,10 @@ class DecodeFlags(FlagGroup):
 
 
 class ScoreFlags(FlagGroup):
-    """Computes log-likelihood, words and tokens of each line, separated by tabs.
+    """Writes the log-likelihood, words and tokens of each line, separated by tabs.
 
-    For a translation model a line is a source, a tab and the target to score.  Words are separated
-    by white space; the end of a line is a token, and counts in a perplexity per word as one word.
+    For a translation model, a line holds a source, a tab and the target to score.  Whitespace
+    separates words.  The end of a line is a token, and counts as a word in perplexity per word.
     """
 
     EXAMPLES = ("meshloom score --model_dir=runs/mine --input=text.txt --output=scores.tsv",)

@@ -138,10 +138,10 @@ def task_cache(
                   f"{command} --rebuild", is_common=True)  # fmt: skip
     if run and vocabs:
         if vocabs.hashes() != prepared.vocabs.hashes():
-            text = f"the vocabulary of {run.model_dir} is not that of {data_dir}"
-            yield Finding("vocabulary", "error", text, "Give the --data_dir of the training.")
+            text = f"the vocabularies of {run.model_dir} and {data_dir} differ"
+            yield Finding("vocabulary", "error", text, "Give the --data_dir that training used.")
         else:
-            yield Finding("vocabulary", "ok", "the run and its data have the same")
+            yield Finding("vocabulary", "ok", "the run and its data use the same")
 
 
 def every_cache(data_dir: Path, reads_rows: bool) -> Iterator[Finding]:
@@ -182,7 +182,7 @@ def run_files(model_dir: Path, reads_arrays: bool) -> Iterator[Finding]:
                           shlex.join(["mv", str(folder), f"{folder}.set-aside"]))  # fmt: skip
     if whole:
         read = ", all arrays read" if reads_arrays else ""
-        yield Finding("checkpoints", "ok", f"steps {', '.join(map(str, whole))} are whole{read}")
+        yield Finding("checkpoints", "ok", f"steps {', '.join(map(str, whole))} are complete{read}")
     elif not damages:
         if saved := last_saved(model_dir):
             text = f"{model_dir} has none, and its run reached step {saved}"

@@ -10,8 +10,8 @@ from scripts.flag import Flag, FlagGroup
 class DoctorFlags(FlagGroup):
     """Checks the machine, the cached data and the checkpoints of a run.
 
-    Prints a line for each check: ok, warning or error, with the command that fixes it.  Exits
-    with code 1 if there is an error.
+    Prints one line per check: ok, warning or error, with the command that fixes the problem.  The
+    exit code is 1 if there is an error.
     """
 
     EXAMPLES = (
@@ -20,10 +20,10 @@ class DoctorFlags(FlagGroup):
         "srun meshloom doctor --model_dir=/shared/runs/mine",
     )
     data: bool = False
-    """Also reads and checks every row of the cached data and every array of a checkpoint."""
+    """Also checks every row of the cached data and every array of a checkpoint."""
     compares_devices: Annotated[bool, Flag(name="devices")] = False
     """Also computes gradients of tiny models on the devices, under the layout of --gin_file, and
-    compares them with those of a CPU, which takes minutes."""
+    compares them with gradients from a CPU. This takes minutes."""
     data_dir: DataDir = None
     json_file: JsonFile = None
     settings: SavedSettingsFlags = SavedSettingsFlags()

@@ -33,8 +33,8 @@ INSTALL = "pip install -e .  in the folder of Meshloom."
 LEAST_MEMORY_BYTES = 2 << 30
 """JAX, its compiler and the quickstart's model take about 1 GiB."""
 WRONG_GRADIENTS = (
-    "Train under no such layout until this is ok: try another version of jax with its plugin or "
-    "libtpu, no XLA_FLAGS and LIBTPU_INIT_ARGS, or another layout."
+    "Do not train with such a layout until this is ok: try another version of jax with its plugin "
+    "or libtpu, unset XLA_FLAGS and LIBTPU_INIT_ARGS, or use another layout."
 )
 MAX_SKEW_S = 2.0
 """Seconds between clocks from which on logs of several hosts are hard to read together."""
@@ -111,8 +111,8 @@ def gradients(config: Config | None) -> Iterator[Finding]:
     """Compares gradients on the devices, under the layout of the settings, with those of a CPU."""
     layout = Layout() if config is None else config.make(Layout)
     print_note(
-        f"Comparing gradients of tiny models with those of a CPU, under mesh {layout.mesh!r}, "
-        f"rules {layout.rules!r} and param_rules {layout.param_rules!r}, which takes minutes."
+        f"Comparing gradients of tiny models with a CPU's, under mesh {layout.mesh!r}, rules "
+        f"{layout.rules!r} and param_rules {layout.param_rules!r}; this takes minutes."
     )
     for model, results in itertools.groupby(compare_with_cpu(layout), lambda each: each.model):
         differences = []
@@ -123,7 +123,7 @@ def gradients(config: Config | None) -> Iterator[Finding]:
                 differences.append(f"{each.difference:.1g} on {each.where}")
             else:
                 text = (
-                    f"{each.where}: that of {each.weight} differs from a CPU's by "
+                    f"{each.where}: the gradient of {each.weight} differs from a CPU's by "
                     f"{each.difference:.2g} of its largest number"
                 )
                 yield Finding(f"gradients, {model}", "error", text, WRONG_GRADIENTS)
@@ -138,7 +138,7 @@ def memory() -> Iterator[Finding]:
     with contextlib.suppress(OSError):
         match = re.search(r"MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text())
     if match is None:
-        yield Finding("memory", "warning", "this system does not say how much is free")
+        yield Finding("memory", "warning", "this system does not report free memory")
         return
     available = int(match[1]) * 1024
     with contextlib.suppress(OSError, ValueError):  # no group, or "max": no limit
@@ -155,7 +155,7 @@ def clocks() -> Iterator[Finding]:
     if len(times) == 1:
         return
     skew_s, late = max(times) - min(times), times.index(min(times))
-    text = f"those of the processes differ by {skew_s:.1f} s"
+    text = f"the clocks of the processes differ by {skew_s:.1f} s"
     fix = f"On the host of process {late}: chronyc makestep."
     yield warning("clock", skew_s > MAX_SKEW_S, text, fix)
 
@@ -223,7 +223,7 @@ def bucket(flag: str, folder: Path) -> Iterator[Finding]:
     times.append(time.monotonic())
     path.unlink()
     if not is_same:
-        text = f"{folder} gives back other bytes than were written"
+        text = f"{folder} returns other bytes than were written"
         yield Finding(name, "error", text, f"Give another {flag}.")
         return
     written, read = (megabytes / (end - start) for start, end in itertools.pairwise(times))

@@ -53,7 +53,7 @@ def check_text(flags: EvaluateFlags, task: Task) -> None:
     for read in filter(None, (text.text_file, *text.references)):
         if flags.hypotheses is not None and re.fullmatch(written, read):
             raise UserError(
-                f"--hypotheses={flags.hypotheses}: {read} is also read.  Name another file."
+                f"--hypotheses={flags.hypotheses}: {read} is also an input.  Choose another file."
             )
     if task.translates:
         if flags.hypotheses is not None and flags.sentences == 0:

@@ -8,7 +8,7 @@ from scripts.flag import Flag, FlagGroup
 
 
 class TextFlags(FlagGroup):
-    """Selects the text to evaluate: a split of the task, files, or a test set by its name."""
+    """Selects the text to evaluate: a split of the task, files, or a named test set."""
 
     HEADING = "Text"
     split: Annotated[str | None, Flag(metavar="NAME")] = None
@@ -18,7 +18,7 @@ class TextFlags(FlagGroup):
     references: Annotated[shared.Strings, Flag(metavar="FILE")] = ()
     """Reference translations, one per line. Repeat it for several references."""
     test_set: Annotated[str | None, Flag(metavar="NAME")] = None
-    """Test set from sacrebleu's cache, by its name, such as wmt14/full."""
+    """Name of a test set in sacrebleu's cache, such as wmt14/full."""
     languages: Annotated[str | None, Flag(metavar="SRC-TGT")] = None
     """Language pair of the test set, such as en-de."""
     tag: shared.Tag = None
@@ -29,20 +29,20 @@ class HarnessFlags(FlagGroup):
 
     HEADING = "Harness"
     harness: Annotated[str | None, Flag(metavar="TASK,…")] = None
-    """Scores tasks of lm-evaluation-harness instead of a text: names, YAML files or folders."""
+    """Runs tasks of lm-evaluation-harness instead: names, YAML files or folders."""
     shots: Annotated[int | None, Flag(metavar="K", min=0)] = None
-    """Answered examples in front of each. Default: as each task says."""
+    """Number of few-shot examples before each question. Default: set by each task."""
     limit: Annotated[int | None, Flag(min=1)] = None
-    """Scores only the first N examples of each task."""
+    """Runs only the first N examples of each task."""
     apply_chat_template: bool = False
-    """Writes prompts as chats, by the template of the model's tokenizer."""
+    """Formats prompts as chats, with the chat template of the model's tokenizer."""
 
 
 class EvaluateFlags(FlagGroup):
-    """Computes loss and perplexities per token, word and byte, and BLEU of translations.
+    """Computes loss, perplexities per token, word and byte, and BLEU of translations.
 
-    BLEU, chrF and TER come from sacrebleu, on raw text, with signatures and confidence intervals
-    by bootstrap resampling.  With --harness, scores tasks of lm-evaluation-harness.
+    sacrebleu computes BLEU, chrF and TER on raw text, with signatures and bootstrap confidence
+    intervals.  With --harness, the command runs tasks of lm-evaluation-harness.
     """
 
     EXAMPLES = (
@@ -54,15 +54,15 @@ class EvaluateFlags(FlagGroup):
     data_dir: shared.DataDir = None
     batch_sequences: shared.BatchSequences = None
     logit_scale: Annotated[float, Flag(above=0)] = 1.0
-    """Factor of every logit."""
+    """Multiplies every logit by this factor."""
     drop_tokens: Annotated[bool, Flag(off="no_drop")] = True
-    """Drops the tokens beyond the experts' evaluation capacity, as validation during training does;
-    or drops none, as `decode` and `score` do."""
+    """Drops tokens beyond the experts' evaluation capacity, as validation during training does;
+    --no_drop drops none, as in `decode` and `score`."""
     sentences: Annotated[int | None, Flag(min=0)] = None
     """Translates only N sentences, evenly spaced; 0 computes only the loss."""
     hypotheses: Annotated[str | None, Flag(metavar="FILE", names_output=True)] = None
-    """Writes the translations to FILE, one per line; also writes FILE.source, FILE.reference, and
-    FILE.lines with the number of each sentence in its part."""
+    """Writes the translations to FILE, one per line. Also writes FILE.source, FILE.reference, and
+    FILE.lines, which holds the number of each sentence in its part."""
     json_file: shared.JsonFile = None
     model: shared.CheckpointFlags
     text: TextFlags = TextFlags()
@@ -81,9 +81,9 @@ class GainsFlags(FlagGroup):
     )
     baseline: Annotated[str, Flag(metavar="FILE")]
     """Result of `meshloom evaluate --json=FILE` for a model on the parts of a mixture; or a folder
-    of results of models for one part each, named as it is: bilingual/de.json."""
+    of results, each of a model for one part and named after the part: bilingual/de.json."""
     evaluation: Annotated[shared.Strings, Flag(metavar="FILE")]
     """The same for a model to compare. Repeat it for several models."""
     output: Annotated[str, Flag(metavar="FILE", names_output=True)]
-    """Picture to write, such as gains.png."""
+    """Image to write, such as gains.png."""
     json_file: shared.JsonFile = None

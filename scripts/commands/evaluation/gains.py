@@ -92,7 +92,7 @@ def parts_of(path: str) -> Mapping[str, Part]:
     if folder.is_dir():
         files = {file.stem: file for file in sorted(folder.glob("[!.]*.json"))}
         if not files:
-            raise UserError(f"{path}: a folder without evaluations, such as {path}/de.json.")
+            raise UserError(f"{path}: the folder has no evaluations, such as {path}/de.json.")
         return {name: read_scores(str(file), Part) for name, file in files.items()}
     return read_scores(path, MixtureScores).parts
 
@@ -105,7 +105,7 @@ def read_scores(path: str, kind: type[T]) -> T:
     except UserError as error:
         what = "BLEU" if kind is Part else "BLEU by part"
         raise UserError(
-            f"{path}: holds no {what} ({str(error).rstrip('.')}).  Evaluate one checkpoint: "
+            f"{path}: contains no {what} ({str(error).rstrip('.')}).  Evaluate one checkpoint: "
             "meshloom evaluate --split=test --json=FILE."
         ) from None
 
@@ -127,7 +127,7 @@ def draw(output: str, names: list[str], pairs: list[int], gained: dict[str, list
     axes.legend()
     kind, legal = Path(output).suffix[1:].lower() or "png", figure.canvas.get_supported_filetypes()
     if kind not in legal:
-        raise UserError(f"--output={output}: not a picture format.  Legal: {', '.join(legal)}.")
+        raise UserError(f"--output={output}: not an image format.  Legal: {', '.join(legal)}.")
     target = path_of(output)
     with write_errors(target, "give another file"), atomic_path(target) as file:
         figure.savefig(file, dpi=120, format=kind)

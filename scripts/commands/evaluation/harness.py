@@ -95,8 +95,8 @@ def load_tasks(names: str) -> dict[str, dict[str, Any]]:
         except Exception as error:  # the library raises no narrower one
             problem = f"{type(error).__name__}: {brief(str(error), 400)}"
             raise UserError(
-                f"--harness={name}: cannot be loaded: {problem}.  A file holds one task, whose "
-                "data has examples."
+                f"--harness={name}: cannot be loaded: {problem}.  A file must hold one task, and "
+                "its data examples."
             ) from None
         for kind, by_name in tasks.items():
             by_name |= loaded[kind]

@@ -47,8 +47,8 @@ def data(flags: InspectDataFlags) -> None:
     if (given[1:] and given not in TOGETHER) or given == ["--ngram"]:
         raise UserError(
             f"{', '.join(given)}: unclear what to show.  Give one of --rows, --step, --document, "
-            "--containing, --counts and --contamination; --counts takes --step as well, "
-            "--contamination takes --ngram."
+            "--containing, --counts and --contamination; --counts also accepts --step, "
+            "--contamination accepts --ngram."
         )
     config, model_dir = settings_of(flags.settings), flags.settings.model_dir
     task, vocabs, content_hash = task_of(config), None, None
@@ -194,7 +194,7 @@ class Inspection:
         dirty = [line for line in lines if line["documents"]]
         print_lines(dirty[:MOST_LINES])
         if len(dirty) > MOST_LINES:
-            print_note(f"Shows the first {MOST_LINES} dirty lines; --json=FILE has all.")
+            print_note(f"Shows the first {MOST_LINES} dirty lines; --json=FILE writes all.")
         write_json(self.flags.json_file, {"ngram": size, "counts": counts, "lines": lines})
 
     def _texts(self) -> Iterator[Sequence[str]]:

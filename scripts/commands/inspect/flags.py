@@ -17,10 +17,10 @@ class InspectConfigFlags(FlagGroup):
 
 
 class InspectDataFlags(FlagGroup):
-    """Shows packed rows as a model sees them, decoded, with the documents that they hold.
+    """Shows packed rows as the model sees them: decoded, with the documents that they contain.
 
-    Or says which steps of a run read a document, how often they read each part of a mixture, or
-    which test sentences occur in the text.  This follows from settings and prepared data.
+    Or shows which steps of a run read a document, how often they read each part of a mixture, or
+    which test sentences occur in the text.  This needs only the settings and the prepared data.
     """
 
     EXAMPLES = (
@@ -34,30 +34,30 @@ class InspectDataFlags(FlagGroup):
     split: str = "train"
     """Split of the task."""
     rows: Annotated[tuple[int, ...], Flag(metavar="ID,ID…", min=0)] = (0,)
-    """Ids of the packed rows to show."""
+    """IDs of the packed rows to show."""
     step: Annotated[int | None, Flag(min=1, max=2**31 - 1)] = None
     """Shows the rows of this training step instead."""
     document: Annotated[str | None, Flag(metavar="FILE:LINE")] = None
-    """Shows the rows that hold a document, and the steps that read them. FILE:LINE-LINE names
-    several, FILE all of a file."""
+    """Shows the rows that contain a document, and the steps that read them. FILE:LINE-LINE selects
+    several documents, FILE all documents of a file."""
     containing: Annotated[str | None, Flag(metavar="TEXT")] = None
-    """Shows the rows and steps of the documents that contain this text. Reads all the text."""
+    """Shows the rows and steps of the documents that contain this text. Searches all the text."""
     counts: bool = False
-    """Shows how many rows, and epochs, of each part of a mixture the run reads, up to --step or its
-    end."""
+    """Shows how many rows and epochs of each part of a mixture the run reads, up to --step or the
+    end of the run."""
     ngram: Annotated[int, Flag(min=1)] = 13
-    """Words in the n-grams of --contamination; of a shorter line, all words make one."""
+    """Words per n-gram of --contamination; a shorter line is one n-gram."""
     contamination: Annotated[str | None, Flag(metavar="FILE")] = None
-    """Shows which lines of FILE have n-grams that occur in the text, and the steps that read these.
-    Reads all the text."""
+    """Shows which lines of FILE share n-grams with the text, and the steps that read these n-grams.
+    Searches all the text."""
     json_file: JsonFile = None
     settings: SavedSettingsFlags = SavedSettingsFlags()
 
 
 class InspectParamsFlags(FlagGroup):
-    """Shows path, axes, shape, placement and bytes per device of every weight.
+    """Shows the path, axes, shape, placement and bytes per device of every weight.
 
-    It allocates no weight.
+    It allocates no weights.
     """
 
     EXAMPLES = ("meshloom inspect params --gin_file=configs/runs/quickstart.gin",)
@@ -72,14 +72,14 @@ class InspectCheckpointFlags(FlagGroup):
     EXAMPLES = ("meshloom inspect checkpoint --model_dir=runs/mine --checkpoint=best",)
     model_dir: ModelDir
     checkpoint: Annotated[str, Flag(metavar="latest|best|STEP")] = "latest"
-    """Checkpoint to show: the latest, the best or a step."""
+    """Checkpoint to show: the latest, the best, or a step."""
     json_file: JsonFile = None
     gin_import_path: Annotated[Strings, Flag(metavar="FOLDER")] = ()
     """Allows the settings of the run to import, and so to run, the Python modules of FOLDER."""
 
 
 class InspectLayoutFlags(InspectParamsFlags):
-    """Shows the problems of a layout with a model, and the placement of each kind of tensor."""
+    """Shows problems of a layout for a model, and the placement of each kind of tensor."""
 
     EXAMPLES = (
         "meshloom inspect layout --gin_file=configs/runs/quickstart.gin "
@@ -88,7 +88,7 @@ class InspectLayoutFlags(InspectParamsFlags):
 
 
 class InspectSettingsFlags(FlagGroup):
-    """Shows every setting that gin files can bind, or those of NAME, such as Run or Run.steps."""
+    """Shows all settings that gin files can bind, or only NAME, such as Run or Run.steps."""
 
     EXAMPLES = ("meshloom inspect settings Run", "meshloom inspect settings Run.steps")
     name: Annotated[str | None, Flag(metavar="[NAME]", is_argument=True)] = None

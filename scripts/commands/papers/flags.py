@@ -7,13 +7,13 @@ from scripts.flag import Flag, FlagGroup
 
 
 class PapersFlags(FlagGroup):
-    """Lists what the papers publish, and what Meshloom counts, plans, measures or implements of it.
+    """Lists results of the papers, and what Meshloom counts, plans, measures or implements of them.
 
-    The list is that of docs/papers.md.  With --table, it computes the rows of one table, figure or
-    section again.
+    docs/papers.md contains the same list.  --table recomputes the rows of one table, figure or
+    section.
     """
 
     EXAMPLES = ("meshloom papers --table=gshard_table_1",)
     table: Annotated[str | None, Flag(metavar="NAME")] = None
-    """Computes one item: a name of the list, such as gshard_table_3."""
+    """Computes one item of the list, by name, such as gshard_table_3."""
     json_file: JsonFile = None

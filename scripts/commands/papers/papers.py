@@ -57,7 +57,7 @@ def show_papers(flags: PapersFlags) -> None:
     ]
     head = ["name", *LIST_HEAD[1:5]]
     print_table(head, [[row[column] for column in head] for row in rows])
-    print_note("As docs/papers.md has it; --table=NAME computes one of them again.")
+    print_note("The same list as in docs/papers.md; --table=NAME recomputes one item.")
     write_json(flags.json_file, rows)
 
 

@@ -9,7 +9,7 @@ from trainer.planning.run_cost import ASSUMED
 
 
 class DecodePlanFlags(shared.SampleFlags):
-    """Describes the decoding to plan, by the names of the flags of `meshloom decode`."""
+    """Describes the decoding to plan; the names are the same as in `meshloom decode`."""
 
     HEADING = "Decoding, with --decode"
     batch_sequences: Annotated[int | None, Flag(min=1)] = None
@@ -22,7 +22,7 @@ class DecodePlanFlags(shared.SampleFlags):
     prompt_tokens: Annotated[int | None, Flag(min=0)] = None
     """Tokens of the prompt. Default: half the row length; for translation, none."""
     suffix_tokens: Annotated[int | None, Flag(min=1)] = None
-    """Tokens of --rescore_suffix, which ranks samples."""
+    """Tokens of the suffix that ranks samples (--rescore_suffix of `decode`)."""
     weights: shared.Weights = "stored"
 
 
@@ -34,22 +34,22 @@ class RunCostFlags(FlagGroup):
     failures_per_chip_day: Annotated[float, Flag(metavar="N", min=0, max=1)] = (
         ASSUMED.failures_per_chip_day
     )
-    """Failures of a chip and day that stop the run. The range is half to four times this."""
+    """Failures per chip and day that stop the run. The range assumes half to four times this."""
     restart_minutes: Annotated[float, Flag(metavar="N", min=0, max=1e4)] = ASSUMED.restart_minutes
-    """From a failure until the run begins to read its newest checkpoint."""
+    """Minutes from a failure until the run starts to load its newest checkpoint."""
     storage_gb_per_s: Annotated[float, Flag(metavar="N", above=0, max=1e4)] = (
         ASSUMED.storage_gb_per_s
     )
-    """Gigabytes a second between each host and the storage of checkpoints."""
+    """Gigabytes per second between each host and the checkpoint storage."""
 
 
 class PlanFlags(FlagGroup):
-    """Predicts memory, FLOPs, traffic and time of the training step of a run.
+    """Predicts the memory, FLOPs, traffic and time of a training step.
 
-    With --topology it compiles the step for TPUs or GPUs that this machine does not have (needs
-    libtpu or JAX's CUDA plugin); without it, for the devices of this machine or those of
-    --simulate_devices.  With --decode it plans decoding: memory, cache, and the time of a token and
-    of a whole output, for a batch of --batch_sequences.
+    With --topology, it compiles the step for TPUs or GPUs that this machine does not have (needs
+    libtpu or JAX's CUDA plugin).  Otherwise, it compiles for the devices of this machine or of
+    --simulate_devices.  With --decode, it plans decoding instead: memory, KV cache, and the time
+    per token and per output, for a batch of --batch_sequences.
     """
 
     EXAMPLES = (
@@ -60,17 +60,17 @@ class PlanFlags(FlagGroup):
     compare: bool = False
     """Plans the run under each of the given layout files."""
     price_per_chip_hour: Annotated[float | None, Flag(metavar="P", min=0, max=1e6)] = None
-    """Adds what a whole run costs, in --currency."""
+    """Adds the cost of the whole run, in --currency."""
     currency: Annotated[str | None, Flag(metavar="NAME")] = None
     """Currency of --price_per_chip_hour. Default: USD."""
     tokens: Annotated[float | None, Flag(metavar="N", above=0, max=1e18)] = None
-    """Tokens of the whole run, as in 1e12, in place of Run.steps or Run.epochs."""
+    """Tokens of the whole run, such as 1e12, instead of Run.steps or Run.epochs."""
     topology: shared.Topology = None
     analytic: bool = False
-    """Predicts from the layout alone, in seconds, and compiles nothing."""
+    """Predicts from the layout alone, within seconds, without compiling."""
     alternatives: bool = False
-    """Also traces other recomputations, dispatches of experts, numbers of microbatches and layouts,
-    one at a time, and lists those that are faster, or that fit where the run does not."""
+    """Also tries other remat policies, expert dispatches, microbatch counts and layouts, one at a
+    time, and lists those that are faster, or that fit in memory if the run does not."""
     html: Annotated[str | None, Flag(metavar="FILE", names_output=True)] = None
     """Also writes the result to FILE as a page with charts."""
     json_file: shared.JsonFile = None
@@ -84,14 +84,14 @@ class PlanFlags(FlagGroup):
 
 
 class TuneFlags(FlagGroup):
-    """Searches the settings under which a run's step is the fastest, and writes them to a file.
+    """Searches for the settings with the fastest training step, and writes them to a file.
 
-    Varies what does not change what the step computes: the layout, microbatches, what is
-    recomputed, saved or kept on the host, and the compiler options of configs/compilers/.  Batch
-    and precision stay.  With --topology it compiles for absent devices (needs their compiler);
-    without it, it times steps on this machine.  A log next to --output keeps all trials, so that
-    the same command resumes.  --budget=0 only ranks layouts, all of them by their traces, which
-    takes seconds.
+    It varies only settings that do not change the result of a step: the layout, microbatches,
+    remat and offloading, and the compiler options of configs/compilers/.  Batch size and precision
+    stay the same.  With --topology, it compiles for devices that this machine does not have (needs
+    their compiler); otherwise, it times steps on this machine.  A log next to --output records all
+    trials, so that the same command resumes.  --budget=0 only ranks all layouts by their traces,
+    which takes seconds.
     """
 
     EXAMPLES = (
@@ -101,11 +101,11 @@ class TuneFlags(FlagGroup):
     )
     topology: shared.Topology = None
     budget: Annotated[str, Flag(metavar="TIME")] = "30m"
-    """Time after which no further trial begins, such as 90s, 30m or 2h; 0 ranks layouts alone."""
+    """Time after which no new trial starts, such as 90s, 30m or 2h; 0 only ranks layouts."""
     best: Annotated[int, Flag(min=1)] = 3
-    """How many layouts to try, the first by their traces; and the standard ones and the run's."""
+    """How many of the best-ranked layouts to try, besides the standard ones and the run's."""
     output: Annotated[str, Flag(metavar="FILE", names_output=True)] = "tuned.gin"
-    """Writes the best settings to FILE, and all trials to a log of the same name in .jsonl."""
+    """Writes the best settings to FILE, and all trials to a .jsonl log of the same name."""
     json_file: shared.JsonFile = None
     settings: shared.SavedSettingsFlags = shared.SavedSettingsFlags()
     devices: DeviceFlags = DeviceFlags()

@@ -51,8 +51,8 @@ def plan(flags: PlanFlags) -> None:
         page.print_plan(title, figures)
         if step_plan.memory.out_of_memory:
             print_note(
-                "The compiler refuses this program for lack of memory; its parts, traffic and "
-                "time are by the trace."
+                "The compiler rejects this program for lack of memory; its parts, traffic and "
+                "time come from the trace."
             )
         if step_plan.fits is False:
             print(suggest_slice(step_plan, step_plan.run))
@@ -79,7 +79,7 @@ def check_flags(flags: PlanFlags) -> None:
     if flags.alternatives and (flags.decode or flags.compare or flags.topology is None):
         raise UserError("--alternatives needs --topology, and neither --decode nor --compare.")
     if flags.tokens is not None and flags.decode:
-        raise UserError("--tokens is the length of a training.  Remove it, or --decode.")
+        raise UserError("--tokens is the length of a training run.  Remove it, or --decode.")
     price = ["--price_per_chip_hour"] if flags.price_per_chip_hour is not None else []
     if priced := [*price, *given_flags(flags.run_cost)]:
         if flags.decode or flags.topology is None:
@@ -93,7 +93,7 @@ def check_flags(flags: PlanFlags) -> None:
         raise UserError("--currency is for --price_per_chip_hour.  Add it, or remove --currency.")
     if flags.layouts and not flags.compare:
         raise UserError(
-            f"{flags.layouts[0]}: layout files need --compare.  Give the layout of one plan by "
+            f"{flags.layouts[0]}: layout files need --compare.  Give the layout of one plan with "
             "--gin_file."
         )
     if flags.compare and not flags.layouts:

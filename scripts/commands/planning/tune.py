@@ -61,7 +61,7 @@ def check_flags(flags: TuneFlags, topology: Topology | None, *, compiles: bool) 
     if topology is not None and topology.count > 1 and not (topology.is_gpu and compiles):
         raise UserError(
             f"--topology={topology.name}: one slice is tuned at a time.  Tune one slice, and plan "
-            "several by `meshloom plan --analytic` with Layout.slices."
+            "several with `meshloom plan --analytic` and Layout.slices."
         )
     if topology is not None and compiles and not has_compiler(topology.chip.platform):
         missing = inputs.no_compiler(topology.chip.platform)
@@ -88,8 +88,8 @@ def rank(
         raise UserError(
             f"--topology={topology.name}: none of {basis}, fits; the least needs "
             f"{size_text(least.memory.needed_bytes)} per device of "
-            f"{size_text(topology.chip.memory_bytes)}.  {suggest_slice(least, least.run)}  "
-            "Traces are not exact: a --budget compiles."
+            f"{size_text(topology.chip.memory_bytes)}.  {suggest_slice(least, least.run)}  Traces "
+            "are estimates; with a --budget, tune compiles."
         )
     figures = {one_line(plan.layout): as_json(plan) for plan in ranking}
     page.print_comparison(figures)

@@ -121,7 +121,7 @@ async def chat(request: Request) -> Response:
     except BadMessages as error:
         field = "chat_template_kwargs" if body.chat_template_kwargs else "messages"
         value = getattr(body, field) if body.chat_template_kwargs else messages
-        raise bad_field(field, value, f"what the chat template takes ({error})") from None
+        raise bad_field(field, value, f"what the chat template accepts ({error})") from None
     finally:
         template.waiting -= 1
 

@@ -112,7 +112,7 @@ async def read_body(request: Request, kind: type[B]) -> tuple[B, ServedModel]:
                 if len(body) > served.body_bytes:
                     raise too_long
     except TimeoutError:
-        raise ApiError(408, f"The body was not there after {served.time_limit_s:g} s.") from None
+        raise ApiError(408, f"The body did not arrive within {served.time_limit_s:g} s.") from None
     try:
         checked = kind.model_validate_json(bytes(body))
     except ValidationError as error:

@@ -8,13 +8,13 @@ from scripts.flag import Flag, FlagGroup
 
 
 class ServeFlags(FlagGroup):
-    """Serves a model over HTTP: OpenAI's completions and chats, or translations.
+    """Serves a model over HTTP, with OpenAI's completions and chat API, or for translation.
 
-    A language model continues prompts at POST /v1/completions, and an imported one with a chat
-    template chats at POST /v1/chat/completions; prompts join the running batch between calls of up
-    to 4 steps.  A translation model translates at POST /v1/translate, by beam search.  GET
-    /v1/models, /health and /metrics describe the server.  SIGTERM stops it when all answers are
-    complete.
+    A language model continues prompts at POST /v1/completions.  An imported model with a chat
+    template also answers at POST /v1/chat/completions.  New prompts join the running batch every
+    4 steps or less (continuous batching).  A translation model translates at POST /v1/translate,
+    with beam search.  GET /v1/models, /health and /metrics describe the server.  After SIGTERM the
+    server completes all answers and exits.
     """
 
     EXAMPLES = (
@@ -23,34 +23,34 @@ class ServeFlags(FlagGroup):
         "--host=0.0.0.0",
     )
     host: str = "127.0.0.1"
-    """Address to listen at. One that other machines reach needs --token."""
+    """Address to listen on. An address that other machines can reach requires --token."""
     port: Annotated[int, Flag(min=0, max=65535)] = 8000
-    """Port to listen at; 0 chooses a free one."""
+    """Port to listen on; 0 chooses a free port."""
     token: Annotated[str | None, Flag(metavar="TOKEN", has_variable=True)] = None
-    """What clients send as 'Authorization: Bearer TOKEN'. The variable keeps it out of the list of
-    processes."""
+    """Clients must send 'Authorization: Bearer TOKEN'. The variable keeps the token out of the
+    process list."""
     name: Annotated[str | None, Flag(metavar="NAME")] = None
-    """Name of the model. Default: that of its directory."""
+    """Name of the model. Default: the name of its directory."""
     adapter: Annotated[Strings, Flag(metavar="DIR")] = ()
-    """Model directory of adapters (LoRA) of this model; may be given several times. Its name is the
-    `model` of requests to it. Newer checkpoints are not loaded then."""
+    """Model directory of LoRA adapters for this model; may be repeated. Requests select it by its
+    name as `model`. With adapters, newer checkpoints are not loaded."""
     slots: Annotated[int, Flag(min=1)] = 32
-    """Texts that are continued, or translated, together."""
+    """Number of texts that are decoded together."""
     max_length: Annotated[int | None, Flag(min=2)] = None
-    """Tokens of a prompt and its continuation. Default: the row length of the task."""
+    """Maximum tokens of a prompt and its continuation. Default: the row length of the task."""
     prefix: str | None = None
-    """Text that each translation begins with, as `decode --prefix`: such as a language token."""
+    """Text that each translation begins with, such as a language token."""
     cached_prompts: Annotated[int, Flag(min=0, max=1000)] = 4
-    """Prompts in the prefix cache, of 65 tokens or more: of a prompt that begins with the same
-    tokens, such as the next turn of a chat, only the rest is read. 0: no cache."""
+    """Prompts of 65 tokens or more to keep in the prefix cache. A new prompt that begins with the
+    same tokens, such as the next turn of a chat, is processed only from there on. 0: no cache."""
     queue: Annotated[int, Flag(min=1)] = 256
-    """Texts that wait; more are refused."""
+    """Number of texts that may wait; more are refused."""
     time_limit_s: Annotated[float, Flag(metavar="S", min=0.001)] = 120.0
     """Seconds that a request may take."""
     body_bytes: Annotated[int, Flag(min=1)] = 1_000_000
-    """Largest body of a request."""
+    """Maximum size of a request's body."""
     reload_s: Annotated[float, Flag(metavar="S", min=0)] = 10.0
-    """Seconds between looks for a newer checkpoint; 0 keeps the first. Only with
+    """Seconds between checks for a newer checkpoint; 0 never reloads. Only with
     --checkpoint=latest."""
     model: CheckpointFlags
     search: BeamFlags = BeamFlags()

@@ -30,17 +30,17 @@ class ServiceCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         counts = self.service.counts
         counters = {
-            "prompt_tokens": ("Tokens of prompts that were read.", counts.prompt_tokens),
-            "new_tokens": ("Tokens that were made.", counts.new_tokens),
+            "prompt_tokens": ("Prompt tokens that were processed.", counts.prompt_tokens),
+            "new_tokens": ("Tokens that were generated.", counts.new_tokens),
             "steps": ("Tokens added to each text, or batches decoded.", counts.steps),
-            "reloads": ("Checkpoints that replaced another.", counts.reloads),
+            "reloads": ("Newer checkpoints that were loaded.", counts.reloads),
             "compilations": ("Programs compiled for requests.", self.compilations.count),
         }
         gauges = {
             "queue_length": ("Texts that wait.", self.service.waiting),
-            "slots_busy": ("Texts that are being answered.", self.service.busy_slots),
-            "slots": ("Texts that can be answered together.", self.service.slots),
-            "checkpoint_step": ("Step of the weights.", self.service.checkpoint),
+            "slots_busy": ("Texts that are being decoded.", self.service.busy_slots),
+            "slots": ("Texts that can be decoded together.", self.service.slots),
+            "checkpoint_step": ("Step of the checkpoint that is served.", self.service.checkpoint),
         }
         for name, (text, value) in counters.items():
             yield CounterMetricFamily(f"meshloom_{name}", text, value)

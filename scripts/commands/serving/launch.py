@@ -213,8 +213,8 @@ def served_model(members: Sequence[TrainedModel], flags: ServeFlags) -> ServedMo
         print_note(f"Warning: {error}  Chats are not served.")
     if chat is not None and flags.max_length is None:
         print_note(
-            f"Chats have at most {length} tokens, as many as the rows of {task.name}.  "
-            "--max_length=N sets another limit."
+            f"Chats have at most {length} tokens, the row length of {task.name}.  --max_length=N "
+            "sets another limit."
         )
     limits, sizes = (flags.body_bytes, flags.time_limit_s), (length, max_new_tokens)
     served = ServedModel(name, run, vocabs, service, options, *limits, search.width, *sizes, chat)

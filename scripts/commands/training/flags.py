@@ -19,36 +19,36 @@ class TrainFlags(FlagGroup):
     model_dir: ModelDir
     data_dir: DataDir = None
     override: bool = False
-    """Resumes a run with another optimizer setting, learning rate, batch size or criterion. The run
-    records each change; `inspect checkpoint` shows them."""
+    """Resumes a run with a different optimizer setting, learning rate, batch size or criterion. The
+    run records each change; `inspect checkpoint` shows them."""
     local_checkpoint_dir: Path | None = None
-    """Directory of local checkpoints on each host, such as /dev/shm.  A restart resumes from them
-    if they are newer than the last checkpoint of the model directory; the shards of a replaced host
-    come from replicas on other hosts."""
+    """Directory for local checkpoints on each host, such as /dev/shm.  A restart resumes from them
+    if they are newer than the last checkpoint in the model directory.  A replaced host gets its
+    shards from replicas on other hosts."""
     profile_steps: Annotated[str | None, Flag(metavar="FIRST:LAST")] = None
-    """Profiles these steps into the run's directory, as in 10:13."""
+    """Profiles these steps, such as 10:13, into the run's directory."""
     settings: SettingsFlags = SettingsFlags()
     devices: ProcessFlags = ProcessFlags()
 
 
 class PrepareFlags(FlagGroup):
-    """Trains the tokenizer, tokenizes and packs a task, without training a model."""
+    """Trains the tokenizer, then tokenizes and packs a task, without training a model."""
 
     EXAMPLES = ("meshloom prepare --gin_file=configs/runs/quickstart.gin",)
     data_dir: DataDir = None
     rebuild: bool = False
-    """Builds the cache again and replaces it."""
+    """Rebuilds the cache and replaces it."""
     workers: Annotated[int | None, Flag(min=1)] = None
-    """Number of processes that tokenize and pack. They do not change the result. Default: the
+    """Number of processes that tokenize and pack. The result does not depend on it. Default: the
     number of cores."""
     settings: SettingsFlags = SettingsFlags()
     devices: ProcessFlags = ProcessFlags()
 
 
 class ReportFlags(FlagGroup):
-    """Plots the curves of a run and the load of its experts, as pictures and one page.
+    """Plots the curves of a run and the load of its experts, as images and one HTML page.
 
-    Of several runs, the page has their curves in the same axes, their last numbers, and the
+    For several runs, the page shows their curves in the same plots, their last metrics, and the
     settings in which they differ.
     """
 
@@ -59,28 +59,28 @@ class ReportFlags(FlagGroup):
     )
     runs: Annotated[Strings, Flag("", metavar="[DIR]...", is_argument=True)] = ()
     model_dir: Path | None = None
-    """The run's directory, in place of several."""
+    """The run's directory, if there is only one run."""
     output: Annotated[str | None, Flag(metavar="FILE", names_output=True)] = None
-    """Page of several runs. Default: report.html in the current folder."""
+    """Page for several runs. Default: report.html in the current folder."""
     losses: Annotated[tuple[float, ...] | None, Flag(metavar="LOSS,…")] = None
-    """Training losses: the page of several runs has the tokens of each until the mean loss of ten
-    lines of its metrics.jsonl is as low."""
+    """Training losses. For each, the page of several runs shows how many tokens each run needs
+    until the mean loss of ten lines of its metrics.jsonl is as low."""
     samples: Annotated[str | None, Flag(metavar="NAME")] = None
-    """Name of a file of texts in each model directory, which `decode --output` wrote for the same
-    input: the page of several runs has their lines side by side."""
+    """Name of a file in each model directory that `decode --output` wrote from the same input. The
+    page of several runs shows the lines side by side."""
     gin_import_path: Annotated[Strings, Flag(metavar="FOLDER")] = ()
-    """Allows the settings of the runs to import, and so to run, the Python modules of FOLDER."""
+    """Allows the settings of the runs to import, and thus run, the Python modules of FOLDER."""
 
 
 class SuperviseFlags(FlagGroup):
     """Runs COMMAND, and restarts it when it fails (exit code 1), stalls (75) or is killed.
 
-    It waits longer after each failure, and gives up after the third one from the same step of
-    COMMAND's --model_dir.  It does not restart a command that SIGTERM, SIGHUP or Ctrl-C stops.  The
-    exit code is the last one of COMMAND.
+    It waits longer after each failure, and gives up after the third failure from the same step of
+    COMMAND's --model_dir.  It does not restart a command that SIGTERM, SIGHUP or Ctrl-C stops.  It
+    exits with the last exit code of COMMAND.
     """
 
     EXAMPLES = ("meshloom supervise -- meshloom train --model_dir=runs/mine",)
     command: Annotated[Strings, Flag("", metavar="-- COMMAND...", is_argument=True)] = ()
     backoff_s: Annotated[float, Flag(min=0)] = 10.0
-    """Seconds before the first restart; they double up to 5 minutes."""
+    """Seconds before the first restart; doubles after each failure, up to 5 minutes."""

@@ -49,13 +49,13 @@ def report(flags: ReportFlags) -> None:
     """Writes report.html and its pictures into the model directory, or a page of several runs."""
     folders = [*flags.runs, *([] if flags.model_dir is None else [str(flags.model_dir)])]
     if not folders or len(set(map(identity, folders))) < len(folders):
-        raise UserError("report: name one run by --model_dir=DIR, or several, each once: DIR DIR.")
+        raise UserError("report: give one run as --model_dir=DIR, or several, each once: DIR DIR.")
     if len(folders) > 1:
         output = flags.output or "report.html"
         runs = {f"./{name}" if name in HEADS else name: path_of(name) for name in folders}
         read = (str(folder / flags.samples) for folder in runs.values() if flags.samples)
         if identity(output) in map(identity, read):
-            raise UserError(f"--output={output} is also read.  Name another file.")
+            raise UserError(f"--output={output} is also an input.  Choose another file.")
         page = compare_page(runs, flags.losses or (), flags.samples)
         with open_output(output) as file:
             file.write(page)

@@ -50,15 +50,15 @@ def changes_since(flags: TrainFlags, run: Run, step: int | None) -> list[Change]
     saved, has_run = last_saved(directory.model_dir), directory.has_run()
     lost = None
     if step is None and saved:
-        lost = f"its checkpoints are missing, and it reached step {saved}.  Mount or copy them back"
+        lost = f"its checkpoints are missing, but it reached step {saved}.  Mount or copy them back"
     elif step is not None and not has_run:
-        lost = "it has checkpoints, and config.gin is missing.  Copy it back"
+        lost = "it has checkpoints, but config.gin is missing.  Copy it back"
     if lost and not override:
         raise UserError(f"{directory.model_dir}: {lost}, or add --override to continue without.")
     record = directory.record
     if step is None or not (has_run or (record and record.settings)):
         return []
-    title = f"{directory.model_dir} holds a run with other settings"
+    title = f"{directory.model_dir} contains a run with different settings"
     return check_changes(title, directory.recorded_run(), run, override=override, step=step)
 
 
@@ -172,7 +172,7 @@ def remedy(flags: TrainFlags, run: Run, layout: Layout, step: int) -> str:
     lower = "…" if peak is None else f"{schedule}.peak={peak / 2:g}"
     command = f"{continue_command(flags, layout)} --override {shlex.quote(f'--gin_param={lower}')}"
     return (
-        f"  Continue with a lower learning rate, or with {optimizer}.clip_global_norm set lower:\n"
+        f"  Resume with a lower learning rate, or with {optimizer}.clip_global_norm set lower:\n"
         f"    {command}\n"
         f"  Look at the rows: meshloom inspect data --model_dir={shlex.quote(str(flags.model_dir))}"
         f" --step={step}"

@@ -150,6 +150,6 @@ def train_run(flags: TrainFlags, job: TrainJob, vocabs: Vocabs, more: Sequence[O
     if is_first_process() and (seconds := spent_seconds(model_dir)):
         print_note(describe(seconds))
     if outcome.stop_signal is not None:
-        print_note(f"Continue with: {start.continue_command(flags, layout)}")
+        print_note(f"Resume with: {start.continue_command(flags, layout)}")
         leave()
         sys.exit(128 + outcome.stop_signal)  # as a shell says it

@@ -51,7 +51,7 @@ def test_names_that_make_no_sense_are_described():
     assert Mixture(parts=parts[:2])
     with pytest.raises(UserError) as error:
         Mixture(parts=parts)
-    assert "Mixture.parts: several of 'train' have the name a.  Set a name of its own" in str(
+    assert "Mixture.parts: several of 'train' have the name a.  Give each its own name" in str(
         error.value
     )
 
@@ -63,7 +63,7 @@ def test_rates_that_make_no_sense_are_described(mixture):
     with pytest.raises(UserError) as error:
         mixture(3, rates=(1, 2), temperature=3.0)
     assert f"{kind}.rates[2]: is 0 or missing, and no stage reads this part." in str(error.value)
-    assert f"{kind}.temperature = 3.0: it counts only by size" in str(error.value)
+    assert f"{kind}.temperature = 3.0: it applies only to rates by size" in str(error.value)
 
 
 @MIXTURES
@@ -172,7 +172,7 @@ def test_its_text_is_that_of_its_parts(parts):
             lambda parts: {"parts": (*parts, Tsv(train="x"))},
             r"@Tsv\(\) yields pairs.  @Mixture\(\)",
         ),
-        (lambda parts: {"parts": (parts[0], TextMixture(parts=parts))}, r"is a mixture itself"),
+        (lambda parts: {"parts": (parts[0], TextMixture(parts=parts))}, r"is itself a mixture"),
         (lambda parts: {"parts": parts, "rates": (1,)}, r"rates\[1\]: is 0 or missing"),
         (lambda parts: {"parts": (parts[1],) * 2}, r"several of 'train' have the name web"),
         (

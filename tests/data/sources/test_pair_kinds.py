@@ -272,9 +272,9 @@ def test_the_fingerprint_of_a_mixture_follows_each_part(many, tmp_path):
     ("changes", "message"),
     [
         ({"parts": ()}, r"Mixture.parts = \(\): "),
-        ({"tag": "2de"}, r"Mixture.tag = '2de': legal: None.  Each part has its own"),
-        ({"name": "all"}, r"Mixture.name = 'all': legal: None.  Each part has its own"),
-        ({"languages": ("de", "fr", "de")}, r"Mixture.languages: de is there twice.  Name each"),
+        ({"tag": "2de"}, r"Mixture.tag = '2de': legal: None.  Set it in each part"),
+        ({"name": "all"}, r"Mixture.name = 'all': legal: None.  Set it in each part"),
+        ({"languages": ("de", "fr", "de")}, r"Mixture.languages: de occurs twice.  List each"),
         ({"rates": (1, 2, 3, 4)}, r"Mixture.rates: 4 rates for 3 parts"),
         ({"rates": (1, 2)}, r"Mixture.rates\[2\]: is 0 or missing, and no stage reads this part"),
         ({"rates": (1, 2, 0)}, r"Mixture.rates\[2\]: is 0 or missing, and no stage reads"),
@@ -292,7 +292,7 @@ def test_a_mixture_of_mixtures_and_a_tag_on_some_parts_are_refused_together(many
     inner = Mixture(parts=three(many))
     with pytest.raises(UserError) as error:
         Mixture(parts=[inner, *three(many, b="2de")])
-    assert "a part is a mixture itself" in str(error.value)
+    assert "a part is itself a mixture" in str(error.value)
     assert "their tags are None, None, 2de, None.  Give each part a tag" in str(error.value)
 
 

@@ -202,7 +202,7 @@ def test_devices_and_pipes_are_no_text_of_a_task(tmp_path):
     with pytest.raises(UserError, match=r"/dev/zero: is a device"):
         next(TextFiles(train="/dev/zero").lines("train"))
     os.mkfifo(tmp_path / "fifo")
-    with pytest.raises(UserError, match=r"TextFiles.train: .*fifo' is a pipe.*once"):
+    with pytest.raises(UserError, match=r"TextFiles.train: .*fifo' is a pipe.*several times"):
         next(TextFiles(train=str(tmp_path / "fifo")).lines("train"))
 
 

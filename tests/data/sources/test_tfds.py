@@ -87,8 +87,8 @@ def test_a_wrong_archive_is_refused_and_the_remedy_named(archives, tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"name": "kaggle:lm1b"}, r"Tfds.name = 'kaggle:lm1b': a community data set, whose code"),
-        ({"name": "lm1bb"}, r"Tfds.name = 'lm1bb': TFDS has no such data set"),
+        ({"name": "kaggle:lm1b"}, r"Tfds.name = 'kaggle:lm1b': a community dataset, whose code"),
+        ({"name": "lm1bb"}, r"Tfds.name = 'lm1bb': TFDS has no such dataset"),
         ({"feature": "txt"}, r"Tfds.feature = 'txt': .*Its features: text\."),
         ({"train": "dev"}, r"Tfds: split 'dev' of lm1b: .*Its splits: train, test\."),
     ],

@@ -138,7 +138,7 @@ def test_it_becomes_a_cache(wmt, tmp_path, log_lines):
     [
         ({"name": "wmt14_translat"}, r"TfdsPairs.name = 'wmt14_translat': TFDS has no such data"),
         ({"name": "wmt14_translate/de-fr"}, r"de-fr not found.*of wmt14_translate: cs-en, de-en, "),
-        ({"name": "../x"}, r"TfdsPairs.name = '../x': TFDS has no such data set"),
+        ({"name": "../x"}, r"TfdsPairs.name = '../x': TFDS has no such dataset"),
         ({"source_field": "fy"}, r"TfdsPairs.source_field = 'fy': .*Its features: .*en"),
         ({"train": "dev"}, r"TfdsPairs: split 'dev' of wmt.*Its splits: train, validation, test"),
     ],

@@ -138,7 +138,7 @@ def test_files_grow_here_and_are_uploaded(there: Path) -> None:
 
 
 def test_a_full_disk_and_a_forbidden_place_are_different_errors(tmp_path):
-    full = pytest.raises(RunError, match=r"the disk is full.*; nothing half-written .*--data_dir")
+    full = pytest.raises(RunError, match=r"the disk is full.*; no partial file .*--data_dir")
     with full, whole_folder(tmp_path / "x"), open("/dev/full", "w") as file:
         file.write("x" * 100_000)
     (tmp_path / "file").write_text("")

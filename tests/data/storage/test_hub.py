@@ -146,7 +146,9 @@ def test_what_is_not_there_or_not_written_is_said(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no file matches"):
         list(TextFiles(train="hf://datasets/owner/texts/none/*.txt").lines("train"))
     for wrong in ("owner/texts", "datasets/owner", "datasets/o/t@/x", "datasets/o/t//x", "a b/c/d"):
-        with pytest.raises(UserError, match=r"no name in a bucket.*hf://datasets/owner/name/file"):
+        with pytest.raises(
+            UserError, match=r"names no object in a bucket.*hf://datasets/owner/name/file"
+        ):
             path_of(f"hf://{wrong}")
     with pytest.raises(UserError, match="there is no such file"):
         lookup.read_bytes("x", path_of("hf://datasets/owner/texts/text/none.txt"))

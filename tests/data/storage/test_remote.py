@@ -119,7 +119,7 @@ def test_wrong_credentials_are_one_line(
     for look in (lambda: check_output(there / "x"), lambda: atomic_write(there / "x", "x")):
         with pytest.raises(PermissionError) as error:
             look()
-        text = "the remote storage does not answer as it should: The access key is unknown."
+        text = "unexpected answer from the remote storage: The access key is unknown."
         assert remote.failure(error.value) == text
 
 
@@ -130,7 +130,7 @@ def test_a_web_page_in_place_of_an_answer_is_one_line() -> None:
     for problem in (error.value, OSError(f"Forbidden: b/x\n{page}"), requests.HTTPError(page)):
         text = remote.failure(problem)
         assert text is not None and text.endswith(
-            "a web page answers (Sign in); a proxy or a sign-in page may be in the way"
+            "the answer is a web page (Sign in); a proxy or a sign-in page may be in the way"
         )
     assert remote.failure(json.JSONDecodeError("no", "{", 0)) is None
 

@@ -163,7 +163,7 @@ def test_files_of_sharegpt_are_read(folder: Path, tmp_path: Path) -> None:
         ),
         (
             '{"messages": [{"role": "assistant", "content": "Hi"}], "tools": [{}]}',
-            "JsonlChats.train: 'tools' is not read.  Write it into a system message.",
+            "JsonlChats.train: 'tools' is not supported.  Put it into a system message.",
         ),
         ('{"messages": [{"role": "assistant", "content": "a", "weight": 0}]}', "'weight': 0}"),
     ],
@@ -267,7 +267,7 @@ def test_settings_in_a_marked_answer_end_with_it(folder: Path, tmp_path: Path) -
 
 def test_a_template_may_refuse_a_chat(folder: Path, tmp_path: Path) -> None:
     refuses = "{{ raise_exception('No system messages') }}"
-    with pytest.raises(UserError, match=r"refuses a chat: No system messages.  The chat: \[\{"):
+    with pytest.raises(UserError, match=r"rejects a chat: No system messages.  The chat: \[\{"):
         packed(task(tmp_path / "c.jsonl"), with_template(folder, refuses))
 
 

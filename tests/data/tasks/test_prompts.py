@@ -113,7 +113,7 @@ def test_a_vocab_is_trained_on_what_is_not_dropped(tmp_path):
 
 def test_a_source_with_tags_is_refused():
     source = Tsv(train="x", tag="de")
-    with pytest.raises(UserError, match=r"PromptTask.source: its tags \(de\).*is the template"):
+    with pytest.raises(UserError, match=r"PromptTask.source: its tags \(de\).*the template sets"):
         PromptTask(name="t", source=source, vocab=SentencePiece(), length=20)
 
 

@@ -136,7 +136,7 @@ def test_what_makes_no_sense_is_refused(
 ) -> None:
     with pytest.raises(UserError, match=r"length = 2, source_length = 60: no piece of two"):
         dataclasses.replace(task, length=2)
-    with pytest.raises(UserError, match="no score of a line"):
+    with pytest.raises(UserError, match="cannot score a line"):
         task.pack_lines(LINES, vocabs, None)
     plain = SentencePiece(size=60, byte_fallback=False).train(iter(LINES), [])
     with pytest.raises(UserError, match=r"its vocab lacks <extra_id_0> to <extra_id_99>"):

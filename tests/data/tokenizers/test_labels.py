@@ -13,7 +13,7 @@ def test_a_label_that_is_not_known_is_an_error_with_the_first_of_those_that_are(
 ) -> None:
     vocab = LabelVocab((FORMAT + "\n".join(f"l{i:02}" for i in range(count))).encode())
     assert [ids.tolist() for ids in vocab.encode(["l02", "l00"])] == [[2], [0]]
-    with pytest.raises(UserError, match="label 'owl': the training examples have none") as error:
+    with pytest.raises(UserError, match="label 'owl': it does not occur in the training") as error:
         vocab.encode(["l00", "owl"])
     assert str(error.value).endswith(legal)
 

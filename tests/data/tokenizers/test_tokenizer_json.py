@@ -252,7 +252,7 @@ def test_an_added_token_with_the_id_of_another_is_refused(folder):
     flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized", "special"), False)
     content["added_tokens"].append({"id": 64, "content": "<new>", **flags})
     file.write_text(json.dumps(content))
-    with pytest.raises(UserError, match=r"added token '<new>' has the id 64, as 'a' has.  Give"):
+    with pytest.raises(UserError, match=r"added token '<new>' has the same id as 'a', 64.  Give"):
         given(folder)
     content["added_tokens"][-1]["id"] = 300_000_000  # the library gives it the next one
     file.write_text(json.dumps(content))

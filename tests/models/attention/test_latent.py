@@ -102,7 +102,7 @@ def test_the_cache_holds_one_vector_for_each_token() -> None:
     ("changes", "message"),
     [
         ({"positions": Relative()}, "@Latent(): found positions = @Relative()"),
-        ({"encoder_layers": 1}, "@Latent(): found as attention to the source"),
+        ({"encoder_layers": 1}, "@Latent(): used as cross-attention"),
         ({"attention": Latent(latent=4, rotated=3)}, "Latent.rotated = 3: rotation needs an even"),
     ],
 )

@@ -19,7 +19,7 @@ from scripts.flag import given_flags
     ("line", "problem"),
     [
         ("train --systems=nonsense", "'nonsense' is not one of 'meshloom', 'torch',"),
-        ("train --systems=meshloom,meshloom", "has a name twice"),
+        ("train --systems=meshloom,meshloom", "contains a name twice"),
         ("train --systems=", "'' is not one of"),
         ("translate --rounds=0", "x>=1"),
         ("moe --passes=-1", "x>=1"),

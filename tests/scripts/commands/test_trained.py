@@ -54,7 +54,7 @@ def test_rows_that_no_text_has_are_said_once(caplog: pytest.LogCaptureFixture) -
         checks.check_vocabs(run, Vocabs(vocab, vocab))  # one for both sides
         assert len(caplog.records) == warnings
     assert "Transformer.vocab = 512: the vocabulary of task toy has 270 tokens" in caplog.text
-    assert "Transformer.vocab = None takes the size of the vocabulary." in caplog.text
+    assert "Transformer.vocab = None uses the size of the vocabulary." in caplog.text
     with pytest.raises(UserError, match=r"Transformer.vocab = 256: .* has 270 tokens"):
         checks.check_vocabs(toy_run(dataclasses.replace(DENSE, vocab=256)), Vocabs(vocab, None))
 
@@ -101,7 +101,7 @@ def test_a_way_to_dispatch_is_refused_where_no_token_is_dropped(
                     ["plan", "--decode", trained.model_dir]):  # fmt: skip
         answer = run(*command, "--gin_param=experts/Moe.dispatch = 'einsum'")
         assert answer.code == 2
-        assert "it changes nothing where no token is dropped" in answer.error
+        assert "it has no effect if no token is dropped" in answer.error
 
 
 def test_a_bug_of_the_model_stays_a_bug(
@@ -163,7 +163,7 @@ def test_devices_that_a_mesh_leaves_out_are_counted(
 ) -> None:
     layout = Layout(mesh=f"data:{size}", rules="batch:data")
     note_layout(layout, make_mesh(layout), {})
-    warning = "Warning: Layout.mesh = 'data:2' leaves 6 of 8 devices idle.  A size of -1 takes all."
+    warning = "Warning: Layout.mesh = 'data:2' leaves 6 of 8 devices idle.  A size of -1 uses all."
     assert capsys.readouterr().err.splitlines()[:-1] == [warning] * (size == 2)
 
 

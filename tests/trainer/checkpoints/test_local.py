@@ -316,7 +316,7 @@ def test_a_killed_run_continues_from_what_one_host_has_kept(tmp_path: Path) -> N
     shutil.rmtree(next(tmp_path.glob("local/*/process_1")))
 
     said, _ = [process.finish() for process in command.train_on(2, flag, params=params)]
-    assert f"Continuing from step {step}, a local checkpoint" in said
+    assert f"Resuming from step {step}, a local checkpoint" in said
     again = command.losses()
     replaced = {
         x["step"]: x["loss"] for x in read_lines(command.model_dir / f"metrics.jsonl{REPLACED}")

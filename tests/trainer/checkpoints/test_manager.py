@@ -333,7 +333,9 @@ def test_the_damaged_file_is_named(three: Checkpoints, log_lines: list[str], dam
     spoil(file)
     three.restore(abstract(make_state(make_mesh(1))))
     assert file.name in log_lines[0]
-    with pytest.raises(UserError, match=rf"(?s)step 30: .*({words}).*choose of steps \[10, 20\]"):
+    with pytest.raises(
+        UserError, match=rf"(?s)step 30: .*({words}).*choose one of steps \[10, 20\]"
+    ):
         three.restore_params(abstract(make_state(make_mesh(1))["params"]), 30)
 
 
@@ -398,7 +400,9 @@ def test_if_all_are_damaged_each_reason_is_told(three: Checkpoints) -> None:
 
 
 def test_a_step_that_is_not_there(three: Checkpoints) -> None:
-    with pytest.raises(UserError, match=r"step 99: there is none.*choose of steps \[10, 20, 30\]"):
+    with pytest.raises(
+        UserError, match=r"step 99: there is none.*choose one of steps \[10, 20, 30\]"
+    ):
         three.restore(abstract(make_state(make_mesh(1))), 99)
     with pytest.raises(UserError, match="step 99: there is none"):
         three.describe(99)
@@ -437,7 +441,9 @@ def test_a_full_disk_is_named(tmp_path: Path) -> None:
 def test_a_limit_on_the_size_of_files_is_named(tmp_path: Path) -> None:
     with contextlib.ExitStack() as stack:
         limit = functools.partial(stack.enter_context, no_large_files())
-        check_failed_save(tmp_path, limit, r"a file exceeds the limit of sizes \(`ulimit -f`\)")
+        check_failed_save(
+            tmp_path, limit, r"the file exceeds the size limit of the shell \(`ulimit -f`\)"
+        )
 
 
 @contextlib.contextmanager
@@ -484,7 +490,7 @@ def test_an_error_in_the_background_surfaces_at_the_end(
             save_and_leave(1)
         with pytest.raises(ZeroDivisionError):  # the first error is the one that is seen
             save_and_leave(2, ZeroDivisionError())
-    assert "a file exceeds the limit" in log_lines[0]
+    assert "the file exceeds the size limit" in log_lines[0]
     assert not [record for record in caplog.records if record.exc_info]  # of Orbax's threads
 
 
@@ -536,7 +542,7 @@ def test_a_state_that_is_saved_does_not_stay_in_memory(tmp_path: Path) -> None:
 def test_an_error_in_the_background_surfaces_when_asked(tmp_path: Path) -> None:
     with no_large_files(), Checkpoints(tmp_path) as checkpoints:
         checkpoints.save(1, make_state(make_mesh(1), width=16384))
-        with pytest.raises(RunError, match=r"step 1 to .*failed: a file exceeds the limit"):
+        with pytest.raises(RunError, match=r"step 1 to .*failed: the file exceeds the size limit"):
             for _ in range(1000):
                 checkpoints.check()
                 time.sleep(0.02)

@@ -35,7 +35,7 @@ def test_other_settings_are_refused_by_name(tmp_path: Path) -> None:
         journal.open()
         journal.add([(0, TEXTS)])
     other = Journal(tmp_path / "out.txt", SETTINGS | {"beam": 2})
-    with pytest.raises(UserError, match=r"(?s)made by other settings.*beam: 4 there, 2 now"):
+    with pytest.raises(UserError, match=r"(?s)made with different settings.*beam: 4 there, 2 now"):
         other.open()
 
 

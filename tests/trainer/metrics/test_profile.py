@@ -139,7 +139,7 @@ def test_a_profile_that_cannot_be_written_is_a_warning(
     stop_trace = jax.profiler.stop_trace
     monkeypatch.setattr(jax.profiler, "stop_trace", fails)
     outcome = train(job(tmp_path), [Profile(tmp_path, STEPS)])
-    assert outcome.steps == 5 and "the profile is not whole: OUT_OF_RANGE: " in caplog.text
+    assert outcome.steps == 5 and "the profile is incomplete: OUT_OF_RANGE: " in caplog.text
 
 
 def test_all_devices_finish_the_steps_before_and_the_last_of_a_profile(

@@ -22,7 +22,7 @@ def test_a_layer_that_drops_or_overloads_is_named() -> None:
     dropping = {"decoder 1": layer_stats(COUNTS)}
     router = Top2(capacity_factor=1.5, aux_loss=0.02)
     assert warnings(dropping, router) == [
-        "decoder 1: 40% of the choices number 2 found no place.  "
+        "decoder 1: 40% of the choices number 2 were dropped.  "
         "Raise Top2.capacity_factor (now 1.5), or Top2.aux_loss (now 0.02)."
     ]
     one = COUNTS._replace(kept_e=np.eye(16)[3] * 10, kept_i=np.array([10.0, 10.0]))

@@ -249,10 +249,10 @@ def test_a_run_that_diverges_stops_after_the_limit(tmp_path: Path, log_lines: li
     assert f"`meshloom inspect data --step={step}` shows them." in skipped[2]
     assert first.startswith(f"Step {step + 1}: update skipped") and "4 in a row" in first
     assert others[0] == (
-        "  SkipSpikes.limit allows 3 in a row.  If these are no spikes, raise SkipSpikes.factor, "
+        "  SkipSpikes.limit allows 3 in a row.  If these are not spikes, raise SkipSpikes.factor, "
         "with --override."
     )
-    assert others[1].startswith("  Checkpoints from step 1 on have the weights that diverged.")
+    assert others[1].startswith("  Checkpoints from step 1 on contain the weights that diverged.")
     assert others[3] == f"  Last saved checkpoint: step {step}."
 
 

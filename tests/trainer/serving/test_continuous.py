@@ -374,5 +374,5 @@ def test_adapters_that_are_merged_into_weights_are_not_served_beside_others() ->
     with jax.set_mesh(make_mesh(WHOLE)):
         matrices = {ADAPTER: TransformerModel(spec, WHOLE).init(jax.random.key(0))[ADAPTER]}
         engine = new_engine(2, 30, adapters={"1": (spec.adapter, matrices)})
-        with pytest.raises(UserError, match=r"otherwise than in a product with rows"):
+        with pytest.raises(UserError, match=r"outside a matmul with rows"):
             engine.warm_up()

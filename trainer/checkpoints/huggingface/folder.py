@@ -37,8 +37,8 @@ def existing(folder: Path, name: str) -> Path:
     """Returns the path of a file of a folder."""
     if not folder.is_dir():
         raise UserError(
-            f"--input={folder}: {'not a' if folder.exists() else 'no such'} folder.  Legal: one "
-            "with a model; one on the Hub comes with: hf download NAME --local-dir=FOLDER."
+            f"--input={folder}: {'not a' if folder.exists() else 'no such'} folder.  Legal: a "
+            "folder with a model.  To get one from the Hub: hf download NAME --local-dir=FOLDER."
         )
     if not (folder / name).is_file():
         if name == TENSORS and (pickled := sorted(folder.glob("pytorch_model*.bin"))):

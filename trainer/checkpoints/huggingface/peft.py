@@ -81,8 +81,8 @@ def weights_of(
     factors, converted = adapter.factors(model.model(Layout()).weights()), []
     if "embed_VD" in factors:
         raise UserError(
-            f"Lora.targets = {adapter.targets}: PEFT's adapters are of linear layers, not of the "
-            "embedding.  `meshloom export hf` writes the merged model."
+            f"Lora.targets = {adapter.targets}: PEFT supports adapters of linear layers, not of "
+            "the embedding.  `meshloom export hf` writes the merged model."
         )
     by_path = {weight.path: weight for weight in convert.weights_of(model, family)}
     for path, (kinds, matrices) in factors.items():
@@ -93,8 +93,8 @@ def weights_of(
             continue
         if joined:
             raise UserError(
-                f"{whole} joins several weights: PEFT's adapters are of all of them together.  "
-                "`meshloom export hf` writes the merged model."
+                f"{whole} joins several weights, which PEFT can only adapt together.  `meshloom "
+                "export hf` writes the merged model."
             )
         sizes = {**weight.sizes, RANK.letter: adapter.rank}
         # The inputs are the side whose axes a product with the weight sums over.

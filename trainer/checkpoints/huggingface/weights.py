@@ -186,7 +186,7 @@ def check_tensors(
     }
     if not any(problems.values()):
         return
-    lines = [f"{source}: its tensors are not those of a {model} with the settings in config.json."]
+    lines = [f"{source}: its tensors do not match a {model} with the settings in config.json."]
     for kind, names in problems.items():
         if names:
             lines += [f"  {len(names)} {kind}:", *(f"    {name}" for name in names[:LISTED])]

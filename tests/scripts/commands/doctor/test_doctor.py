@@ -49,7 +49,7 @@ def test_nothing_is_wrong_and_nothing_is_left(run: Meshloom, broken: Place) -> N
     before = {path for path in broken.folder.rglob("*")}
     assert examine(run, broken, code=0) == {}
     findings = json.loads((broken.folder / "doctor.json").read_text())
-    assert "steps 2, 4 are whole, all arrays read" in [line["text"] for line in findings]
+    assert "steps 2, 4 are complete, all arrays read" in [line["text"] for line in findings]
     assert {path for path in broken.folder.rglob("*")} - before == {broken.folder / "doctor.json"}
 
 
@@ -87,7 +87,7 @@ def test_a_training_that_is_under_way(
         findings = json.loads((broken.folder / "doctor.json").read_text())
         texts = {line["check"]: line["text"] for line in findings}
         assert texts["lock"] == f"process {pid} on {socket.gethostname()}, since today, {state}"
-        assert texts["checkpoints"] == "steps 4 are whole, all arrays read"
+        assert texts["checkpoints"] == "steps 4 are complete, all arrays read"
 
 
 def test_a_deleted_file_of_the_cache_and_no_cache(run: Meshloom, broken: Place) -> None:
@@ -190,6 +190,9 @@ def test_gradients_of_devices_are_lines_of_their_models(
     assert answer.code == 1 and [layout.mesh for layout in layouts] == ["rows:1"]
     lines = [line for line in answer.out.splitlines() if "gradients, " in line]
     assert [line.split(maxsplit=1)[0] for line in lines] == ["error", "ok", "warning", "ok"]
-    assert "4 microbatches: that of embed_VD differs from a CPU's by 0.5 of its largest" in lines[0]
+    assert (
+        "4 microbatches: the gradient of embed_VD differs from a CPU's by 0.5 of its largest"
+        in lines[0]
+    )
     assert "3e-07 on all devices" in lines[1] and "Layout.rules: no." in lines[2]
     assert not [line for line in answer.out.splitlines() if line.startswith("error    data")]

@@ -38,7 +38,7 @@ def test_a_picture_of_gains(tmp_path: Path, kind: str) -> None:
      {**PART, "train_pairs": 10**400}],
 )  # fmt: skip
 def test_foreign_json_is_refused(tmp_path: Path, part: object) -> None:
-    with pytest.raises(UserError, match=r"b\.json: holds no BLEU by part"):
+    with pytest.raises(UserError, match=r"b\.json: contains no BLEU by part"):
         gains(flags(tmp_path, part))
     assert not (tmp_path / "gains.png").exists()
 
@@ -46,7 +46,7 @@ def test_foreign_json_is_refused(tmp_path: Path, part: object) -> None:
 def test_a_name_that_no_picture_can_show_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "a.json"
     file.write_text(json.dumps({"parts": {"\ud800": PART}}))
-    with pytest.raises(UserError, match=r"a\.json: holds no BLEU by part .*a valid string"):
+    with pytest.raises(UserError, match=r"a\.json: contains no BLEU by part .*a valid string"):
         parts_of(str(file))
 
 
@@ -68,13 +68,13 @@ def test_a_baseline_may_be_a_model_for_each_language(tmp_path: Path) -> None:
     [model] = gains(given)["models"].values()
     assert model == {"mean_gain": -0.5, "gains": {"fr": -6.0, "de": 5.0}}
     (tmp_path / "bilingual" / "fr.json").write_text('{"loss": 3.2}')
-    with pytest.raises(UserError, match=r"fr\.json: holds no BLEU .*Evaluate one checkpoint"):
+    with pytest.raises(UserError, match=r"fr\.json: contains no BLEU .*Evaluate one checkpoint"):
         gains(given)
     (tmp_path / "bilingual" / "fr.json").unlink()
     with pytest.raises(UserError, match="only one of them has fr"):
         gains(given)
     (tmp_path / "bilingual" / "de.json").unlink()
-    with pytest.raises(UserError, match=r"a folder without evaluations, such as .*de\.json"):
+    with pytest.raises(UserError, match=r"the folder has no evaluations, such as .*de\.json"):
         gains(given)
 
 
@@ -86,10 +86,10 @@ def test_the_curve_averages_ten_neighbours() -> None:
 def test_deep_json_is_refused(tmp_path: Path) -> None:
     given = flags(tmp_path, PART)
     (tmp_path / "$x_y_z$ b.json").write_text("[" * 100_000)
-    with pytest.raises(UserError, match=r"b\.json: holds no BLEU by part \(it: is not JSON"):
+    with pytest.raises(UserError, match=r"b\.json: contains no BLEU by part \(it: is not JSON"):
         gains(given)
 
 
 def test_an_unknown_kind_of_picture_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"gains\.xyz: not a picture format.  Legal: .*png"):
+    with pytest.raises(UserError, match=r"gains\.xyz: not an image format.  Legal: .*png"):
         gains(flags(tmp_path, PART, "gains.xyz"))

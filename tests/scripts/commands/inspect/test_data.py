@@ -79,7 +79,7 @@ def test_contamination_names_lines_documents_and_steps(
         (["--containing=x", "--step=2"], "--step, --containing: unclear what to show."),
         (["--ngram=5"], "--ngram: unclear what to show.  Give one of"),
         (["--contamination=/dev/null"], "--contamination=/dev/null: no line has words."),
-        (["--document=x:3"], "'x:3': the rows are from no such file."),
+        (["--document=x:3"], "'x:3': the rows contain no such file."),
         (["--split=validation", "--step=1"], "--split=validation: no such split.  Legal: train."),
         (["--split=validation", "--counts"], "--split=validation: no such split.  Legal: train."),
     ],

@@ -364,7 +364,7 @@ def test_an_order_that_the_slice_cannot_have_is_refused(run: Meshloom, tmp_path:
     order = "--gin_param=Layout.order='data:x;model:y'"
     answer = run("plan", *toy(tmp_path), order, "--topology=v3:2x2", "--analytic")
     assert answer.code == 2
-    assert "core has 2, and nothing lies along it" in answer.error
+    assert "core has 2, and nothing is placed along it" in answer.error
     assert "'data:x;data:y;model:core'" in answer.error  # that would do
 
 

@@ -84,7 +84,7 @@ def test_what_is_no_adapter_of_the_model_is_refused(
         ((tmp_path / "plain",), {}, "no adapters there"),
         ((base,), {}, "two models are named run"),
         ((tmp_path,), {}, "no trained model there"),
-        ((runs["all"],), {"model": older}, "of step 2 .* --checkpoint=4 serves that step"),
+        ((runs["all"],), {"model": older}, "step 2 is served.*--checkpoint=4 serves that step"),
         ((runs["embed"],), {}, r"embed: adapters of embed_VD are not served with others"),
         ((runs["capped"],), {}, r"of another model than the one served: Transformer.logit_cap = "),
         ((runs["mlp"], tmp_path / "mlp"), {}, "two models are named mlp"),

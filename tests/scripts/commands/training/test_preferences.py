@@ -46,7 +46,7 @@ def test_preferences_are_learned_and_a_run_continues(
     assert {line["preferences"] for line in whole} <= {*range(1, 41)}
     assert run("evaluate", f"--model_dir={tmp_path / 'whole'}").code == 0
     answer = run("evaluate", f"--model_dir={tmp_path / 'whole'}", "--split=train")
-    assert answer.code == 2 and "half of its answers are rejected ones" in answer.error
+    assert answer.code == 2 and "half of its answers are rejected" in answer.error
     answer = run("report", f"--model_dir={tmp_path / 'whole'}")
     page = (tmp_path / "whole" / "report.html").read_text()
     assert answer.code == 0 and "loss (nats per preference)" in page and "preferences per s" in page
@@ -57,14 +57,14 @@ def test_preferences_are_learned_and_a_run_continues(
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ("Run.start_from = None", "the model would begin with random weights"),
-        ("Transformer.dropout = 0.1", "found a model with dropout"),
+        ("Run.start_from = None", "the model would start with random weights"),
+        ("Transformer.dropout = 0.1", "the model has dropout"),
         (
             "Transformer.adapter = @Lora()",
             "Run.teacher = @Dpo(): it trains all weights of a @Transformer(), not",
         ),
         ("PreferenceTask.template = ''", "PreferenceTask.template = '': found {prompt} 0 times"),
-        ("Run.teacher = None", "half of its answers are rejected ones"),
+        ("Run.teacher = None", "half of its answers are rejected"),
         ("Run.task = @Task()", "@Task() has no rejected answers"),
         ("Run.z_loss = 0.1", "Run.z_loss = 0.1: @Dpo() has no such term"),
         ("Dpo.beta = 0", "Dpo.beta"),

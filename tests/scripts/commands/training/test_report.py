@@ -182,7 +182,7 @@ def test_several_runs_are_compared_on_one_page(
     titles = ["Training loss", "Validation loss", "Validation accuracy", "Validation bits per byte"]
     assert all(f"<h2>{title}" in text for title in titles) and text.count("<img") == 5
     for flags, message in (
-        ([], "name one run by --model_dir=DIR, or several"),
+        ([], "give one run as --model_dir=DIR, or several"),
         (folders[:1] * 2, "or several, each once"),
         ([*folders[:1], f"--output={file}"], "--losses and --samples are for the page of several"),
         ([*folders[:1], "--losses=2"], "--losses and --samples are for the page of several"),
@@ -222,7 +222,7 @@ def test_samples_of_several_runs_are_side_by_side(run: Meshloom, tmp_path: Path)
     assert answer.code == 0, answer.error
     assert run("report", *folders, "--samples=out.txt", "--output=-").out == file.read_text()
     answer = run("report", *folders, "--samples=out.txt", f"--output={folders[0]}/out.txt")
-    assert answer.code == 2 and "is also read" in answer.error
+    assert answer.code == 2 and "is also an input" in answer.error
     table = file.read_text().split("<h2>Samples")[1].split("<h2>")[0]
     assert "<td>1<td>&lt;b&gt;one<td>four" in table and "<td>2<td>two\u2028three<td>" in table
 

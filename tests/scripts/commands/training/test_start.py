@@ -155,7 +155,7 @@ def test_other_text_is_refused_where_the_rows_of_the_run_are_missing(
     prepared = run("prepare", *flags)
     assert prepared.code == 0 and "next to toy, because the text changed." in prepared.error
     rows = run("inspect", "data", place.model_dir, "--rows=0")
-    assert rows.code == 0 and "the run keeps the rows that it began with" in rows.error
+    assert rows.code == 0 and "the run keeps its original rows" in rows.error
     assert len([f for f in (place.folder / "data").iterdir() if f.is_dir()]) == 2
     (place.folder / "run/history.jsonl").unlink()  # each checkpoint has the record
     elsewhere = f"--data_dir={place.folder / 'elsewhere'}"
@@ -254,7 +254,7 @@ def test_a_run_without_its_settings_does_not_take_others(run: Meshloom, copy: Pl
     before = files(copy)
     flags = copy.flags("Run.label_smoothing = 0.2")
     said = refused(run("train", copy.model_dir, *flags))
-    assert "it has checkpoints, and config.gin is missing" in said
+    assert "it has checkpoints, but config.gin is missing" in said
     said = refused(run("train", copy.model_dir, "--override", *flags, "--gin_param=Run.seed=3"))
     assert "Run.seed: 0 there, 3 now: no longer the same" in said
     assert files(copy) == before
@@ -270,7 +270,7 @@ def test_a_run_whose_checkpoints_are_missing_does_not_start_again(
     checkpoints.rename(copy.folder / "elsewhere")
     before = files(copy)
     said = refused(run("train", copy.model_dir))
-    assert "its checkpoints are missing, and it reached step 4" in said and "--override" in said
+    assert "its checkpoints are missing, but it reached step 4" in said and "--override" in said
     doctor = run("doctor", copy.model_dir)
     assert doctor.code == 1 and "has none, and its run reached step 4" in doctor.out
     evaluate = refused(run("evaluate", copy.model_dir))
@@ -348,7 +348,8 @@ def test_a_run_of_epochs_has_the_steps_of_its_rows(run: Meshloom, place: Place) 
     flags, split = (place.flags(*params, layout=name) for name in ("whole", "data_parallel"))
     answer = run("plan", *split, "--analytic", "--topology=v3:2x2")
     assert answer.code == 0 and "utilisation" in answer.out and "steps in" not in answer.out
-    assert f"follow from the rows of task toy, which {place.folder / 'data'} does" in answer.error
+    said = f"depend on the rows of task toy, which are not in {place.folder / 'data'}"
+    assert said in answer.error
     assert "the number of steps follows from it (Run.epochs)" in run("doctor", *flags).out
 
     answer = run("train", place.model_dir, *flags)
@@ -356,7 +357,7 @@ def test_a_run_of_epochs_has_the_steps_of_its_rows(run: Meshloom, place: Place) 
     rows = history(run, place)[-1]["train_rows"]
     assert isinstance(rows, int)
     steps, doubled = -(-rows // 64), -(-rows // 32)  # in batches of 8
-    said = f"Run.epochs = 0.125: {steps} steps, as training has {rows:,} rows."
+    said = f"Run.epochs = 0.125: {steps} steps, for {rows:,} training rows."
     for command in ("prepare", "doctor", "inspect config", "plan"):
         answer = run(*command.split(), *flags)
         assert answer.code == 0 and said in answer.out + answer.error, command
@@ -417,7 +418,7 @@ def test_documents_are_excluded_from_a_step_on(run: Meshloom, copy: Place) -> No
     more = f"--gin_param=Run.exclude={tuple(chosen)}", "--gin_param=Run.steps=5"
     assert "Run.exclude: () there" in refused(run("train", copy.model_dir, *more))
     answer = run("train", copy.model_dir, "--gin_param=Run.exclude=('x:1',)", "--override")
-    assert "'x:1': the rows are from no such file." in refused(answer)
+    assert "'x:1': the rows contain no such file." in refused(answer)
     answer = run("train", copy.model_dir, *more, "--override")
     assert answer.code == 0, answer.error
     left = {name: size for name, size in before[5].items() if name not in chosen}

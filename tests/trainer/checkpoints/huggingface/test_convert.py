@@ -692,7 +692,7 @@ def miss_a_shard(folder: Path) -> None:
             change(layer_types=None, max_window_layers="0"),
             ["max_window_layers = '0': legal: an integer of at least 0"],
         ),
-        ("llama, tied", add_softmax(1.0), ["lm_head.weight is another tensor than model.embed"]),
+        ("llama, tied", add_softmax(1.0), ["lm_head.weight differs from model.embed"]),
         ("mixtral", change(num_local_experts=6), ["experts.5.w1.weight", "of another shape"]),
         ("mixtral", change(num_experts_per_tok=6), ["Moe.experts = 5: the router chooses 6"]),
     ],
@@ -748,7 +748,7 @@ def test_the_text_part_of_a_model_of_images_is_imported(
     renamed |= {f"{image}patch.bias": np.ones(3, np.float32)}
     save_file(renamed, folder / "model.safetensors")
     import_hf(folder, tmp_path / "run")
-    assert "1 tensors of images: Meshloom has the text part alone" in capsys.readouterr().err
+    assert "1 image tensors: Meshloom supports only the text part" in capsys.readouterr().err
     case = golden()[name]
     logits = logits_of(trained_of(tmp_path / "run", WHOLE), WHOLE, prompts(case["seed"]))
     expected = np.array(case["logits"])
@@ -922,12 +922,12 @@ def test_the_table_of_positions_keeps_its_length(imported: Path, tmp_path: Path)
 
 
 def test_nothing_is_overwritten(imported: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="holds a run already"):
+    with pytest.raises(UserError, match="already contains a run"):
         import_hf(imported / "llama", imported / "qwen2 run")
     with pytest.raises(UserError, match=r"holds model\.safetensors, config\.json, tokenizer\.json"):
         export_hf(imported / "llama run", imported / "llama")
     (tmp_path / "notes").write_text("")
-    with pytest.raises(UserError, match=r"holds notes\.  Choose a new folder, or an empty one"):
+    with pytest.raises(UserError, match=r"contains notes\.  Choose a new folder, or an empty one"):
         import_hf(imported / "llama", tmp_path)
     assert [file.name for file in tmp_path.iterdir()] == ["notes"]
 
@@ -945,7 +945,7 @@ def test_weights_alone_do_not_train_on(imported: Path) -> None:
     run = ModelDir(imported / "llama run").load((), ()).make(Run)
     mesh = make_mesh(WHOLE)
     abstract = abstract_state(train_step_spec(run, WHOLE), mesh)
-    message = r"weights alone.*Run\.start_from = '.*llama run'"
+    message = r"only weights.*Run\.start_from = '.*llama run'"
     with (
         Checkpoints(imported / "llama run") as checkpoints,
         pytest.raises(UserError, match=message),

@@ -633,7 +633,7 @@ def test_a_vocabulary_beyond_the_embedding_is_refused(tied: Path, tmp_path: Path
 
 def test_no_run_and_no_model_is_overwritten(imported: Imported, tmp_path: Path) -> None:
     before = {p: p.read_bytes() for p in imported.model_dir.rglob("*") if p.is_file()}
-    with pytest.raises(UserError, match="holds a run already"):
+    with pytest.raises(UserError, match="already contains a run"):
         import_hf(imported.folder, imported.model_dir)
     with pytest.raises(UserError, match=r"holds model\.safetensors, config\.json, "):
         export_hf(imported.model_dir, imported.folder)
