@@ -1,4 +1,4 @@
-"""Defines the two kinds of errors, and how a message lists and suggests."""
+"""Defines the two types of errors, and helpers that word their messages."""
 
 import contextlib
 import difflib
@@ -6,20 +6,20 @@ import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 
 MAX_SHOWN = 20
-MAX_LENGTH = 200  # of a name that is compared with the legal ones, as the comparison is slow
+MAX_LENGTH = 200  # longer names get no suggestion, as the comparison is slow
 
 
 class UserError(ValueError):
-    """Reports a mistake of the user's.  The command line prints it and exits with 2."""
+    """Reports a mistake by the user.  The command line prints it and exits with status 2."""
 
 
 class RunError(RuntimeError):
-    """Reports a run that failed.  The command line exits with 1."""
+    """Reports a run that failed.  The command line exits with status 1."""
 
 
 @contextlib.contextmanager
 def extra_required(extra: str, user: str) -> Iterator[None]:
-    """Says which extra of `pip install` has a package that is missing."""
+    """Raises a `UserError` that names the extra to install where a package is missing."""
     try:
         yield
     except ModuleNotFoundError as error:  # also importlib.metadata's PackageNotFoundError
@@ -31,7 +31,7 @@ def extra_required(extra: str, user: str) -> Iterator[None]:
 
 
 def did_you_mean(name: str, legal: Iterable[str]) -> str:
-    """Suggests the legal name nearest to the one given, or nothing where none is near."""
+    """Suggests the legal name most similar to the given one; returns "" if none is similar."""
     if len(name) > MAX_LENGTH:
         return ""
     names = {name.lower(): name for name in legal}
@@ -40,7 +40,7 @@ def did_you_mean(name: str, legal: Iterable[str]) -> str:
 
 
 def brief(value: str, length: int = 120) -> str:
-    """Shortens a long value to what a message can show."""
+    """Shortens a long value to fit into a message."""
     half = length // 2
     if len(value) <= length + half:
         return value
@@ -48,12 +48,12 @@ def brief(value: str, length: int = 120) -> str:
 
 
 def one_line(error: BaseException) -> str:
-    """Returns the text of an error in one line of moderate length."""
+    """Returns the text of an error on one line, cut to 300 characters."""
     return " ".join(str(error).split())[:300] or type(error).__name__
 
 
 def listed(title: str, problems: Sequence[str]) -> str:
-    """Joins all problems into one message; a single problem stands alone."""
+    """Joins all problems into one message; returns a single problem unchanged."""
     if len(problems) == 1:
         return problems[0]
     more = len(problems) - MAX_SHOWN

@@ -1,6 +1,6 @@
-"""Imports the modules that gin files name: the project's, and those of folders that the user lists.
+"""Imports modules that gin files name: the project's, and those in folders that the user allows.
 
-A gin file may come from someone else, in a model directory; its `import` lines run no other code.
+A gin file may come with someone else's model, so its `import` lines run no other code.
 """
 
 import importlib
@@ -15,11 +15,11 @@ PYTHON = Path(sys.base_prefix)
 PACKAGES = ("configs", "data", "layouts", "models", "scripts", "trainer")
 FLAG = "--gin_import_path"
 
-_folders: list[Path] = []  # of the whole process, as Python's modules and `sys.path` are
+_folders: list[Path] = []  # of the whole process, like `sys.modules` and `sys.path`
 
 
 def allow_folder(folder: Path) -> None:
-    """Lets gin files import the modules of a folder, after all that is installed."""
+    """Lets gin files import the modules in a folder.  Installed modules come first."""
     if not folder.is_dir():
         raise UserError(f"{FLAG}={folder}: no such folder.")
     resolved = folder.resolve()
@@ -29,7 +29,7 @@ def allow_folder(folder: Path) -> None:
 
 
 def import_module(name: str) -> str | None:
-    """Imports a module that a gin file names; returns the reason where it may not or cannot."""
+    """Imports a module that a gin file names.  Returns the reason if it may not or cannot."""
     top = name.partition(".")[0]
     places = _folders_of(top)
     if not places:
@@ -50,10 +50,10 @@ def import_module(name: str) -> str | None:
 
 
 def _folders_of(top: str) -> set[Path]:
-    """Returns the folders that a top-level module lies in, and runs none of it."""
+    """Returns the folders that contain a top-level module, without running its code."""
     try:
         spec = util.find_spec(top)
-    except ValueError:  # of __main__, which has no spec
+    except ValueError:  # __main__ has no spec
         return {PYTHON}
     if spec is None:
         return set()

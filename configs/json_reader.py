@@ -1,4 +1,4 @@
-"""Reads JSON, which a file or another program may have wrong, and signs what is written."""
+"""Reads and checks JSON, and signs what is written with a checksum."""
 
 import functools
 import json
@@ -17,9 +17,9 @@ _adapter = functools.cache(TypeAdapter)
 
 
 def read_json(text: str | bytes, kind: type[T], name: object) -> T:
-    """Parses JSON text as a `kind`; raises UserError that begins with `name` if it is another.
+    """Parses JSON text as a `kind`.  Raises a `UserError` that starts with `name` if it is not one.
 
-    An integer of more than 20 digits reads as a float, perhaps an infinite one.
+    An integer of more than 20 digits becomes a float, perhaps an infinite one.
     """
     try:
         value = json.loads(text, parse_int=lambda n: int(n) if len(n) <= 20 else float(n))
@@ -31,7 +31,7 @@ def read_json(text: str | bytes, kind: type[T], name: object) -> T:
 
 
 def checked(value: Any, kind: type[T], name: object) -> T:
-    """Validates a value parsed from JSON as a `kind`; raises UserError if it is another."""
+    """Validates a value parsed from JSON as a `kind`; raises `UserError` if it is not one."""
     try:
         return cast(T, _adapter(cast(Any, kind)).validate_python(value))
     except ValidationError as error:
@@ -43,7 +43,7 @@ def checked(value: Any, kind: type[T], name: object) -> T:
 
 
 def whole_lines(path: Path) -> list[dict[str, Any]]:
-    """Reads a file with an object a line, up to the first that is not whole; none is empty."""
+    """Reads a file of one JSON object per line, up to the first line that is cut or damaged."""
     lines: list[dict[str, Any]] = []
     if path.exists():
         for text in path.read_bytes().decode("utf-8", "replace").split("\n"):
@@ -55,12 +55,12 @@ def whole_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def sign(fields: dict[str, Any]) -> dict[str, Any]:
-    """Adds a checksum of the fields."""
+    """Adds a checksum to the fields."""
     return {**fields, CHECKSUM: zlib.crc32(json.dumps(fields).encode())}
 
 
 def verified(signed: dict[str, Any]) -> dict[str, Any]:
-    """Returns the fields that were signed; raises ValueError where they have changed."""
+    """Returns the fields without their checksum; raises ValueError if they have changed."""
     fields = {name: value for name, value in signed.items() if name != CHECKSUM}
     if CHECKSUM in signed and sign(fields) != signed:
         raise ValueError("its checksum differs")

@@ -1,4 +1,4 @@
-"""Loads gin files into a `Config`, which makes specs and tells where each value came from."""
+"""Loads gin files into a `Config`, which makes specs and records where each value came from."""
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,7 +20,7 @@ _Chain = tuple[tuple[Reference, tuple[str, ...]], ...]  # references being follo
 
 
 class Maker:
-    """Makes specs from bindings; notes each parameter and each binding read.
+    """Makes specs from bindings, and records every parameter and binding that it uses.
 
     The origin of a parameter is "default" if no file or flag binds it.
     """
@@ -44,7 +44,7 @@ class Maker:
         return made
 
     def binding(self, name: str, scopes: tuple[str, ...]) -> Binding | None:
-        """Finds the binding of a setting in a scope; an inner scope goes before an outer one."""
+        """Finds the binding of a setting in a scope.  Inner scopes override outer ones."""
         inner_first = ("/".join((*scopes[:n], name)) for n in range(len(scopes), -1, -1))
         return next((self.bound[name] for name in inner_first if name in self.bound), None)
 
@@ -53,9 +53,9 @@ class Maker:
             raise UserError(listed(name, list(dict.fromkeys(self.problems))))
 
     def _spec(self, cls: Any, scopes: tuple[str, ...], chain: _Chain, base: Any) -> Any:
-        """Makes one spec; `_FAILED` after a problem, so that what holds it is still checked.
+        """Makes one spec.  Returns `_FAILED` after a problem, so that the others are still checked.
 
-        base: the default instance of a field, which bindings override.
+        base: the default instance of a field, whose settings bindings override.
         """
         bound = {name: self.binding(f"{cls.__name__}.{name}", scopes) for name in names(cls)}
         values = {}
@@ -84,7 +84,7 @@ class Maker:
     def _problem(
         self, spec_name: str, field: str, text: str, binding: Binding | None, values: Any
     ) -> None:
-        """Notes a problem; it names the setting with its scope, as the gin file does."""
+        """Records a problem.  Names the setting with its scope, as the gin file does."""
         setting = f"{spec_name}.{field}"
         if not field:
             text = f"@{spec_name}(): {text}" if "/" in spec_name else text
@@ -124,32 +124,32 @@ class Maker:
 
 
 def _renamed(text: str, setting: str) -> str:
-    """Puts a setting's scope before its name, where a problem begins with the name."""
+    """Adds the scope of a setting to a problem that starts with the setting's name."""
     bare = setting.rpartition("/")[2]
     return setting + text.removeprefix(bare) if text.startswith(bare) else text
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Config:
-    """Holds everything that the gin files and flags bound, later ones over earlier ones."""
+    """Holds everything that gin files and flags bind.  Later bindings override earlier ones."""
 
     bound: Mapping[str, Binding]
     imports: tuple[str, ...] = ()
     replaced_values: tuple[Any, ...] = ()
 
     def make(self, cls: type[T]) -> T:
-        """Makes a spec, and all specs nested in it, from what is bound."""
+        """Makes a spec, and all specs nested in it, from the bindings."""
         return Maker(self.bound).make(cls)
 
     def value(self, name: str, scopes: tuple[str, ...] = ()) -> Any:
-        """Returns the value of a setting, with the specs that it refers to; None if unset."""
+        """Returns the value of a setting, with its references resolved; None if it is unset."""
         maker = Maker(self.bound)
         binding = maker.binding(name, scopes)
         return maker.make_value(binding, scopes) if binding else None
 
     @property
     def origins(self) -> dict[str, str]:
-        """Returns which file set each value."""
+        """Returns which file or flag set each value."""
         return {binding.name: binding.origin for binding in self.bound.values()}
 
     def table(self, *classes: type[Any]) -> tuple[Binding, ...]:
@@ -157,14 +157,14 @@ class Config:
         return tuple(self._made(classes).noted.values())
 
     def unused(self, *parts: type[Any] | str) -> tuple[Binding, ...]:
-        """Lists the bindings that none of these specs or settings, nor any spec in them, reads."""
+        """Lists the bindings that these specs and settings, with the specs in them, do not use."""
         used = self._made(parts).used
         return tuple(binding for binding in self.bound.values() if binding.name not in used)
 
     def replaced(self) -> set[str]:
-        """Names the specs and macros in values that later ones replace, and in their settings."""
+        """Returns the specs and macros that overridden values name, also through settings."""
         names = [reference.target for reference in references_in(self.replaced_values)]
-        for name in names:  # to which those of its settings are added
+        for name in names:  # the loop appends the names in their settings
             of_name = [b.value for b in self.bound.values() if b.spec == name]
             targets = {reference.target for value in of_name for reference in references_in(value)}
             names += targets - set(names)
@@ -178,10 +178,10 @@ class Config:
 
 
 def load(gin_files: Sequence[str], gin_params: Sequence[str] = ()) -> Config:
-    """Reads gin files, then `--gin_param` bindings; of two values for one name the later wins.
+    """Reads gin files, then `--gin_param` bindings.  The last value that is bound to a name wins.
 
-    Files and their includes are looked for from the current folder, then from the checkout.  A spec
-    is known once its module is imported, by the caller or by an `import` line in a file.
+    Files and includes are searched for in the current folder, then in the checkout.  A spec is
+    known once its module is imported, by the caller or by an `import` line in a file.
     """
     reader = Reader()
     for name in gin_files:

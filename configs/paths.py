@@ -1,4 +1,4 @@
-"""Makes paths of this machine and of remote storage (gs://bucket/name, s3://bucket/name).
+"""Makes paths for local and remote storage (gs://bucket/name, s3://bucket/name).
 
 hf://datasets/owner/name/file is a file on the Hugging Face Hub, which is read-only here.
 """
@@ -14,12 +14,12 @@ from configs.errors import UserError, brief, extra_required
 
 
 class Storage(NamedTuple):
-    """Describes a kind of remote storage; `protocol` is its name in fsspec, and its extra's."""
+    """Describes a kind of remote storage.  `protocol` names it in fsspec, and names its extra."""
 
     protocol: str
     package: str
     missing: str
-    """What to do where a bucket is not there."""
+    """What to do if a bucket does not exist."""
 
 
 STORAGES = {
@@ -31,7 +31,7 @@ STORAGES = {
         "set HF_TOKEN for a repository that is private, or whose terms you accepted on its page",
     ),
 }
-"""By the scheme of their paths."""
+"""The kinds of remote storage, by the scheme of their paths."""
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/+")
 _REMOTE = re.compile(rf"({'|'.join(STORAGES)})://")
 _IN_BUCKET = re.compile(r"\w+://[\w.-]+/(?s:.+)", re.ASCII)
@@ -40,9 +40,9 @@ _LEGAL = "gs://bucket/name, s3://bucket/name or, to read, hf://datasets/owner/na
 
 
 def path_of(name: str | os.PathLike[str]) -> Path:
-    """Returns the path of a name; a remote path has the methods of pathlib's that are used here.
+    """Returns the path for a name.  A remote path has the `pathlib` methods that Meshloom uses.
 
-    Raises `UserError` for another scheme: `pathlib` would take it for a local folder.
+    Raises `UserError` for other schemes, which `pathlib` would treat as local folders.
     """
     text = os.fspath(name)
     match = _SCHEME.match(text)
@@ -78,13 +78,13 @@ def storage_of(path: str | os.PathLike[str]) -> Storage:
 
 
 def in_bucket(path: str | os.PathLike[str]) -> tuple[str, str]:
-    """Returns the bucket of a remote path, and the name in it."""
+    """Returns the bucket of a remote path, and the object's name in it."""
     bucket, _, name = os.fspath(path).partition("://")[2].partition("/")
     return bucket, name
 
 
 def local_path(name: str | os.PathLike[str], what: str) -> Path:
-    """Returns the path of something that only this machine can have; refuses a remote one."""
+    """Returns the path of something that must be on this machine; refuses a remote path."""
     path = path_of(name)
     if is_remote(path):
         raise UserError(f"{what} = {path}: it cannot be remote.  Give a path of this machine.")
@@ -92,13 +92,13 @@ def local_path(name: str | os.PathLike[str], what: str) -> Path:
 
 
 def absolute(path: Path) -> Path:
-    """Returns the path from the root; a remote one is."""
+    """Returns the absolute path; a remote path already is one."""
     return path if is_remote(path) else path.absolute()
 
 
 @functools.cache
 def _set_up(scheme: str) -> None:
-    """Checks that its package is there; lets it forget listings, which other processes change."""
+    """Checks that the package is installed, and disables fsspec's cache of folder listings."""
     storage = STORAGES[scheme]
     with extra_required(storage.protocol, f"{scheme}://"):
         importlib.metadata.version(storage.package)

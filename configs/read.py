@@ -1,7 +1,7 @@
-"""Reads gin files and flags into bindings, and finds the names in them that lead nowhere.
+"""Reads gin files and flags into bindings, and finds undefined names in them.
 
-gin's grammar and its rules for scopes are kept; its global registry and state are not used, so that
-two configs can live side by side and every mistake is found and reported with its place.
+gin's grammar and scope rules apply.  Its global registry and state are not used, so that two
+configs can coexist, and every mistake is reported with its file and line.
 """
 
 import io
@@ -27,7 +27,7 @@ MAX_PROBLEMS = 50
 MAX_STRINGS = 1_000
 MAX_DEPTH = 10
 TOO_DEEP = f"Nested more than {MAX_DEPTH} deep."
-# What gin's parser raises; all after the first two for odd values such as {[]: 1}.
+# What gin's parser raises; those after the first two for odd values such as {[]: 1}.
 PARSE_ERRORS = (SyntaxError, tokenize.TokenError, RecursionError, TypeError, ValueError,
                 StopIteration)  # fmt: skip
 PYTHON = {"true": "True", "false": "False", "none": "None", "null": "None"}
@@ -60,12 +60,12 @@ class Binding:
 
     @property
     def spec(self) -> str:
-        """Returns the name of the spec that has this setting, or that of a macro."""
+        """Returns the name of the spec that has this setting; for a macro, its own name."""
         return self.name.rpartition("/")[2].partition(".")[0]
 
 
 class Grammar:
-    """Defines what references and macros become in gin's parser."""
+    """Defines what gin's parser makes of references and macros."""
 
     def configurable_reference(self, name: str, evaluate: bool) -> Reference:
         return Reference(f"@{name}()" if evaluate else f"@{name}")
@@ -75,11 +75,11 @@ class Grammar:
 
 
 class TooLarge(SyntaxError):
-    """Reports text that gin could read, but that is deeper or longer than any setting needs."""
+    """Reports text that gin could parse, but that is longer or deeper than any setting needs."""
 
 
 class Parser(config_parser.ConfigParser):
-    """Parses as gin does, whose time grows with the square of the number of strings in a row."""
+    """Parses like gin, but limits the strings in a row: gin's time is quadratic in their number."""
 
     strings = 0
 
@@ -103,7 +103,7 @@ class Reader:
         self.replaced_values: list[Any] = []
         self.imports: list[str] = []
         self.problems: list[str] = []
-        self.lacks_modules = False  # which may define any spec
+        self.lacks_modules = False  # a module that cannot be imported may define any spec
         self.statements: list[tuple[str, Any]] = []
 
     def file(self, name: str, origin: str = "", outer: tuple[Path, ...] = ()) -> None:
@@ -127,7 +127,7 @@ class Reader:
                 self.parse(text, name, (*outer, path))
 
     def check(self) -> None:
-        """Finds names that lead nowhere; what is known is settled only at the end."""
+        """Finds undefined names, once all files and flags are read."""
         complete = not self.problems
         if len(self.problems) >= MAX_PROBLEMS:
             return
@@ -175,7 +175,7 @@ class Reader:
         return name in SPECS
 
     def parse(self, text: str, file: str | None = None, files: tuple[Path, ...] = ()) -> None:
-        """Reads the text of a file, or that of a flag."""
+        """Parses the text of a file or of a flag."""
         self.characters += len(text)
         if self.characters > MAX_CHARACTERS:
             name = brief(file or FLAG)
@@ -239,7 +239,7 @@ def _check_depth(value: Any, depth: int = 0) -> None:
 
 
 def _is_file(path: Path) -> bool:
-    # Of a name that is too long, or in a folder that cannot be searched, `Path.is_file` raises.
+    # `Path.is_file` raises if the name is too long or the folder cannot be searched.
     return path.is_file() if is_remote(path) else os.path.isfile(path)
 
 
@@ -249,7 +249,7 @@ def _candidates(name: str) -> tuple[Path, ...]:
 
 
 def _no_such_file(name: str) -> str:
-    """Describes where a file was searched, and suggests a similar name in the same folders."""
+    """Describes where a file was searched for, and suggests a similar name in these folders."""
     folders = [path.parent for path in _candidates(name)]
     local = [folder for folder in folders if not is_remote(folder) and os.path.isdir(folder)]
     near = [file.name for folder in local for file in folder.glob("*.gin")]
@@ -260,7 +260,7 @@ def _no_such_file(name: str) -> str:
 
 
 def _remedy(text: str, error: Exception, file: str | None) -> str:
-    """Shows how a statement that gin cannot read is to be written."""
+    """Shows how to write a statement that gin cannot parse."""
     reason = str(error.args[0]) if error.args else "it ends too early"
     reason = re.sub("(unexpected )?EOF in multi-line statement", "A bracket is not closed", reason)
     reason = brief(reason.splitlines()[-1].strip().rstrip(".")) + "."
@@ -282,7 +282,7 @@ def _remedy(text: str, error: Exception, file: str | None) -> str:
 
 
 def references_in(value: Any) -> Iterator[Reference]:
-    """Yields the references and macros of a value."""
+    """Yields the references and macros in a value."""
     if isinstance(value, Reference):
         yield value
     elif isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""Defines specs: frozen settings, checked when they are made, that gin files can bind."""
+"""Defines specs: frozen, validated settings that gin files can bind."""
 
 import dataclasses
 import functools
@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 class Described(NamedTuple):
-    """Says in words which texts a pattern allows."""
+    """Describes in words which strings a pattern allows."""
 
     words: str
 
@@ -49,7 +49,7 @@ ABSTRACT: Mapping[str, type[Any]] = MappingProxyType(_ABSTRACT)
 
 
 class SpecError(UserError):
-    """Reports all problems of one spec at once, by field; by "" those that lie between fields."""
+    """Reports all problems of one spec, by field; "" is the key of those that concern several."""
 
     def __init__(self, name: str, problems: Mapping[str, str]):
         super().__init__(listed(name, [*problems.values()]))
@@ -58,10 +58,10 @@ class SpecError(UserError):
 
 @typing.dataclass_transform(frozen_default=True, kw_only_default=True)
 def spec(cls: type[T]) -> type[T]:
-    """Makes a class a frozen, keyword-only dataclass with checked fields, known to gin files.
+    """Turns a class into a frozen, keyword-only dataclass with validated fields for gin files.
 
-    A spec compares by value and can be hashed and pickled.  Lists become tuples.  Checks between
-    fields go into `__post_init__`, which raises `UserError`.
+    Specs compare by value, and can be hashed and pickled.  Lists become tuples.  Checks that
+    involve several fields go into `__post_init__`, which raises `UserError`.
     """
     made = _dataclass(cls)
     if missing := sorted(getattr(made, "__abstractmethods__", ())):
@@ -85,7 +85,7 @@ def spec(cls: type[T]) -> type[T]:
 
 @typing.dataclass_transform(frozen_default=True, kw_only_default=True)
 def abstract_spec(cls: type[T]) -> type[T]:
-    """Makes a class a base of specs: as `spec`, but neither gin files nor code can make one."""
+    """Turns a class into a base class of specs, which neither gin files nor code can make."""
     made = _dataclass(cls)
 
     def refuse(self: T, *args: Any, **values: Any) -> None:
@@ -97,7 +97,7 @@ def abstract_spec(cls: type[T]) -> type[T]:
 
 
 def cannot_make(cls: type[Any]) -> str:
-    """Describes that a spec is abstract, and which specs are of its kind."""
+    """Describes that a spec is abstract, and which concrete specs are legal."""
     return f"{cls.__name__} is abstract.  Legal: {legal(cls) or 'none is imported'}."
 
 
@@ -116,7 +116,7 @@ def names(cls: type[Any]) -> list[str]:
 
 
 def no_such_parameter(cls: type[Any], name: str) -> str:
-    """Describes that a spec lacks this parameter, which others have it, and which it has."""
+    """Describes that a spec lacks a parameter, which specs have it, and which names are legal."""
     others = [kind for kind, other in SPECS.items() if name in names(other)]
     near = f"  Did you mean {others[0]}.{name}?" if others else did_you_mean(name, names(cls))
     legal_names = ", ".join(names(cls)) or "none, as it has no parameters"
@@ -163,7 +163,7 @@ def _tuples(value: Any) -> Any:
 
 
 def _register(cls: type[Any], kind: dict[str, type[Any]]) -> None:
-    """Adds a spec under its bare name, so that a name in a gin file has one meaning."""
+    """Registers a spec under its class name, which must be unique."""
     other = SPECS.get(cls.__name__) or ABSTRACT.get(cls.__name__) or cls
     if (other.__module__, other.__qualname__) != (cls.__module__, cls.__qualname__):
         raise UserError(
@@ -174,7 +174,7 @@ def _register(cls: type[Any], kind: dict[str, type[Any]]) -> None:
 
 
 def _problems(cls: Any, error: ValidationError) -> dict[str, str]:
-    """Translates the library's findings, one problem for each field."""
+    """Translates pydantic's errors into one problem for each field."""
     by_field: dict[str, str] = {}
     for detail in error.errors():
         field = str(detail["loc"][0]) if detail["loc"] else ""

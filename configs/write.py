@@ -1,4 +1,4 @@
-"""Writes specs as gin text, and finds what two of them differ in."""
+"""Writes specs as gin text, and finds the differences between two specs."""
 
 import dataclasses
 from collections import Counter
@@ -12,7 +12,7 @@ _PLAIN = (int, float, str, type(None))
 
 
 def dump(specs: Iterable[Any], imports: Iterable[str] = ()) -> str:
-    """Writes these specs and all nested in them as one gin text without includes."""
+    """Writes these specs and all specs nested in them as gin text without includes."""
     labels = _labels(specs)
     lines = [f"import {module}\n" for module in imports]
     for made, label in labels.items():
@@ -22,9 +22,9 @@ def dump(specs: Iterable[Any], imports: Iterable[str] = ()) -> str:
 
 
 def values(specs: Iterable[Any]) -> dict[str, Any]:
-    """Lists every setting of these specs and of all nested in them, by its name in gin files.
+    """Returns every setting of these specs and of all specs nested in them, by its gin name.
 
-    Numbers, texts and None stay as they are; other values are spelt as in a gin file.
+    Numbers, strings and None stay as they are.  Other values are written as in a gin file.
     """
     labels = _labels(specs)
     return {
@@ -37,7 +37,7 @@ def values(specs: Iterable[Any]) -> dict[str, Any]:
 def diff(a: Any, b: Any, name: str = "") -> list[tuple[str, Any, Any]]:
     """Lists (name, value in a, value in b) for each parameter in which two specs differ.
 
-    `name` is that of the parameter that holds both, if there is one.
+    `name` is the parameter that holds both specs, if there is one.
     """
     kind = type(a).__name__
     if is_spec(a) and type(a) is type(b):
@@ -51,12 +51,12 @@ def diff(a: Any, b: Any, name: str = "") -> list[tuple[str, Any, Any]]:
 
 
 def shown(value: Any, labels: Mapping[Any, str] | None = None) -> str:
-    """Writes a value as a gin file has it; of a spec only its label, or else its kind."""
+    """Writes a value as in a gin file; a spec becomes a reference to its label or its class."""
     return repr(with_references(value, labels))
 
 
 def with_references(value: Any, labels: Mapping[Any, str] | None = None) -> Any:
-    """Returns a value with references in place of specs, by their labels or else their kinds."""
+    """Replaces the specs in a value with references to their labels or to their classes."""
     if isinstance(value, tuple):
         return tuple(with_references(item, labels) for item in value)
     if not is_spec(value):
@@ -69,12 +69,12 @@ def _fields(made: Any) -> list[tuple[str, Any]]:
 
 
 def _labels(specs: Iterable[Any]) -> dict[Any, str]:
-    """Names each distinct spec: its bare class name, or a scope of its own where that is taken.
+    """Labels each distinct spec with its class name, and with a scope where that name is taken.
 
-    No scope is used twice, so nothing leaks from one spec into another that is nested in it.  A run
-    that continues reads the gin files of its start over this text, where settings with a bare name
-    reach every spec of the class.  So of several specs in tuples, which such files distinguish by
-    scopes, only one whose settings are all defaults has the bare name.
+    No scope is used twice, so that no setting leaks from a spec into one that is nested in it.  A
+    run that continues reads its original gin files on top of this text, where a setting without a
+    scope reaches every spec of the class.  So among several specs of a class in tuples, which such
+    files tell apart by scopes, only one with default settings goes without a scope.
     """
     labels: dict[Any, str] = {}
     tops = list(dict.fromkeys(specs))
@@ -91,8 +91,7 @@ def _labels(specs: Iterable[Any]) -> dict[Any, str]:
 
 
 def _nested(made: Any, *, in_tuple: bool) -> Iterator[tuple[str, Any, bool]]:
-    """Yields all specs below one, each with the field that holds it, and whether that or an outer
-    one is a tuple."""
+    """Yields (field, spec, whether it is inside a tuple) for all specs nested in a spec."""
     for name, value in _fields(made):
         is_tuple = isinstance(value, tuple)
         for item in value if is_tuple else (value,):
@@ -102,5 +101,5 @@ def _nested(made: Any, *, in_tuple: bool) -> Iterator[tuple[str, Any, bool]]:
 
 
 def is_default(made: Any) -> bool:
-    """Returns whether all settings of a spec are those of its class."""
+    """Returns whether all settings of a spec have their default values."""
     return all(field.default == getattr(made, field.name) for field in dataclasses.fields(made))

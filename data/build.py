@@ -1,7 +1,7 @@
 """Builds a cache: trains the vocabs, then encodes and packs each split to disk, chunk by chunk.
 
-A chunk is a fixed amount of text, and its rows hold no other text: so they can be computed in any
-number of processes, and again after a kill, and are always the same.
+A chunk is a fixed amount of text, and its rows hold no other text.  So the rows are always the
+same: with any number of processes, and when they are computed again after a kill.
 """
 
 import contextlib
@@ -33,25 +33,25 @@ from data.vocabs import Vocabs
 logger = logging.getLogger(__name__)
 
 BUILD_LOG = "building.jsonl"
-# Of a chunk, whichever comes first: rows of 256 are filled as well as by one chunk, to 0.5 %.
+# Limits of a chunk.  Rows of 256 are filled as well as with a single chunk, to within 0.5 %.
 _CHUNK_CHARACTERS = 1 << 24
 _CHUNK_EXAMPLES = 1 << 18
 _LINES_PER_RECORD = 500_000
 
 OnProgress = Callable[[str, Counts, float | None], None]
-"""Takes a split, the counts of its rows so far, and the share of its files read, if known."""
+"""Accepts a split, the counts of its rows so far, and the share of its files read, if known."""
 PackedChunk = tuple[dict[str, np.ndarray], Counts]
 
 
 class BuildLog:
-    """Keeps a file with a line for the key of a cache, its vocabs, and each chunk and split.
+    """Keeps a log file with a line for the cache's key, its vocabs, and each chunk and split.
 
-    The line of a "chunk", whose rows are written, has its split, the hash of the text of the split
-    up to its end, its counts, the checksums of its arrays, and the number of its pieces.
+    A "chunk" line follows the chunk's rows.  It holds the split, the hash of the split's text up to
+    the chunk's end, the counts, the checksums of the arrays and the number of pieces.
     """
 
     def __init__(self, folder: Path, key: str):
-        """Reads the log of a folder; begins a new one where the key is another."""
+        """Reads the log in a folder; empties the folder and begins a new log if the key differs."""
         self._path = folder / BUILD_LOG
         lines = whole_lines(self._path)
         if not lines or lines[0] != {"key": key}:
@@ -63,7 +63,7 @@ class BuildLog:
         self.splits: dict[str, dict[str, Any]] = {}
         for line in lines[1:]:
             self._take(line)
-        # Without the line that a kill may have cut.
+        # Drops a last line that a kill has cut.
         self._path.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
     def _take(self, line: dict[str, Any]) -> None:
@@ -71,13 +71,13 @@ class BuildLog:
             self.chunks.setdefault(line["chunk"]["split"], []).append(line["chunk"])
         elif "split" in line:
             self.splits[line["split"]] = line["entry"]
-        elif line["vocabs"] != self.vocab_hashes:  # the rows of others are forgotten
+        elif line["vocabs"] != self.vocab_hashes:  # rows made with other vocabs are forgotten
             self.vocab_hashes = line["vocabs"]
             self.chunks.clear()
             self.splits.clear()
 
     def add(self, **line: Any) -> None:
-        """Adds a line, of "vocabs", of a "chunk" or of a "split" with its "entry"."""
+        """Adds a line: the "vocabs", a "chunk", or a "split" with its "entry"."""
         self._take(line)
         with self._path.open("a") as file:
             file.write(json.dumps(line) + "\n")
@@ -89,7 +89,7 @@ def checksums(arrays: Mapping[str, np.ndarray]) -> dict[str, int]:
 
 
 def packing(task: Task, vocabs: Vocabs) -> Callable[..., PackedChunk]:
-    """Returns what makes rows of a chunk; each worker calls this once."""
+    """Returns the function that packs a chunk into rows; each worker calls this once."""
     pack = task.chunk_packer(vocabs)
 
     def pack_arrays(*job: Any) -> PackedChunk:
@@ -111,7 +111,7 @@ class Chunk:
     size: int
     text_hash: str
     bytes_read: int
-    """Bytes of the files of the split up to the end of the chunk."""
+    """Bytes read from the files of the split up to the end of the chunk."""
 
 
 def build(
@@ -121,9 +121,9 @@ def build(
     worker_count: int,
     on_progress: OnProgress | None = None,
 ) -> None:
-    """Fills a folder with the vocabs, the rows of each split and the manifest.
+    """Writes the vocabs, the rows of each split and the manifest into a folder.
 
-    It keeps what a killed build left in the folder.
+    Keeps what a killed build left in the folder.
     """
     stamps = task.source.fingerprint()
     key = manifest.CacheKey.of(task, given)
@@ -153,7 +153,7 @@ def build(
 
 
 def content_hashes(digests: dict[str, str]) -> tuple[str, str]:
-    """Returns the hash of splits whose parts are one chunk each, and that of larger ones."""
+    """Returns the hash of splits whose parts are one chunk each, and the hash of larger splits."""
     chunk = {"chunk": f"{_CHUNK_CHARACTERS} {_CHUNK_EXAMPLES}"}
     return manifest.combined_hash(digests), manifest.combined_hash(digests | chunk)
 
@@ -183,17 +183,17 @@ class SplitBuilder:
     on_progress: OnProgress | None
 
     def build(self, split: str) -> dict[str, Any]:
-        """Writes the rows of a split; returns its entry in the manifest, empty without lines."""
+        """Writes the rows of a split.  Returns its entry in the manifest, empty without lines."""
         columns = self.task.columns(self.vocabs) | documents.COLUMNS
         digest = hashlib.sha256()
-        parts: list[tuple[PartOfText, list[Counts]]] = []  # with the counts of its chunks
+        parts: list[tuple[PartOfText, list[Counts]]] = []  # each with the counts of its chunks
         sizes, files, numbers = list[tuple[int, int, int]](), list[tuple[str, int]](), list[int]()
         with contextlib.ExitStack() as stack:
             arrays = {
                 name: stack.enter_context(GrowingArray(self._array(split, name), *kind))
                 for name, kind in columns.items()
             }
-            places = arrays.pop("numbers")  # as they are read: no chunk has to be packed for them
+            places = arrays.pop("numbers")  # written as they are read, before any packing
             total, split_bytes = Counts(), self.task.source.bytes_to_read(split)
             counter = stack.enter_context(counted_bytes())
 
@@ -228,7 +228,7 @@ class SplitBuilder:
     def _written(
         self, split: str, chunks: Iterator[Chunk], arrays: Mapping[str, GrowingArray]
     ) -> Iterator[tuple[Chunk, Counts, int]]:
-        """Writes chunks in their order, and yields each with its counts and number of pieces."""
+        """Writes chunks in order, and yields each with its counts and its number of pieces."""
         rest = chunks
         for before in self.log.chunks.get(split, []):
             chunk = next(chunks, None)
@@ -248,7 +248,7 @@ class SplitBuilder:
 
         def jobs() -> Iterator[workers.Job]:
             for chunk in rest:
-                sent.append(dataclasses.replace(chunk, examples=[]))  # which can be many
+                sent.append(dataclasses.replace(chunk, examples=[]))  # frees their memory
                 yield chunk.examples, chunk.tag, split == "train"
 
         start = functools.partial(packing, self.task, self.vocabs)
@@ -262,7 +262,7 @@ class SplitBuilder:
             yield chunk, counts, pieces
 
     def _report(self, split: str, before: Counts, now: Counts, share: float | None) -> None:
-        """Logs now and then how many lines of the split are done, and which share of its files."""
+        """Reports how much of the split is done: to `on_progress`, or now and then to the log."""
         if self.on_progress is not None:
             self.on_progress(split, now, share)
         elif now.lines // _LINES_PER_RECORD > before.lines // _LINES_PER_RECORD:
@@ -272,7 +272,7 @@ class SplitBuilder:
     def _entry(
         self, split: str, parts: list[tuple[PartOfText, list[Counts]]], content_hash: str
     ) -> dict[str, Any]:
-        """Returns what the manifest keeps of a split, given the counts of each part's chunks."""
+        """Returns a split's entry in the manifest, given the counts of each part's chunks."""
         task, counts, dropped, entries = self.task, Counts(), Counter[str](), []
         for part, of_chunks in parts:
             part_counts = sum(of_chunks, Counts())
@@ -280,13 +280,13 @@ class SplitBuilder:
                 name = f"{split!r} of {part.name}"
                 raise UserError(_no_lines(task, split, name, part_counts, part.dropped))
             counts += part_counts
-            dropped.update(part.dropped)  # + would remove the reasons that drop no pair
+            dropped.update(part.dropped)  # + would remove the reasons with a count of 0
             about = {"name": part.name, "dropped": dict(part.dropped)}
             entries.append(about | dataclasses.asdict(part_counts))
         if not counts.lines:
             if split != "validation" or +dropped or counts.left_out:
                 raise UserError(_no_lines(task, split, repr(split), counts, dropped))
-            return {}  # so few examples that a hash holds out none
+            return {}  # too few examples: the hash held out none
         logger.info("%s: %s%s", split, task.summary(counts), _losses(task, counts, dropped))
         entry = {**dataclasses.asdict(counts), **task.fills(counts), "content_hash": content_hash,
                  "chunks": max(len(of_chunks) for _, of_chunks in parts)}  # fmt: skip
@@ -306,7 +306,7 @@ def _grouped(examples: Iterable[Example]) -> Iterator[list[Example]]:
 
 
 def _losses(task: Task, counts: Counts, dropped: Counter[str]) -> str:
-    """Describes how many examples are not in the rows, by reason; a rule without effect has 0."""
+    """Describes how many examples are not in the rows, by reason; a rule without effect shows 0."""
     reasons = dict(dropped)
     if counts.left_out:
         reasons |= dict.fromkeys(task.left_out, counts.left_out)
@@ -315,8 +315,8 @@ def _losses(task: Task, counts: Counts, dropped: Counter[str]) -> str:
 
 
 def _no_lines(task: Task, split: str, name: str, counts: Counts, dropped: Counter[str]) -> str:
-    """Describes a split, or a part of one, named by `name`, that has no example in a row."""
-    lost = _losses(task, counts, +dropped)  # without the rules that drop no pair
+    """Describes why a split, or a part of one, has no example in its rows; `name` names it."""
+    lost = _losses(task, counts, +dropped)  # without the rules that dropped nothing
     if lost:
         kind = type(task).__name__
         lengths = " and ".join(f"{kind}.{name}" for name in task.row_lengths)

@@ -1,7 +1,7 @@
-"""Keeps a task's packed rows and vocabs on disk, and finds those that belong to it.
+"""Stores a task's packed rows and vocabs on disk, and finds the cache that matches a task.
 
-A task has a cache for each of its settings and texts: the first in the folder `name`, later ones
-in `name@key`.  A task's name has no @.
+A task has one cache for each combination of settings and text.  The first is in the folder `name`,
+later ones are in `name@key`.  The name of a task contains no @.
 """
 
 import contextlib
@@ -31,15 +31,15 @@ from data.vocabs import Vocabs
 logger = logging.getLogger(__name__)
 
 OnBytes = Callable[[int, int], None]
-"""Takes how many bytes of files are read, and how many there are."""
+"""Accepts the number of bytes read from files so far, and the number of all bytes."""
 _EXAMPLES_PER_REPORT = 10_000
 _FILES = (manifest.NAME, "*vocab.model", *(f"{split}.*.npy" for split in SPLITS), ".*")
-"""Patterns of the names in a cache, whole or damaged."""
+"""Patterns of the file names in a cache, complete or damaged."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Prepared:
-    """Holds a task's vocabs, its rows by split, and what the cache says about them."""
+    """Holds a task's vocabs, its rows by split, and the manifest of its cache."""
 
     vocabs: Vocabs
     splits: dict[str, Rows]
@@ -57,10 +57,10 @@ class Prepared:
         return hashlib.sha256(sums).hexdigest()[:16]
 
     def hashes(self, first: Task | None) -> tuple[Sequence[str], str]:
-        """Returns the hash that the text has, and that of the training rows.
+        """Returns the hash of the text, and the hash of the training rows.
 
-        Given the task of the first parts of a mixture, it reads their text, and returns the two
-        hashes that this may have, and that of their rows.
+        If `first` is the task with only the first parts of a mixture, reads the text of these
+        parts.  Returns the two hashes that this text may have, and the hash of its rows.
         """
         if first is None:
             return [self.manifest["content_hash"]], self.rows_hash
@@ -70,9 +70,9 @@ class Prepared:
         return content_hashes(manifest.split_hashes(first)), self._rows_hash(rows)
 
     def examples(self, task: Task, split: str, on_bytes: OnBytes) -> Iterator[Example]:
-        """Yields the examples of a split, in the order in which `Documents` counts them.
+        """Yields the examples of a split, in the order in which `Documents` numbers them.
 
-        Raises at the end where the rows were made from another text.
+        Raises at the end if the rows were made from a different text.
         """
         digest, total = hashlib.sha256(), task.source.bytes_to_read(split)
         with counted_bytes() as counter:
@@ -98,11 +98,11 @@ def prepare(
     worker_count: int = 1,
     on_progress: OnProgress | None = None,
 ) -> Prepared:
-    """Returns the rows of a task from data_dir, building them first where they are not there yet.
+    """Returns the rows of a task from data_dir; builds them first if they are not there yet.
 
     vocabs replace those that the task would train, for a model that was trained with them.
-    content_hash names the text that a run began with: its cache serves although the text has
-    changed since.  More workers than one are processes, which import the main module again.
+    content_hash identifies the text that a run began with: its cache is used even if the text has
+    changed since.  Two or more workers are processes that import the main module again.
     """
     while True:
         caches = TaskCaches(task, data_dir, vocabs, content_hash)
@@ -111,7 +111,7 @@ def prepare(
             return caches.open(match)
         copy = folders.local_copy(match.folder)
         with folders.lock(copy):
-            # Another process may have built it meanwhile, or another cache of this name.
+            # Meanwhile, another process may have built it, or another cache with this name.
             if caches.find(allow_damaged=rebuild) != match:
                 continue
             if match.reason:
@@ -124,17 +124,17 @@ def prepare(
 
 @dataclasses.dataclass(frozen=True)
 class Match:
-    """Holds the folder that serves a task, or the one to build."""
+    """Holds the folder of the cache that matches a task, or of the one to build."""
 
     folder: Path
     stored: dict[str, Any] | None = None
-    """The manifest of the cache; None where it is to be built."""
+    """The manifest of the cache; None if the cache has yet to be built."""
     reason: str = ""
-    """Why it is built next to the nearest cache of the task, if there is one."""
+    """Why it is built next to the task's most similar cache, if there is one."""
 
 
 class TaskCaches:
-    """Finds and opens the cache of a task, among those of other settings and texts."""
+    """Finds and opens the cache that matches a task, among those of other settings and texts."""
 
     def __init__(
         self,
@@ -150,7 +150,7 @@ class TaskCaches:
         self._content_hash = content_hash
 
     def find(self, *, allow_damaged: bool = False) -> Match:
-        """Returns the cache that serves, or where to build it; raises where one is damaged."""
+        """Returns the matching cache, or where to build it; raises if a cache is damaged."""
         readable, damaged = [], list[tuple[Path, UserError]]()
         for folder in folders_of(self.task.name, self.data_dir):
             try:
@@ -198,18 +198,18 @@ class TaskCaches:
         return [f"the text changed ({', '.join(changed)})" if changed else "the text changed"]
 
     def manifest(self) -> dict[str, Any] | None:
-        """Returns the manifest of the cache that serves; None without a whole one."""
+        """Returns the manifest of the matching cache; None if there is no complete one."""
         with contextlib.suppress(UserError):
             return self.find().stored
         return None
 
     def open_if_built(self) -> Prepared | None:
-        """Returns the rows of the task where data_dir has them; builds nothing."""
+        """Opens the matching cache if data_dir has one; builds nothing."""
         match = self.find()
         return None if match.stored is None else self.open(match)
 
     def open(self, match: Match) -> Prepared:
-        """Opens the cache that serves."""
+        """Opens the matching cache."""
         task = self.task
         folder = folders.fetch(match.folder, last=manifest.NAME)
         stored = manifest.read(folder)
@@ -224,10 +224,10 @@ class TaskCaches:
             )  # fmt: skip
         elif self._stamps != stored["fingerprint"]:
             stored = {**stored, "fingerprint": self._stamps}
-            try:  # a cache that cannot be written is used as it is
+            try:  # a read-only cache is used as it is
                 for place in dict.fromkeys([match.folder, folder]):  # and its local copy
                     manifest.write(place, stored)
-            except Exception as error:  # a storage raises almost anything
+            except Exception as error:  # a storage library raises almost anything
                 if not isinstance(error, OSError | UserError) and not remote.failure(error):
                     raise
         vocabs = Vocabs.load(folder, task.source_vocab_file)
@@ -263,14 +263,14 @@ class TaskCaches:
 
 
 def cache_folders(data_dir: str | Path) -> list[Path]:
-    """Returns the folders of data_dir that hold the rows of a task, or did."""
+    """Returns the folders in data_dir that hold the rows of a task, complete or not."""
     paths = [path for path in path_of(data_dir).expanduser().glob("[!.]*") if path.is_dir()]
     kept = (manifest.NAME, "*.npy")
     return sorted(p for p in paths if any(next(p.glob(name), None) for name in kept))
 
 
 def folders_of(task_name: str, data_dir: Path) -> list[Path]:
-    """Returns the folders of a task's caches, newest first; a remote one is whole by its manifest.
+    """Returns the folders of a task's caches, newest first; remote ones only with a manifest.
 
     Anything with the name of the first cache counts as one, so that it is not overwritten.
     """
@@ -280,9 +280,9 @@ def folders_of(task_name: str, data_dir: Path) -> list[Path]:
 
 
 def foreign_name(folder: Path) -> str | None:
-    """Returns a name in a folder that no cache has: the folder is not to be removed.
+    """Returns the name of something that is not part of a cache: the folder must not be removed.
 
-    Returns the name of the folder itself where it is a file.
+    Returns the name of the folder itself if it is a file.
     """
     if not folder.is_dir():
         return folder.name
@@ -291,7 +291,7 @@ def foreign_name(folder: Path) -> str | None:
 
 
 def check_rows(folder: Path) -> None:
-    """Reads every row of a cache and raises where one is damaged."""
+    """Reads every row of a cache; raises `UserError` if one is damaged."""
     folder = folders.fetch(folder, last=manifest.NAME)
     for path in sorted(set(folder.glob("*.npy")) - set(folder.glob("*.crc32.npy"))):
         CheckedArray(path).verify_all()

@@ -1,7 +1,7 @@
-"""Finds n-grams of test sentences in a text, for published measures of contamination.
+"""Finds n-grams of test sentences in a text, as published measures of contamination do.
 
-Words are compared without case and punctuation.  Of a sentence that is shorter than an n-gram, all
-words make one (GPT-3: Brown et al. 2020, appendix C).
+Words are compared without case and punctuation.  A sentence shorter than an n-gram counts as one
+n-gram (GPT-3: Brown et al. 2020, appendix C).
 """
 
 import bisect
@@ -13,30 +13,30 @@ from typing import NamedTuple
 import numpy as np
 
 MOST_DOCUMENTS = 10
-"""The first documents that have an n-gram; no others are kept."""
+"""How many documents are kept for an n-gram: the first ones that contain it."""
 _WORD = re.compile(r"\w+")
 _WORDS_PER_SCAN = 1 << 18
 _KEY_BITS = 22
-_FACTOR = 0x9E3779B97F4A7C15  # of a polynomial of the words' hashes, modulo 2 ** 64
+_FACTOR = 0x9E3779B97F4A7C15  # of a polynomial hash of words, modulo 2 ** 64
 
 
 class Overlap(NamedTuple):
-    """Says how much of a sentence occurs in a text."""
+    """Holds how much of a sentence occurs in a text."""
 
     ngrams: float
-    """Share of its n-grams that occur."""
+    """Share of its n-grams that occur in the text."""
     words: float
-    """Share of its words that are in one of these."""
+    """Share of its words that are in one of these n-grams."""
     documents: list[int]
-    """The first documents that have one of these."""
+    """The first documents that contain one of these n-grams."""
 
 
 def overlaps(
     sentences: Sequence[str], documents: Iterable[Sequence[str]], size: int
 ) -> list[Overlap | None]:
-    """Searches documents, each of some texts, for the n-grams of sentences; None without words."""
+    """Searches documents, each some texts, for n-grams of the sentences; None without words."""
     tests = [_words(sentence) for sentence in sentences]
-    places: dict[str, list[int]] = {ngram: [] for test in tests for ngram in _ngrams(test, size)}
+    hits: dict[str, list[int]] = {ngram: [] for test in tests for ngram in _ngrams(test, size)}
     tables = {min(size, len(test) - 1): np.zeros(1 << _KEY_BITS, bool) for test in tests}
     for length, keys in _keys([word for test in tests for word in test], tables):
         tables[length][keys] = True
@@ -46,7 +46,7 @@ def overlaps(
         for length, keys in _keys(words, tables):
             for start in np.flatnonzero(tables[length][keys]).tolist():
                 document = first + bisect.bisect_right(starts, start) - 1
-                known = places.get(" ".join(words[start : start + length]), [document])
+                known = hits.get(" ".join(words[start : start + length]), [document])
                 if known[-1:] != [document] and len(known) < MOST_DOCUMENTS:
                     known.append(document)
 
@@ -59,11 +59,11 @@ def overlaps(
             words.clear()
             starts.clear()
     scan()
-    return [_overlap(test, [places[x] for x in _ngrams(test, size)], size) for test in tests]
+    return [_overlap(test, [hits[x] for x in _ngrams(test, size)], size) for test in tests]
 
 
 def _words(text: str) -> list[str]:
-    """Returns the words of a text, and an empty one, as no n-gram continues in the next text."""
+    """Returns the words of a text and an empty word, so that no n-gram spans two texts."""
     return [*_WORD.findall(unicodedata.normalize("NFC", text.lower())), ""]
 
 
@@ -73,19 +73,19 @@ def _ngrams(words: Sequence[str], size: int) -> list[str]:
 
 
 def _keys(words: Sequence[str], sizes: Collection[int]) -> Iterator[tuple[int, np.ndarray]]:
-    """Yields some bits of a key of all n-grams of each size, which may agree by chance."""
+    """Yields each size with short hashes of all n-grams of it, which may agree by chance."""
     hashes = np.fromiter(map(hash, words), np.int64, len(words)).astype(np.uint64)
     keys = np.zeros(len(words) + 1, np.uint64)
     for size in range(1, min(max(sizes, default=0), len(words)) + 1):
-        keys = keys[:-1] * np.uint64(_FACTOR) + hashes[size - 1 :]  # of the words from each one on
+        keys = keys[:-1] * np.uint64(_FACTOR) + hashes[size - 1 :]  # of `size` words from each on
         if size in sizes:
             yield size, keys >> np.uint64(64 - _KEY_BITS)
 
 
-def _overlap(words: Sequence[str], places: Sequence[list[int]], size: int) -> Overlap | None:
-    if not places:
+def _overlap(words: Sequence[str], hits: Sequence[list[int]], size: int) -> Overlap | None:
+    if not hits:
         return None
-    occurs = np.array([*map(bool, places)])
+    occurs = np.array([*map(bool, hits)])
     is_covered = np.convolve(occurs, np.ones(min(size, len(words) - 1))) > 0
-    documents = sorted({document for of_ngram in places for document in of_ngram})
+    documents = sorted({document for of_ngram in hits for document in of_ngram})
     return Overlap(float(occurs.mean()), float(is_covered.mean()), documents[:MOST_DOCUMENTS])

@@ -1,4 +1,4 @@
-"""Knows which documents the rows of a split hold: where each was read, and where its pieces are."""
+"""Maps between documents and the rows of a split: where each was read, and where its pieces are."""
 
 import bisect
 import dataclasses
@@ -16,16 +16,16 @@ from data.storage.arrays import CheckedArray
 
 T = TypeVar("T")
 COLUMNS: dict[str, tuple[int, type]] = {"numbers": (1, np.uint32), "pieces": (2, np.uint32)}
-"""Arrays of a split: the number of each document in its file, and the document and row of each
-piece, by rows and segments, counted from the start of a chunk."""
+"""Arrays of a split.  `numbers` holds the number of each document in its file.  `pieces` holds the
+document and row of each piece, ordered by row and segment, counted from the start of a chunk."""
 
 
 def noted(
     name: str, examples: Iterable[T], files: list[tuple[str, int]], numbers: list[int]
 ) -> Iterator[T]:
-    """Yields the examples of a part; adds to its files, with their counts, and to the numbers.
+    """Yields the examples of a part; adds where each was read to `files` and `numbers`.
 
-    The name of the part, and a count, stand for places that a source does not know.
+    If a source does not know this, the name of the part and a count are used instead.
     """
     PLACE.set(None)
     for count, example in enumerate(examples, 1):
@@ -38,20 +38,20 @@ def noted(
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Documents:
-    """Finds the documents of rows, and the rows of documents, which are counted as they are read.
+    """Finds the documents of rows, and the rows of documents.  Documents are numbered as read.
 
-    Bisection finds the chunk; no more of the arrays is read.
+    A binary search finds the chunk, and only that part of the arrays is read.
     """
 
     files: Sequence[tuple[str, int]]
-    """Each file with the number of its documents."""
+    """Each file with the number of documents read from it."""
     starts: np.ndarray
-    """Documents, pieces and rows before each chunk, and before the end."""
+    """The number of documents, pieces and rows before each chunk, and the total."""
     arrays: Mapping[str, CheckedArray]
 
     @classmethod
     def open(cls, folder: Path, split: str, entry: Mapping[str, Any]) -> "Documents | None":
-        """Opens what a cache knows of a split's documents; those of older versions know nothing."""
+        """Opens a cache's records of a split's documents; None for caches of older versions."""
         if "chunk_sizes" not in entry:
             return None
         starts = np.cumsum([(0, 0, 0), *entry["chunk_sizes"]], axis=0)
@@ -67,7 +67,7 @@ class Documents:
 
     @functools.cached_property
     def _files(self) -> dict[str, list[range]]:
-        """Returns the documents of each file, once for each time that it was read."""
+        """Returns the documents of each file, one range for each time that it was read."""
         files, end = dict[str, list[range]](), 0
         for file, count in self.files:
             files.setdefault(file, []).append(range(end, end := end + count))
@@ -87,8 +87,8 @@ class Documents:
                 f"Legal: FILE, FILE:LINE or FILE:LINE-LINE, of {brief(', '.join(self._files))}."
             )
         documents = np.concatenate([
-            np.arange(*(self._bisect("numbers", 0, places, n) for n in (first, last + 1)))
-            for places in self._files[file]
+            np.arange(*(self._bisect("numbers", 0, indices, n) for n in (first, last + 1)))
+            for indices in self._files[file]
         ])  # fmt: skip
         if not len(documents):
             raise UserError(
@@ -105,18 +105,18 @@ class Documents:
         return self.arrays["pieces"][np.arange(*borders)][:, 0] + document
 
     def pieces_of(self, documents: np.ndarray) -> np.ndarray:
-        """Returns a line of (document, row, segment) for each piece of some documents."""
+        """Returns an array with a (document, row, segment) for each piece of some documents."""
         chunks = np.unique(np.searchsorted(self.starts[:, 0], documents, side="right") - 1)
         pieces = [np.zeros((0, 3), np.int64), *map(self._pieces, chunks.tolist())]
         return np.concatenate([lines[np.isin(lines[:, 0], documents)] for lines in pieces])
 
-    def _bisect(self, name: str, column: int, places: range, number: int) -> int:
-        """Returns the first of some places of an array that has this number, or a larger one."""
+    def _bisect(self, name: str, column: int, indices: range, number: int) -> int:
+        """Returns the first of these indices of an array where the number is at least `number`."""
         array = self.arrays[name]
-        return places.start + bisect.bisect_left(places, number, key=lambda i: array[i][column])
+        return indices.start + bisect.bisect_left(indices, number, key=lambda i: array[i][column])
 
     def _pieces(self, chunk: int) -> np.ndarray:
-        """Returns a line of (document, row, segment) for each piece of a chunk."""
+        """Returns an array with a (document, row, segment) for each piece of a chunk."""
         (document, first, row), (_, stop, _) = self.starts[chunk : chunk + 2]
         lines = self.arrays["pieces"][np.arange(first, stop)] + np.array([document, row])
         segments = np.arange(1, len(lines) + 1) - np.searchsorted(lines[:, 1], lines[:, 1])

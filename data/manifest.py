@@ -1,4 +1,4 @@
-"""Keeps in a manifest what a cache was made from, so that another text or setting shows."""
+"""Records in a manifest what a cache was made from, so that changed text or settings show."""
 
 import dataclasses
 import hashlib
@@ -45,7 +45,7 @@ class _Split(Counts):
 
 @dataclasses.dataclass(frozen=True)
 class _Stored:
-    """Describes what a manifest holds."""
+    """Describes the content of a manifest."""
 
     settings: dict[str, Any]
     content_hash: str
@@ -61,17 +61,17 @@ class _Stored:
 
 @dataclasses.dataclass(frozen=True)
 class CacheKey:
-    """Holds what a cache depends on in addition to the text."""
+    """Holds what a cache depends on besides the text."""
 
     settings: dict[str, Any]
     defaults: frozenset[str]
-    """Settings at their default: a cache of a version that lacked one serves."""
+    """Settings at their default, which a matching cache of an older version may lack."""
     versions: dict[str, str]
     """Versions of the packages that train vocabularies and tokenize."""
     vocabs: dict[str, str]
-    """Hashes of the vocabularies that are given instead of trained."""
+    """Hashes of the vocabularies that are given rather than trained."""
     named_vocabs: dict[str, str]
-    """Hashes of the vocabularies that the settings themselves name."""
+    """Hashes of the vocabularies that the settings name."""
 
     @classmethod
     def of(cls, task: Task, given: Vocabs | None) -> "CacheKey":
@@ -88,7 +88,7 @@ class CacheKey:
         return cls(settings(task), defaults, versions, vocabs, named_now)
 
     def written(self) -> dict[str, Any]:
-        """Returns what a manifest keeps of the key."""
+        """Returns what a manifest stores of the key."""
         given = {_GIVEN: sorted(self.vocabs)} if self.vocabs else {}
         return {"format": FORMAT, "settings": self.settings, "versions": self.versions, **given}
 
@@ -99,12 +99,12 @@ class CacheKey:
         return hashlib.sha256(text.encode()).hexdigest()[:8]
 
     def differences(self, stored: dict[str, Any], *, any_version: bool = False) -> list[str]:
-        """Describes each setting, vocabulary or version in which a cache differs."""
+        """Describes each setting, vocabulary or version that differs from those of a cache."""
         if stored["format"] != FORMAT:
             return [difference("the format of caches", stored["format"], FORMAT)]
         cached, now = dict(stored["settings"]), dict(self.settings)
         for name in [x for x in cached.keys() - now.keys() if x.startswith(_TEXT)]:
-            del cached[name]  # of a vocabulary: its hash says it
+            del cached[name]  # text of a vocabulary, which its hash covers
         for name in self.defaults - cached.keys():
             now.pop(name, None)
         if not any_version and self.versions:
@@ -124,12 +124,12 @@ class CacheKey:
 
 
 def difference(name: str, old: object, new: object) -> str:
-    """Describes how a value differs from that of a cache."""
+    """Describes how a value differs from the cached one."""
     return f"{name} was {old!r} and is {new!r}"
 
 
 def settings(task: Task) -> dict[str, Any]:
-    """Names every setting that the rows depend on, as gin names it."""
+    """Returns every setting that the rows depend on, by its gin name."""
     values = dict[str, Any]()
     for name, value, _ in _parameters(task):
         if isinstance(value, tuple) and any(map(dataclasses.is_dataclass, value)):
@@ -147,13 +147,13 @@ def settings(task: Task) -> dict[str, Any]:
     if (path := values[name]) is not None:
         content = lookup.read_bytes(f"{name} = {path!r}", path_of(path).expanduser())
         values[f"{_TEXT}{name}"] = hashlib.sha256(content).hexdigest()[:16]
-    return json.loads(json.dumps(values))  # as a manifest gives it back
+    return json.loads(json.dumps(values))  # as it is read from a manifest
 
 
 def _parameters(spec: Any, scope: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """Yields name, value and default of each parameter of a spec and of those in it.
+    """Yields name, value and default of each parameter of a spec and of the specs in it.
 
-    Specs of one kind in different fields, or in one tuple, get their own scopes.
+    Specs of one class in different fields, or in one tuple, get scopes of their own.
     """
     fields = [(field, getattr(spec, field.name)) for field in dataclasses.fields(spec)]
     kinds = [type(value) for _, value in fields]
@@ -168,7 +168,7 @@ def _parameters(spec: Any, scope: str = "") -> Iterator[tuple[str, Any, Any]]:
 
 
 def split_hashes(task: Task) -> dict[str, str]:
-    """Reads all the text of a task and returns the hash of each split that has any."""
+    """Reads all text of a task, and returns the hash of each split that has any."""
     digests = {}
     for split in task.source.splits():
         digest = hashlib.sha256()
@@ -178,13 +178,13 @@ def split_hashes(task: Task) -> dict[str, str]:
 
 
 def combined_hash(digests: dict[str, str]) -> str:
-    """Returns one hash for the hashes of the splits."""
+    """Combines the hashes of the splits into one."""
     parts = "".join(f"{split} {digest}\n" for split, digest in digests.items())
     return hashlib.sha256(parts.encode()).hexdigest()
 
 
 def read(folder: Path) -> dict[str, Any]:
-    """Reads a manifest and checks that the files that it lists are there and whole."""
+    """Reads a manifest, and checks that all files that it lists are there and complete."""
     manifest = load(folder)
     for name, size in manifest["file_bytes"].items():
         path = folder / name
@@ -198,7 +198,7 @@ def read(folder: Path) -> dict[str, Any]:
 
 
 def load(folder: Path) -> dict[str, Any]:
-    """Reads a manifest; of another format, only its number."""
+    """Reads a manifest; for one of another format, returns only the format's number."""
     try:
         signed = read_json((folder / NAME).read_bytes(), dict[str, Any], NAME)
         manifest = {name: value for name, value in signed.items() if name != CHECKSUM}

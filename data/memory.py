@@ -5,6 +5,6 @@ import ctypes
 
 
 def trim_memory() -> None:
-    """Returns freed memory, of which glibc keeps blocks of up to 32 MB for reuse."""
-    with contextlib.suppress(OSError, AttributeError):  # of another C library
+    """Returns freed memory; glibc would keep blocks of up to 32 MB for reuse."""
+    with contextlib.suppress(OSError, AttributeError):  # with another C library
         ctypes.CDLL(None).malloc_trim(0)

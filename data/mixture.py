@@ -1,4 +1,4 @@
-"""Orders rows by endless permutations, of one set of rows or of several at given rates."""
+"""Orders rows by endless permutations: one set of rows, or several sets at given rates."""
 
 import dataclasses
 import functools
@@ -10,51 +10,51 @@ import numpy as np
 from data.batch_sizes import BatchSizes
 
 BLOCK = 4096
-"""Places; a rate is kept to half of one part in this many."""
+"""Positions in a block; a rate is exact to half of one part in this many."""
 TABLE_ROWS = 1 << 23
-"""The most rows that a table orders, of 8 bytes a row: smaller sets keep the order of the first
-versions, larger ones need no memory."""
+"""The most rows that are ordered by a table, of 8 bytes a row.  Smaller sets keep the order of the
+first versions; larger ones need no memory."""
 _ROUNDS = 8
 
 
-def shuffled(seed: int, places: np.ndarray, rows: int, stream: int = 0) -> np.ndarray:
-    """Returns the rows at some places of an endless sequence: each epoch's own permutation.
+def shuffled(seed: int, positions: np.ndarray, rows: int, stream: int = 0) -> np.ndarray:
+    """Returns the rows at some positions of an endless sequence, which permutes them in each epoch.
 
-    Streams of one seed have permutations of their own.
+    Each stream of a seed has its own permutations.
     """
-    epochs = places // rows
-    ids = np.empty(len(places), np.int64)
+    epochs = positions // rows
+    ids = np.empty(len(positions), np.int64)
     for epoch in np.unique(epochs).tolist():
         now = epochs == epoch
         if rows <= TABLE_ROWS:
-            ids[now] = _permutations(seed, stream, rows)(epoch)[places[now] % rows]
+            ids[now] = _permutations(seed, stream, rows)(epoch)[positions[now] % rows]
         else:
-            ids[now] = permuted(places[now] % rows, rows, _numbers(_ROUNDS, seed, epoch, stream))
+            ids[now] = permuted(positions[now] % rows, rows, _numbers(_ROUNDS, seed, epoch, stream))
     return ids
 
 
 def places_of_row(
     seed: int, row: int, rows: int, first: int, stop: int, stream: int = 0
 ) -> Iterator[int]:
-    """Yields the places from `first` to before `stop` at which `shuffled` has a row, in order."""
+    """Yields the positions from `first` up to `stop` at which `shuffled` has a row, in order."""
     for epoch in range(first // rows, -(-stop // rows)):
-        if rows <= TABLE_ROWS:  # its rank among the random numbers takes no sorting
+        if rows <= TABLE_ROWS:  # its position is the rank of its random number: no sorting
             numbers = _numbers(rows, seed, epoch, stream)
             equal_before = np.count_nonzero(numbers[:row] == numbers[row])
-            place = int(np.count_nonzero(numbers < numbers[row]) + equal_before)
+            position = int(np.count_nonzero(numbers < numbers[row]) + equal_before)
         else:
             keys = _numbers(_ROUNDS, seed, epoch, stream)
-            place = int(permuted(np.array([row]), rows, keys, inverse=True)[0])
-        if first <= (place := epoch * rows + place) < stop:
-            yield place
+            position = int(permuted(np.array([row]), rows, keys, inverse=True)[0])
+        if first <= (position := epoch * rows + position) < stop:
+            yield position
 
 
 def permuted(at: np.ndarray, rows: int, keys: np.ndarray, *, inverse: bool = False) -> np.ndarray:
-    """Returns the rows at some places of a permutation, computed for these places alone.
+    """Returns the rows at some positions of a permutation, computed for these positions alone.
 
-    A Feistel network with a key a round permutes the numbers of twice `half` bits, of which at
-    most four times as many as rows there are; a number beyond the rows is permuted again (Black
-    and Rogaway, "Ciphers with Arbitrary Finite Domains", 2002: cycle walking).
+    A Feistel network with one key per round permutes the numbers of 2 * `half` bits, at most four
+    times as many as there are rows.  A number beyond the rows is permuted again (cycle walking:
+    Black and Rogaway, "Ciphers with Arbitrary Finite Domains", 2002).
     """
     half = max(1, ((rows - 1).bit_length() + 1) // 2)
     ids = _network(at.astype(np.uint64), half, keys, inverse)
@@ -66,10 +66,10 @@ def permuted(at: np.ndarray, rows: int, keys: np.ndarray, *, inverse: bool = Fal
 def _network(numbers: np.ndarray, half: int, keys: np.ndarray, inverse: bool) -> np.ndarray:
     bits, mask, shift = np.uint64(half), np.uint64((1 << half) - 1), np.uint64(33)
     left, right = numbers >> bits, numbers & mask
-    if inverse:  # of a round: the halves exchanged before and after it
+    if inverse:  # the inverse of a round, with the halves swapped before and after
         left, right, keys = right, left, keys[::-1]
     for key in keys:
-        mixed = right + key  # each bit spreads over all, as in the last step of MurmurHash3
+        mixed = right + key  # mixes all bits, as the last step of MurmurHash3 does
         for factor in (0xFF51AFD7ED558CCD, 0xC4CEB9FE1A85EC53):
             mixed = (mixed ^ (mixed >> shift)) * np.uint64(factor)
         left, right = right, left ^ ((mixed ^ (mixed >> shift)) & mask)
@@ -80,9 +80,9 @@ def _network(numbers: np.ndarray, half: int, keys: np.ndarray, inverse: bool) ->
 
 @functools.lru_cache(maxsize=1024)
 def _permutations(seed: int, stream: int, rows: int) -> Callable[[int], np.ndarray]:
-    """Orders all rows by random numbers, of 8 bytes a row.
+    """Returns the function that orders all rows by random numbers, of 8 bytes a row.
 
-    Each stream keeps two epochs, because a batch may span both: other streams push out neither.
+    Each stream caches two epochs, because a batch may span both, and other streams evict neither.
     Grain's own `shuffle` takes 25 to 35 us a row, 35 ms for a batch of 1024.
     """
 
@@ -94,28 +94,28 @@ def _permutations(seed: int, stream: int, rows: int) -> Callable[[int], np.ndarr
 
 
 def _numbers(count: int, *entropy: int) -> np.ndarray:
-    """Draws numbers that numpy promises in every version, unlike `Generator.permutation`."""
+    """Draws numbers that NumPy keeps the same in every version, unlike `Generator.permutation`."""
     return np.random.PCG64(np.random.SeedSequence(entropy)).random_raw(count)
 
 
 Quotas = tuple[int, ...]
-"""The places that each part has in a block."""
+"""The number of positions that each part has in a block."""
 
 
 @dataclasses.dataclass(frozen=True)
 class MixtureOrder:
-    """Orders the rows of several parts, with a fixed share of each in a block.
+    """Orders the rows of several parts, each with a fixed share of every block.
 
-    Each part goes through permutations of its own, in which no row is lost or comes twice.  Parts
-    after the last quota have no rows in a block, which is the same without them.
+    Each part follows its own permutations, so that no row is lost or repeated.  Parts after the
+    last quota have no rows in a block, and do not change it.
     """
 
     rows: tuple[int, ...]
     quotas: Quotas
     stages: tuple[tuple[int, Quotas], ...] = ()
-    """Numbers of steps, and the quotas of the batches after them."""
+    """Pairs of a step and the quotas of the batches from that step on."""
     first_stream: int = 1
-    """The stream of the first part; 0 orders a single part as rows without a mixture are."""
+    """The stream of the first part.  With 0, a single part is ordered as without a mixture."""
 
     @classmethod
     def of(
@@ -137,18 +137,18 @@ class MixtureOrder:
     def rows_of_step(self, seed: int, step: int, sizes: BatchSizes) -> np.ndarray:
         """Returns the rows of a step's global batch.
 
-        The first batch of a stage begins a block, in which each part continues where it was.
+        The first batch of a stage begins a new block, in which each part continues where it was.
         """
         first, quotas = self._stage(step)
-        places = np.arange(sizes.before(step), sizes.before(step + 1)) - sizes.before(first)
-        return self._ids(seed, places, quotas, self.drawn_before(seed, first, sizes))
+        positions = np.arange(sizes.before(step), sizes.before(step + 1)) - sizes.before(first)
+        return self._ids(seed, positions, quotas, self.drawn_before(seed, first, sizes))
 
     def _stage(self, step: int) -> tuple[int, Quotas]:
-        """Returns the first step of the stage of a step, and its quotas."""
+        """Returns the first step and the quotas of the stage to which a step belongs."""
         return [(0, self.quotas), *(stage for stage in self.stages if stage[0] <= step)][-1]
 
     def drawn_before(self, seed: int, step: int, sizes: BatchSizes) -> np.ndarray:
-        """Returns how many rows of each part the batches before a step hold."""
+        """Returns how many rows of each part are in the batches before a step."""
         if not step:
             return np.zeros(len(self.rows), np.int64)
         first, quotas = self._stage(step - 1)
@@ -160,7 +160,7 @@ class MixtureOrder:
     def steps_of_row(
         self, seed: int, row: int, sizes: BatchSizes, first: int, stop: int
     ) -> Iterator[int]:
-        """Yields the steps from `first` to before `stop` whose batches hold a row, in order."""
+        """Yields the steps from `first` up to `stop` whose batches contain a row, in order."""
         part = int(np.searchsorted(np.cumsum(self.rows), row, side="right"))
         row_of_part = row - sum(self.rows[:part])
         borders = [first, *(s for s, _ in self.stages if first < s < stop), stop]
@@ -172,14 +172,14 @@ class MixtureOrder:
             stream = self.first_stream + part
             for draw in places_of_row(seed, row_of_part, self.rows[part], low, high, stream):
                 block, rank = divmod(draw - drawn, quotas[part])
-                place = np.flatnonzero(_block(quotas, seed, block)[0] == part)[rank]
-                yield sizes.step_of(sizes.before(stage) + block * BLOCK + int(place))
+                position = np.flatnonzero(_block(quotas, seed, block)[0] == part)[rank]
+                yield sizes.step_of(sizes.before(stage) + block * BLOCK + int(position))
 
-    def _ids(self, seed: int, places: np.ndarray, quotas: Quotas, drawn: np.ndarray) -> np.ndarray:
-        """Returns the rows at some places of a stage; `drawn` counts those of each part before."""
-        blocks, within = places // BLOCK, places % BLOCK
-        # The part of each place, and how many places before it had that part.
-        parts, draws = np.empty_like(places), np.empty_like(places)
+    def _ids(self, seed: int, at: np.ndarray, quotas: Quotas, drawn: np.ndarray) -> np.ndarray:
+        """Returns the rows at some positions of a stage; `drawn` counts each part's rows before."""
+        blocks, within = at // BLOCK, at % BLOCK
+        # The part at each position, and how many positions before it had that part.
+        parts, draws = np.empty_like(at), np.empty_like(at)
         for block in np.unique(blocks).tolist():
             now = blocks == block
             order, ranks = _block(quotas, seed, block)
@@ -187,7 +187,7 @@ class MixtureOrder:
             before = drawn[: len(quotas)] + block * np.array(quotas)
             draws[now] = before[parts[now]] + ranks[within[now]]
         firsts = np.cumsum(self.rows) - self.rows
-        ids = np.empty(len(places), np.int64)
+        ids = np.empty(len(at), np.int64)
         for part in np.unique(parts).tolist():
             now = parts == part
             stream = self.first_stream + part
@@ -196,7 +196,7 @@ class MixtureOrder:
 
 
 def _quotas(rates: Sequence[float]) -> Quotas:
-    """Divides a block by largest remainders; each part has a place, unless its rate is 0."""
+    """Divides a block by largest remainders; a part with a rate above 0 has a position."""
     has_rows = np.array(rates) > 0
     exact = np.array(rates, np.float64) / np.sum(rates, dtype=np.float64) * BLOCK
     quotas = np.maximum(np.floor(exact), has_rows)
@@ -209,10 +209,10 @@ def _quotas(rates: Sequence[float]) -> Quotas:
 
 @functools.lru_cache(maxsize=16)
 def _block(quotas: tuple[int, ...], seed: int, block: int) -> tuple[np.ndarray, np.ndarray]:
-    """Orders the places of a block: the part of each, and its rank among those of its part.
+    """Returns the part at each position of a block, and the position's rank within its part.
 
-    Place j of q comes at a random moment of the j-th of q equal spans, so that short stretches
-    have the rates, too.
+    The j-th of a part's q positions is drawn from the j-th of q equal spans, so that short
+    stretches have the rates, too.
     """
     parts = np.repeat(np.arange(len(quotas)), quotas)
     ranks = np.concatenate([np.arange(quota) for quota in quotas])

@@ -1,7 +1,7 @@
-"""Reads the rows of training in an order that is a pure function of (seed, step, batch sizes).
+"""Reads training rows in an order that is a pure function of (seed, step, batch sizes).
 
-Training reads one batch after the other from an endless sequence that holds each
-epoch's own permutation of all rows, so no row is lost where a batch spans two epochs.
+The batches of training are consecutive parts of an endless sequence, which permutes all rows in
+each epoch.  So no row is lost if a batch spans two epochs.
 """
 
 import itertools
@@ -17,11 +17,11 @@ from data.packing.rows import NO_ROW, Rows
 
 Batch = dict[str, np.ndarray]
 Span = tuple[int, int]
-"""First row and end of what a host reads of each batch."""
+"""First row and end of the part of each batch that a host reads."""
 T = TypeVar("T")
 
 VERSION = 2
-"""Version of the order: the first one ordered any number of rows by a table."""
+"""Version of the order; the first one ordered any number of rows by a table."""
 _THREADS = 2
 _BATCHES_AHEAD = 8
 
@@ -29,10 +29,10 @@ _BATCHES_AHEAD = 8
 def batches(
     rows: Rows, seed: int, sizes: BatchSizes, first_step: int, host_rows: Span | None = None
 ) -> Iterator[tuple[np.ndarray, Batch]]:
-    """Yields (row ids of the global batch, this host's rows of its arrays) from a step on.
+    """Yields (row ids of the global batch, this host's rows of its arrays) from `first_step` on.
 
     Threads read ahead.  Hosts with adjacent spans together read what one host would.  A span counts
-    the rows of the arrays, which may be shorter than those of the ids.
+    rows of the arrays, which may be shorter than the rows that the ids name.
     """
     start, stop = host_rows or (0, sizes.at(first_step) * rows.per_row)
     first, last = start // rows.per_row, -(-stop // rows.per_row)
@@ -48,7 +48,7 @@ def batches(
 def in_order(
     rows: Rows, batch_sequences: int, host_rows: Span | None = None, chosen: range | None = None
 ) -> Iterator[tuple[np.ndarray, Batch]]:
-    """Yields all rows once, or the chosen ones; empty rows (NO_ROW) fill up the last batch.
+    """Yields all rows once, or only the chosen ones; empty rows (NO_ROW) fill up the last batch.
 
     Threads read ahead.
     """
@@ -64,7 +64,7 @@ def in_order(
 
 
 def read_ahead(read: Callable[[int], T], numbers: Iterable[int]) -> Iterator[T]:
-    """Yields what is read for each number, in order; threads read a few ahead."""
+    """Yields the result of `read` for each number, in order; threads read a few ahead."""
     pool, remaining = ThreadPoolExecutor(_THREADS, "read ahead"), iter(numbers)
     try:
         ahead = deque(pool.submit(read, n) for n in itertools.islice(remaining, _BATCHES_AHEAD))

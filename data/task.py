@@ -1,6 +1,6 @@
 """Defines tasks: which text, which vocab, and how examples are packed into rows.
 
-What differs between kinds of tasks is in their methods: nothing else checks the kind.
+Kinds of tasks differ in their methods; no other code checks the kind of a task.
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ from configs.spec import spec
 from data.packing import rows as packing
 from data.packing.pack import Packed, place_dtype
 from data.packing.rows import Counts, RowArray, Rows
-from data.sources import json_lines as json_lines  # task files name what these define
+from data.sources import json_lines as json_lines  # task files name specs in it
 from data.sources import mixing as mixing
 from data.sources import pair_kinds as pair_kinds
 from data.sources import tables as tables
@@ -41,11 +41,11 @@ PackChunk = Callable[[Sequence[Any], str | None, bool], tuple[Packed, Counts]]
 """Encodes and packs some examples, given their tag, if any, and whether they are for training."""
 
 _BORDER = b"\xff part\n"
-"""Stands in hashes between the parts of a mixture; no example has such a byte."""
+"""Separates the parts of a mixture in hashes; no example contains such a byte."""
 
 
 class PartOfText(NamedTuple):
-    """Reads one part of a split; `dropped` is complete after the last example."""
+    """Holds one part of a split; `dropped` is complete once the last example is read."""
 
     name: str
     examples: Iterator[Example]
@@ -120,27 +120,27 @@ class Task:
 
     @property
     def has_newlines(self) -> bool:
-        """Returns whether what a model reads may hold newlines."""
+        """Returns whether what a model reads may contain newlines."""
         return self.source.has_newlines
 
     @property
     def row_lengths(self) -> dict[str, int]:
-        """Returns the tokens of a row on each side, by the parameter that sets them."""
+        """Returns the row length of each side in tokens, by the parameter that sets it."""
         return {"length": self.length}
 
     @property
     def array_lengths(self) -> dict[str, int]:
-        """Names the arrays of a batch, each with its length in a row."""
+        """Returns the arrays of a batch, each with its length per row."""
         names = ("inputs_BL", "targets_BL", "segments_BL", "positions_BL")
         return dict.fromkeys(names, self.length)
 
     @property
     def array_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Names the arrays of a batch, each with the shape that it has in a row."""
+        """Returns the arrays of a batch, each with its shape per row."""
         return {name: (length,) for name, length in self.array_lengths.items()}
 
     def with_rows_of(self, length: int) -> "Task":
-        """Returns the task with its rows cut into shorter ones; raises where that is illegal."""
+        """Returns the task with its rows cut into shorter ones; raises if that is illegal."""
         kind = type(self).__name__
         if self.rows_kind is not Rows:
             raise UserError(f"the rows of a @{kind}() cannot be cut.  Legal: those of a @Task().")
@@ -150,11 +150,11 @@ class Task:
 
     @property
     def tags(self) -> tuple[str, ...]:
-        """Names the tags that a source line may have."""
+        """Returns the tags that a source line may have."""
         return ()
 
     def prompt(self, line: str) -> str:
-        """Returns what a model reads of a line that it is to continue."""
+        """Returns what a model reads for a line that it is to continue."""
         return line
 
     def test_pairs(self, split: str) -> Iterator[tuple[str, str | None, list[Pair]]]:
@@ -165,16 +165,16 @@ class Task:
 
     @property
     def source_vocab_file(self) -> str | None:
-        """Names the file of the source's vocab, the target's where one vocab serves both sides."""
+        """Returns the file of the source's vocab, or the target's if both sides share one."""
         return None
 
     @property
     def vocab_settings(self) -> dict[str, Tokenizer]:
-        """Returns the settings of each vocab by the name of its file."""
+        """Returns the settings of each vocab, by file name."""
         return {TARGET_FILE: self.vocab}
 
     def make_vocabs(self, given: Vocabs | None) -> Vocabs:
-        """Trains or loads the vocabs where none are given."""
+        """Returns the given vocabs; trains or loads them if none are given."""
         vocab = given.target if given else self._make_vocab(self.vocab, "vocab", self.vocab_words)
         if self.has_newlines and "\n" not in vocab.decode(vocab.encode(["a\nb"])[0]):
             logger.warning(
@@ -186,12 +186,12 @@ class Task:
 
     @property
     def vocab_words(self) -> Sequence[str]:
-        """Returns what is one sub-word each in a vocab that the task trains."""
+        """Returns the words that become one sub-word each in a vocab that the task trains."""
         words = [] if self.word_list is None else [UNK_WORD]
         return [*words, *(["\n"] if self.source.has_newlines else [])]
 
     def vocab_text(self, name: str) -> Iterator[str]:
-        """Yields what a vocab is trained on: "vocab", "source vocab" or "target vocab"."""
+        """Yields the text to train a vocab on: the "vocab", "source vocab" or "target vocab"."""
         for example in self.source.lines("train"):
             first, *others = without_carriage_return(example).split("\n")
             yield first
@@ -209,7 +209,7 @@ class Task:
     ) -> tuple[Rows, Sequence[str]]:
         """Packs lines in memory: texts, or pairs as a source, a tab and its target.
 
-        Returns the rows, and what a model predicts of each line.
+        Returns the rows, and what a model predicts for each line.
         """
         if not self.takes_pairs:
             vocab = vocabs.target
@@ -235,24 +235,24 @@ class Task:
         return Rows(packed.arrays, counts, packed.pieces, begin_id=vocabs.target.begin_id)
 
     def columns(self, vocabs: Vocabs) -> dict[str, tuple[int, type]]:
-        """Names the arrays of a split's rows in the cache, each with its columns and its type."""
+        """Returns the arrays of a split's rows in the cache, each with its columns and its type."""
         segments = (self.length, place_dtype(self.length))
         return {"targets": (self.length, vocabs.target.dtype), "segments": segments}
 
     def parts_of_text(self, split: str, digest: Digest) -> Iterator[PartOfText]:
-        """Yields the parts of a split, one after another; digest is fed the borders between."""
+        """Yields the parts of a split in order; adds the borders between them to `digest`."""
         for number, (name, part) in enumerate(self.source.parts_of(split).items()):
             if number:
                 digest.update(_BORDER)
             yield self.part_of_text(name, part, split, digest)
 
     def part_of_text(self, name: str, part: Any, split: str, digest: Digest) -> PartOfText:
-        """Reads one part of a split; digest is fed the raw text as it is read."""
+        """Reads one part of a split; adds the raw text to `digest` as it is read."""
         lines = hashed(part.lines(split), digest, packing.hashed_bytes)
         return PartOfText(name, lines, Counter())
 
     def chunk_packer(self, vocabs: Vocabs) -> PackChunk:
-        """Returns what packs the examples of one chunk."""
+        """Returns the function that packs the examples of one chunk."""
         words = packing.read_word_list(self.word_list)
         return lambda lines, tag, training: packing.packed_lines(
             lines, vocabs.target, self.length, words, packs=self.packs
@@ -261,13 +261,13 @@ class Task:
     def part_entries(
         self, dropped: Mapping[str, int], parts: Sequence[Mapping[str, Any]]
     ) -> dict[str, Any]:
-        """Returns what a manifest keeps of the parts of a split; nothing of a single one."""
+        """Returns what a manifest stores for the parts of a split: nothing if there is only one."""
         return {"parts": list(parts)} if len(parts) > 1 else {}
 
     def cached_rows(
         self, split: str, entry: Mapping[str, Any], arrays: Mapping[str, RowArray], vocabs: Vocabs
     ) -> Rows:
-        """Returns the rows of a split from its arrays and its entry in the manifest."""
+        """Returns the rows of a split, given its arrays and its entry in the manifest."""
         parts = list(packing.rows_of_parts(entry.get("parts", []), *self.left_out))
         sizes = [part.counts.rows for part in parts]
         mix = self.source.mix(sizes) if parts and split == "train" else None
@@ -276,25 +276,25 @@ class Task:
     def rows(
         self, arrays: Mapping[str, RowArray], counts: Counts, vocabs: Vocabs, **known: Any
     ) -> Rows:
-        """Returns rows; known are further fields of `Rows`."""
+        """Returns rows; `known` holds further fields of `Rows`."""
         known |= self.row_settings(vocabs)
         return self.rows_kind(arrays, counts, begin_id=vocabs.target.begin_id, **known)
 
     def row_settings(self, vocabs: Vocabs) -> dict[str, Any]:
-        """Returns what rows of this kind have beyond the fields of `Rows`."""
+        """Returns the fields that rows of this kind have beyond those of `Rows`."""
         return {}
 
     def fills(self, counts: Counts) -> dict[str, float]:
-        """Returns the share of slots in the rows that hold a token."""
+        """Returns the share of positions in the rows that hold a token."""
         return {"fill": counts.tokens / (counts.rows * self.length)}
 
     def numbers(self, counts: Counts) -> dict[str, int | str]:
-        """Returns what a table shows of the rows of a split."""
+        """Returns what a table shows about the rows of a split."""
         shown = {name: getattr(counts, name) for name in ("words", "bytes", "tokens", "rows")}
         return {"examples": counts.lines, **shown, "fill": f"{self.fills(counts)['fill']:.1%}"}
 
     def summary(self, counts: Counts) -> str:
-        """Describes the rows of a split in a line."""
+        """Describes the rows of a split in one line."""
         return (
             f"{counts.lines:,} {'examples' if self.source.has_newlines else 'lines'}, "
             f"{counts.words:,} words, {counts.tokens:,} tokens in "
@@ -303,7 +303,7 @@ class Task:
 
 
 def hashed(examples: Iterable[T], digest: Digest, as_bytes: Callable[[T], bytes]) -> Iterator[T]:
-    """Yields examples; digest is fed their bytes."""
+    """Yields examples, and adds their bytes to `digest`."""
     for example in examples:
         digest.update(as_bytes(example))
         yield example

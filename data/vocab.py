@@ -15,12 +15,12 @@ from configs.paths import path_of
 from configs.spec import abstract_spec
 from data.storage import lookup
 
-# The ids of a vocab that is trained here; vocabs from elsewhere keep their own.
+# Ids of a vocab that is trained here; other vocabs keep their own.
 PAD = 0  # also what a decoder reads before its first target
 EOS = 1
 UNK = 2
-UNK_WORD = "<UNK>"  # what LM1B's rule writes for a word outside the word list
-_UNRELATED = "\ue000"  # for private use: no sub-word joins it with what follows
+UNK_WORD = "<UNK>"  # what LM1B puts in place of a word outside the word list
+_UNRELATED = "\ue000"  # a private-use character: no sub-word joins it with what follows
 
 _thread_limit = 16
 
@@ -34,40 +34,40 @@ def limit_threads(threads: int) -> None:
     """Limits the threads of `Vocab.encode` in this process."""
     global _thread_limit
     _thread_limit = threads
-    os.environ["RAYON_NUM_THREADS"] = str(threads)  # of tokenizers
+    os.environ["RAYON_NUM_THREADS"] = str(threads)  # for tokenizers
 
 
 def thread_count() -> int:
-    """Returns how many threads tokenize."""
+    """Returns the number of threads that tokenize."""
     return min(cores(), _thread_limit)
 
 
 @dataclasses.dataclass(eq=False, repr=False)
 class Vocab(abc.ABC):
-    """Maps text to ids and back, and knows the ids that begin and end a text.
+    """Maps text to ids and back, and holds the ids that begin and end a text.
 
-    Rows of a batch are padded with zeros, not pad_id: segments mark the text.
+    Rows of a batch are padded with zeros, not with pad_id; segments mark the text.
     """
 
     model: bytes
-    """What the file of the vocab holds."""
+    """Content of the vocab's file."""
     size: int
     """One more than the largest id."""
     _: dataclasses.KW_ONLY
     begin_id: int
-    """What a decoder reads before the first token of a text."""
+    """The token that a decoder reads before the first token of a text."""
     end_id: int
-    """What follows the last token of a text."""
+    """The token that follows the last token of a text."""
     pad_id: int | None
-    """What has no text; None where the vocab has no such id."""
+    """The token without text; None if the vocab has none."""
     reads_begin: bool = True
-    """Whether a decoder reads begin_id before a prompt, too."""
+    """Whether a decoder also reads begin_id before a prompt."""
     stop_ids: tuple[int, ...] = ()
-    """Where decoding stops: at the end of a text, and perhaps at that of a turn in a chat."""
+    """Tokens at which decoding stops: the end of a text, and perhaps the end of a chat turn."""
     banned_ids: tuple[int, ...] = ()
-    """What decoding never generates."""
+    """Tokens that decoding never generates."""
     files: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    """The files of Hugging Face that the vocab was made of, unchanged."""
+    """The Hugging Face files that the vocab was made from, unchanged."""
 
     def __post_init__(self) -> None:
         self.stop_ids = tuple(dict.fromkeys([self.end_id, *self.stop_ids]))
@@ -81,28 +81,28 @@ class Vocab(abc.ABC):
 
     @property
     def ids_hash(self) -> str:
-        """Returns what two vocabs share whose ids have one embedding."""
+        """Returns a hash that is the same for vocabs whose ids can share one embedding."""
         return self.hash
 
     @property
     def special(self) -> dict[str, Any]:
-        """Returns what a decoder must know of the vocab."""
+        """Returns what a decoder must know about the vocab."""
         names = ("begin_id", "stop_ids", "reads_begin", "banned_ids")
         return {name: getattr(self, name) for name in names}
 
     @functools.cached_property
     def dtype(self) -> type[np.unsignedinteger]:
-        """Returns the smallest type that holds every id."""
+        """Returns the smallest dtype that holds every id."""
         return np.uint16 if self.size <= 1 << 16 else np.uint32
 
     @abc.abstractmethod
     def encode(self, lines: Sequence[str]) -> list[np.ndarray]:
-        """Returns the ids of each text, without those of its beginning and its end."""
+        """Returns the ids of each text, without begin and end tokens."""
 
     def encode_continuation(self, text: str) -> np.ndarray:
-        """Returns the ids of a text that follows another one, without what begins a text.
+        """Returns the ids of a text that continues another one, without what begins a text.
 
-        SentencePiece puts a space before each text: `encode` of " is" has the ids of two spaces.
+        SentencePiece puts a space before each text: `encode` turns " is" into ids of two spaces.
         """
         before, whole, alone = self.encode([_UNRELATED, _UNRELATED + text, text.strip()])
         rest = whole[len(before) :]
@@ -112,20 +112,20 @@ class Vocab(abc.ABC):
         return rest if is_apart else self.encode([text])[0]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Returns the text of ids up to the first end."""
+        """Returns the text of ids up to the first end token."""
         return self.text(itertools.takewhile(lambda i: i != self.end_id, ids))
 
     def text(self, ids: Iterable[int]) -> str:
-        """Returns the text of all ids, as those of a chat with an end after each turn.
+        """Returns the text of all ids, such as a chat with an end token after each turn.
 
-        Padding has no text.  A model may have more rows than the vocab has ids: those beyond are
-        unknown.
+        Padding has no text.  A model may have more embeddings than the vocab has ids: the ids
+        beyond are unknown.
         """
         return self._text([int(i) for i in ids if i != self.pad_id])
 
     @abc.abstractmethod
     def _text(self, ids: list[int]) -> str:
-        """Returns the text of ids, of which some may be unknown."""
+        """Returns the text of ids, some of which may be unknown."""
 
     @abc.abstractmethod
     def pieces(self, ids: Iterable[int]) -> list[str]:
@@ -149,26 +149,26 @@ class Tokenizer:
 
     @property
     def given_path(self) -> str | None:
-        """Returns the path of the trained vocab to use; None: the task trains one."""
+        """Returns the path of the trained vocab to use; None if the task trains one."""
         return getattr(self, self.path_setting, None)
 
     def given(self) -> Vocab | None:
-        """Loads the trained vocab to use; None: the task trains one."""
+        """Loads the trained vocab to use; None if the task trains one."""
         return None
 
     @property
     def trained_size(self) -> int | None:
-        """Returns how many tokens the vocab has that the task trains; None where one is given."""
+        """Returns the size of the vocab that the task trains; None if a vocab is given."""
         return None
 
     def train(self, lines: Iterator[str], words: Sequence[str]) -> Vocab:
-        """Trains a vocab on some lines; words are to be one sub-word each."""
+        """Trains a vocab on some lines; each of `words` becomes one sub-word."""
         raise NotImplementedError(f"{type(self).__name__} has no train")
 
 
 def make(settings: Tokenizer, lines: Iterator[str], *, words: Sequence[str] = ()) -> Vocab:
     """Loads or trains the vocab that the settings describe; the same text gives the same vocab.
 
-    Each of `words` becomes one sub-word between spaces; a newline is one anywhere.
+    Each of `words` becomes one sub-word between spaces; a newline does so anywhere.
     """
     return settings.given() or settings.train(lines, words)

@@ -1,4 +1,4 @@
-"""Keeps the vocabs of a task: of the target, and of the source where there is one."""
+"""Holds the vocabs of a task: the target's, and the source's if there is one."""
 
 import os
 from pathlib import Path
@@ -12,7 +12,7 @@ TARGET_FILE, SOURCE_FILE = "vocab.model", "source_vocab.model"
 
 
 def load_vocab(path: str | os.PathLike[str]) -> Vocab:
-    """Reads a vocab of any kind that `Vocabs.save` wrote, or a SentencePiece model."""
+    """Loads any vocab that `Vocabs.save` wrote, or a SentencePiece model."""
     model = read_model(path)
     if model.startswith(labels.FORMAT.encode()):
         return labels.LabelVocab(model, str(path))
@@ -24,7 +24,7 @@ def load_vocab(path: str | os.PathLike[str]) -> Vocab:
 
 
 class Vocabs(NamedTuple):
-    """Holds the vocabs of both sides: one object if joint; a language model has no source."""
+    """Holds the vocabs of both sides, one object if shared.  Language models have no source."""
 
     target: Vocab
     source: Vocab | None
@@ -35,12 +35,12 @@ class Vocabs(NamedTuple):
         return self.source
 
     def hashes(self) -> dict[str, str]:
-        """Names the hash of each, as a manifest keeps it."""
+        """Returns the hash of each vocab, as a manifest stores it."""
         hashes = {"vocab_hash": self.target.hash}
         return hashes if self.source is None else {**hashes, "source_vocab_hash": self.source.hash}
 
     def files(self) -> dict[str, bytes]:
-        """Names the files that keep them, with their content."""
+        """Returns the content of the files that hold the vocabs, by file name."""
         files = {TARGET_FILE: self.target.model}
         if self.source is not None and self.source is not self.target:
             files[SOURCE_FILE] = self.source.model
@@ -52,7 +52,7 @@ class Vocabs(NamedTuple):
 
     @classmethod
     def load(cls, folder: Path, source_file: str | None) -> "Vocabs":
-        """Reads the vocabs that `save` wrote; source_file is a task's `source_vocab_file`."""
+        """Loads the vocabs that `save` wrote; source_file is the task's `source_vocab_file`."""
         target = load_vocab(folder / TARGET_FILE)
         if source_file is None:
             return cls(target, None)

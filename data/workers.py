@@ -1,4 +1,4 @@
-"""Computes jobs in processes of this machine, and returns their results in order."""
+"""Computes jobs in processes on this machine, and returns their results in order."""
 
 import functools
 import itertools
@@ -22,9 +22,9 @@ _start: Callable[[], Compute]  # of a worker
 
 
 def in_order(jobs: Iterator[Job], start: Callable[[], Compute], workers: int) -> Iterator[Any]:
-    """Yields the results of jobs in their order; each worker calls `start` once, then computes.
+    """Yields the results of jobs in order; each worker calls `start` once, then computes.
 
-    A single job, or a single worker, needs no other process.
+    A single job, or a single worker, runs in this process.
     """
     first = [*itertools.islice(jobs, 2)]
     jobs = itertools.chain(first, jobs)
@@ -42,7 +42,7 @@ def in_order(jobs: Iterator[Job], start: Callable[[], Compute], workers: int) ->
         for job in jobs:
             if len(pending) == 2 * workers:
                 yield pending.popleft().result()
-            # Keeps Ctrl-C from processes that start here: this one ends them.
+            # Shields the processes that start here from Ctrl-C: this process ends them.
             before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
             try:
                 pending.append(pool.submit(compute_job, *job))
@@ -61,7 +61,7 @@ def in_order(jobs: Iterator[Job], start: Callable[[], Compute], workers: int) ->
 
 
 def start_worker(start: Callable[[], Compute]) -> None:
-    """Prepares a process that computes jobs for this one, until this one ends."""
+    """Prepares a worker process, which ends when its parent does."""
     global _start
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal reaches all; one handles it
     threading.Thread(target=end_with_parent, daemon=True).start()
@@ -70,7 +70,7 @@ def start_worker(start: Callable[[], Compute]) -> None:
 
 
 def end_with_parent() -> None:
-    """Ends this process when the one that it works for is gone, however it ended."""
+    """Ends this process when its parent is gone, however the parent ended."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()

@@ -1,4 +1,4 @@
-"""Defines the commands of `meshloom`: the flags of each, and the function that takes them."""
+"""Defines the commands of `meshloom`: their flags, and the functions that run them."""
 
 import click
 
@@ -6,9 +6,9 @@ from scripts.command_line import LazyGroup
 
 
 def work(folder: str, flags: str, function: str) -> tuple[str, str]:
-    """Returns the paths of a command's flags and of the function that takes them.
+    """Returns the paths of a command's flags and of the function that runs it.
 
-    They are in a module each, so that --help imports no library of the work.
+    They are in separate modules, so that --help does not import the libraries of the work.
     """
     return f"commands.{folder}.flags:{flags}", f"commands.{folder}.{function}"
 

@@ -1,4 +1,4 @@
-"""Makes commands whose flags are the fields of one frozen dataclass each."""
+"""Makes commands from frozen dataclasses, whose fields are the flags."""
 
 import dataclasses
 import inspect
@@ -22,12 +22,12 @@ from scripts.flag import Flag, flag_fields
 from trainer.processes.keyboard import interrupted_after_import
 
 LARGEST = 2**31 - 1
-"""The largest integer that JAX takes as an int32."""
+"""The largest integer that JAX accepts as an int32."""
 METAVARS = {int: "N", float: "NUMBER"}
 
 
 def check_number(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
-    """Refuses NaN, infinity, and integers that JAX does not take as an int32."""
+    """Refuses NaN, infinity, and integers that JAX does not accept as an int32."""
     for number in value if isinstance(value, tuple) else (value,):
         if isinstance(number, float) and not math.isfinite(number):
             raise click.BadParameter(f"{number} is not a finite number.")
@@ -52,10 +52,10 @@ class OutputFile(click.ParamType):
 
 
 class AnyPath(click.Path):
-    """Checks a path of this machine or of remote storage."""
+    """Checks a local or remote path."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if value == "":  # as of a variable of the shell that is not set
+        if value == "":  # such as from an unset variable of the shell
             self.fail("the name is empty.", param, ctx)
         try:
             return path_of(value)
@@ -64,7 +64,7 @@ class AnyPath(click.Path):
 
 
 class CommaSeparated(click.ParamType):
-    """Reads values that commas separate, each of the same type."""
+    """Parses values of one type, separated by commas."""
 
     name = "text"
 
@@ -74,7 +74,7 @@ class CommaSeparated(click.ParamType):
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> tuple[Any, ...]:
-        """Returns the values; refuses a name that is there twice."""
+        """Returns the values; refuses a name that is given twice."""
         try:
             items = tuple(self.item.convert(item, param, ctx) for item in value.split(","))
         except click.BadParameter as error:
@@ -86,13 +86,13 @@ class CommaSeparated(click.ParamType):
 
 
 class FlagOption(click.Option):
-    """Adds to a flag the heading under which the help shows it."""
+    """Adds the heading under which the help shows a flag."""
 
     heading: str | None = None
 
 
 def parameters_of(flags: type, heading: str | None = None) -> Iterator[click.Parameter]:
-    """Yields the flags of a dataclass and, in its order, of the groups that it nests."""
+    """Yields the flags of a dataclass and of the groups nested in it, in order."""
     heading = getattr(flags, "HEADING", heading)
     for field in flag_fields(flags):
         if field.is_group:
@@ -139,7 +139,7 @@ def type_of(kind: Any, flag: Flag) -> click.ParamType | type:
         return AnyPath()
     if kind == tuple[int, ...]:
         integer = click.IntRange(min=1 if flag.min is None else int(flag.min))
-        integer.name = "integer"  # in errors; click says "integer range"
+        integer.name = "integer"  # for errors; click says "integer range"
         return CommaSeparated(integer, "integers")
     if kind == tuple[float, ...]:
         return CommaSeparated(click.FLOAT, "numbers")
@@ -157,7 +157,7 @@ def type_of(kind: Any, flag: Flag) -> click.ParamType | type:
 
 
 def value_of(flags: type, values: Mapping[str, Any]) -> Any:
-    """Makes the dataclass of what the command line gave, its nested groups as well."""
+    """Makes the dataclass of flags, and its nested groups, from command line values."""
     return flags(
         **{
             field.name: value_of(field.kind, values) if field.is_group else values[field.name]
@@ -167,12 +167,12 @@ def value_of(flags: type, values: Mapping[str, Any]) -> Any:
 
 
 class Command(click.Command):
-    """Shows in its help groups of flags under their headings, and examples."""
+    """Shows examples and headings for groups of flags in its help."""
 
     examples: Sequence[str] = ()
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Refuses two flags that write the same file, as one would replace the other."""
+        """Refuses two flags that name the same output file, as one would overwrite the other."""
         rest = super().parse_args(ctx, args)
         writers: dict[str, str] = {}
         for parameter in self.params:
@@ -186,17 +186,17 @@ class Command(click.Command):
         return rest
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Runs the command; a closed standard output is an error of the caller, not exit code 1."""
+        """Runs the command; reports a closed standard output as itself, not as exit code 1."""
         try:
             return super().invoke(ctx)
         except BrokenPipeError as error:
-            error.errno = None  # by which click knows it
+            error.errno = None  # click recognizes it by its errno
             raise
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         sections: dict[str, list[tuple[str, str]]] = {"Options": []}
         for parameter in self.get_params(ctx):
-            if (record := parameter.get_help_record(ctx)) is not None:  # not of an argument
+            if (record := parameter.get_help_record(ctx)) is not None:  # None for arguments
                 heading = getattr(parameter, "heading", None) or "Options"
                 sections.setdefault(heading, []).append(record)
         for heading, records in sections.items():
@@ -211,9 +211,9 @@ class Command(click.Command):
 
 
 class LazyGroup(click.Group):
-    """Imports a command's flags when its help or its run needs them, its work when it runs.
+    """Imports a command's flags only to show its help or run it, and its work only to run it.
 
-    `work` gives, for each command, the dataclass of its flags and the function that takes one, as
+    For each command, `work` gives the dataclass of its flags and the function that runs it, as
     "module:name" below the folder scripts/.
     """
 
@@ -241,7 +241,7 @@ class LazyGroup(click.Group):
 
 
 def command_of(name: str, flags: type, function: Callable[[Any], object]) -> Command:
-    """Makes the command that calls a function with its flags."""
+    """Makes a command that calls a function with its flags."""
 
     def call(**values: Any) -> None:
         given = value_of(flags, values)
@@ -260,6 +260,6 @@ def command_of(name: str, flags: type, function: Callable[[Any], object]) -> Com
 
 
 def imported(path: str) -> Any:
-    """Imports what a path "module:name" below the folder scripts/ names."""
+    """Imports the object at a path "module:name" below the folder scripts/."""
     with interrupted_after_import():
         return pkgutil.resolve_name(f"scripts.{path}")

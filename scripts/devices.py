@@ -32,7 +32,7 @@ class ProcessFlags(DeviceFlags):
 
 
 def start_devices(flags: DeviceFlags | None = None) -> None:
-    """Sets up devices and processes, before anything uses them."""
+    """Sets up devices and processes before anything uses them."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     process = None
     if isinstance(flags, ProcessFlags):

@@ -1,4 +1,4 @@
-"""Ends a command: the exit code, the last line, and the message to the other processes."""
+"""Ends a command: its exit code, its last line, and the message to the other processes."""
 
 import contextlib
 import errno
@@ -21,18 +21,18 @@ from trainer.processes.ending import FAILED, INTERRUPTED, end_process
 from trainer.processes.join import leave
 
 USAGE = 2
-BROKEN_PIPE = 141  # as where SIGPIPE ends a program
+BROKEN_PIPE = 141  # as if SIGPIPE ended the program
 WRONG_NAME = (errno.ENAMETOOLONG, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES,
               errno.EPERM, errno.EROFS, errno.ELOOP)  # fmt: skip
-"""Errors of a file's name or folder, which are the user's mistakes."""
+"""Errors about a file's name or folder, which are mistakes by the user."""
 LOSS_S = 5.0
-"""How long an unexpected error waits for the news that another process is lost."""
+"""Seconds that an unexpected error waits for the news that another process is lost."""
 
 
 def exits(call: Callable[[], object]) -> NoReturn:
-    """Calls and exits: 0 when all went well, 2 for bad usage or input, 1 for a failed run.
+    """Calls and exits: with 0 for success, 2 for bad usage or input, and 1 for a failed run.
 
-    The other processes of a run learn of a failure; without one, this process waits for them.
+    Reports a failure to the other processes of a run; otherwise waits for them.
     """
     try:
         call()
@@ -69,10 +69,10 @@ def report(error: BaseException) -> tuple[int, str]:
         return USAGE, print_error(memory)
     if problem := remote.failure(error):
         return FAILED, print_error(problem)
-    if peers.current() is not None:  # when another process is lost, that ends this one meanwhile
+    if peers.current() is not None:  # if another process is lost, this one is ended meanwhile
         time.sleep(LOSS_S)
     if isinstance(error, OSError):
-        # Drops what the standard output has not taken, or Python tries again as it exits.
+        # Drops unwritten standard output, or Python would try again at exit.
         with contextlib.suppress(OSError, ValueError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if isinstance(error, BrokenPipeError):
@@ -87,7 +87,7 @@ def report(error: BaseException) -> tuple[int, str]:
 
 
 def out_of_memory(error: BaseException) -> str | None:
-    """Describes how much memory an error lacks; None for other errors."""
+    """Describes how much memory is missing; returns None for other errors."""
     exhausted = re.search("RESOURCE_EXHAUSTED|Out of memory", str(error))  # as XLA reports it
     if not exhausted and not isinstance(error, MemoryError):
         return None
@@ -101,14 +101,14 @@ def out_of_memory(error: BaseException) -> str | None:
 
 
 def print_error(line: str) -> str:
-    """Prints a line of Meshloom's on the standard error, and returns it."""
+    """Prints an error line to the standard error, and returns it."""
     click.echo(f"meshloom: {escape(line)}", err=True)
     return escape(line)
 
 
 def escape(message: str) -> str:
     """Escapes control characters and shortens lines, which may hold any input."""
-    message = re.sub(r"\n(?!  )", r"\\n", message)  # of a value: our further lines are indented
+    message = re.sub(r"\n(?!  )", r"\\n", message)  # in a value: our own further lines are indented
     lines = message.split("\n")
     escaped = (re.sub(r"[\x00-\x1f\x7f-\x9f]", lambda x: repr(x[0])[1:-1], line) for line in lines)
     return "\n".join(brief(line, 3_000) for line in escaped)

@@ -13,32 +13,32 @@ from typing import Annotated, Any, ClassVar, NamedTuple
 
 @dataclasses.dataclass(frozen=True)
 class Flag:
-    """Describes a flag: what the name, type, default and docstring of its field do not say."""
+    """Describes what the name, type, default and docstring of a flag's field do not."""
 
     help: str = ""
     """Help of a flag that several dataclasses share; the docstring of a field replaces it."""
     metavar: str | None = None
     min: float | None = None
     above: float | None = None
-    """What a number is larger than."""
+    """Exclusive minimum of a number."""
     max: float | None = None
     choices: tuple[str, ...] = ()
-    """Legal names, of one or, for a tuple, of several that commas separate."""
+    """Legal names, for one value or for each value of a tuple."""
     name: str | None = None
-    """Name of the flag, if it is not that of the field."""
+    """Name of the flag, if it differs from the field's."""
     off: str | None = None
-    """Name of the flag that says no, of a field that is True by default."""
+    """Name of the flag that turns off a field that is True by default."""
     is_argument: bool = False
     is_hidden: bool = False
     names_output: bool = False
     """Whether the value names a file to write; it is checked before the work begins."""
     has_variable: bool = False
-    """Whether MESHLOOM_NAME in the environment gives the value where the command line does not."""
+    """Whether MESHLOOM_NAME in the environment gives the value if the command line does not."""
 
 
 @typing.dataclass_transform(kw_only_default=True, frozen_default=True)
 class FlagGroup:
-    """Makes a frozen dataclass of each class of flags that is derived from it."""
+    """Turns each derived class of flags into a frozen dataclass."""
 
     __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
 
@@ -72,7 +72,7 @@ def flag_fields(flags: type) -> Iterator[FlagField]:
 
 
 def given_flags(flags: Any) -> dict[str, Any]:
-    """Returns the flags of a dataclass whose values are not their defaults, without its groups."""
+    """Returns a dataclass's flags that are not at their defaults, without those of its groups."""
     given = {}
     for name, _, flag, default in (f for f in flag_fields(type(flags)) if not f.is_group):
         if (value := getattr(flags, name)) != default:
@@ -82,7 +82,7 @@ def given_flags(flags: Any) -> dict[str, Any]:
 
 @functools.cache
 def field_docstrings(cls: type) -> Mapping[str, str]:
-    """Returns the docstrings that follow fields of a class or of its bases, each in one line."""
+    """Returns the docstrings that follow fields of a class or of its bases, each on one line."""
     bases = [base for base in reversed(cls.__bases__) if base is not object]
     texts = {name: text for base in bases for name, text in field_docstrings(base).items()}
     (tree,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body

@@ -1,4 +1,4 @@
-"""Runs the `meshloom` command.  It listens to Ctrl-C before it imports anything that takes long."""
+"""Runs the `meshloom` command.  It listens for Ctrl-C before it imports anything slow."""
 
 import os
 import sys
@@ -28,14 +28,14 @@ def main() -> None:
 
 
 def end_anyway(code: int) -> None:
-    """Ends a failed command whose threads never end, as Orbax's after a save that cannot begin."""
+    """Ends a failed command whose threads never end, such as Orbax's if a save cannot begin."""
     threading.main_thread().join()
     time.sleep(30)
     end_process(code)
 
 
 def open_standard_streams() -> None:
-    """Opens those that the caller closed, or a file of the run would get their descriptors."""
+    """Opens streams that the caller closed, or files of the run would get their descriptors."""
     for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
             flags, mode = (os.O_WRONLY, "w") if descriptor else (os.O_RDONLY, "r")

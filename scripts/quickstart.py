@@ -1,6 +1,6 @@
-"""Trains a small model, evaluates it and shows its texts: `make quickstart` and
+"""Trains a small model, evaluates it and shows its texts.
 
-python -m scripts.quickstart translate
+Run by `make quickstart`; with `translate` as an argument, trains a translation model.
 """
 
 import sys
@@ -21,11 +21,11 @@ from trainer.run import Run
 from trainer.translation.evaluate import evaluation_sets, subset
 
 PROMPTS = ("Return the", "This function", "If the array")
-TRANSLATED = 10  # sentences that are shown
+TRANSLATED = 10  # sentences to show
 
 
 def language_model() -> None:
-    """Trains (or resumes), evaluates on the test split, prints samples."""
+    """Trains or resumes, evaluates on the test split, and prints samples."""
     values = trained("quickstart")
     search = SearchFlags(temperature=0.7, max_tokens=30, seed=1)
     texts = continuations(PROMPTS, values["model_dir"], search)
@@ -33,7 +33,7 @@ def language_model() -> None:
 
 
 def translation() -> None:
-    """Trains (or resumes), measures BLEU on the test split, shows examples."""
+    """Trains or resumes, measures BLEU on the test split, and shows examples."""
     values = trained("quickstart_translate")
     model_dir: Path = values["model_dir"]
     task = ModelDir(model_dir).load((), ()).make(Run).task
@@ -47,7 +47,7 @@ def translation() -> None:
 
 
 def trained(name: str) -> dict[str, Any]:
-    """Trains a model, or resumes, and evaluates it on the test split; returns what texts show."""
+    """Trains or resumes a model, and evaluates it on the test split; returns values to show."""
     start_devices()
     model_dir, gin_file = Path("runs") / name, f"configs/runs/{name}.gin"
     train(TrainFlags(model_dir=model_dir, settings=SettingsFlags(gin_file=(gin_file,))))

@@ -1,4 +1,4 @@
-"""Writes pages, and texts for the terminal, from templates next to the modules that use them.
+"""Writes pages and terminal texts from templates next to the modules that use them.
 
 A page needs no other file.
 """
@@ -15,17 +15,17 @@ from scripts.texts import cell, with_unit
 
 
 def render(template: str, **values: Any) -> str:
-    """Writes the text of a template, whose path begins in scripts/; a page escapes its values."""
+    """Renders a template, given its path below scripts/; pages escape the values."""
     return ENVIRONMENT.get_template(template).render(values)
 
 
 def columns(rows: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Lists the columns of a table, whose rows are values by column."""
+    """Returns the columns of a table, whose rows are values by column."""
     return list(dict.fromkeys(name for row in rows for name in row))
 
 
 def text_table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Writes a table for the terminal, whose rows have the same columns."""
+    """Writes a table for the terminal; all rows have the same columns."""
     return table_text([*rows[0]], [[*row.values()] for row in rows]).rstrip("\n")
 
 

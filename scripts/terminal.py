@@ -1,4 +1,4 @@
-"""Shows people what happens: log records, progress bars, tables, one-line summaries."""
+"""Shows users what happens: log records, progress bars, tables and one-line summaries."""
 
 import contextlib
 import logging
@@ -11,17 +11,17 @@ from rich.table import Table
 
 from trainer.processes.peers import is_first_process
 
-# No emoji, or ":x" in a layout becomes one; text also in a notebook, as in a pipe.
+# Without emoji, which ":x" in a layout would become; plain text in notebooks, as in pipes.
 console = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False, force_jupyter=False)
 
-# Of one process: its connections, and what it prepares on its disk.
+# What concerns one process: its connections, and what it prepares on its disk.
 LOCAL_LOGGERS = ("data", "trainer.prepare", "trainer.processes")
 
 
 class LogHandler(logging.Handler):
-    """Shows log records on the standard error, above a live bar where there is one.
+    """Shows log records on the standard error, above a live bar if there is one.
 
-    Records that every process of a run logs are shown by process 0 alone, warnings by all.
+    If every process of a run logs a record, only process 0 shows it; warnings are shown by all.
     """
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -31,7 +31,7 @@ class LogHandler(logging.Handler):
 
 
 def show_log_records(*loggers: str) -> None:
-    """Shows what these loggers and those below them log; calling it again changes nothing."""
+    """Shows what these loggers and their children log; calling it again changes nothing."""
     for name in loggers:
         logger = logging.getLogger(name)
         logger.setLevel(logging.INFO)
@@ -44,12 +44,12 @@ show_log_records("trainer", "data")
 
 
 def print_table(headers: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Prints rows under headers to the standard output; numbers to the right."""
+    """Prints rows under headers to the standard output, with numbers aligned right."""
     print(table_text(headers, rows), end="")
 
 
 def table_text(headers: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Writes rows under headers as the standard output shows them."""
+    """Formats rows under headers as the standard output shows them."""
     rows = [list(row) for row in rows]
     table = Table(box=None, pad_edge=False)
     for i, header in enumerate(headers):
@@ -76,7 +76,7 @@ def print_note(*texts: str, in_each_process: bool = False) -> None:
 
 @contextlib.contextmanager
 def progress_bar(name: str) -> Iterator[Callable[[int, int], None]]:
-    """Yields what shows how much is done, and of how much; silent where there is no terminal."""
+    """Yields a function that shows how much of a total is done; silent without a terminal."""
     is_shown = console.is_terminal and is_first_process()
     with Progress(console=console, disable=not is_shown, transient=True) as progress:
         task = progress.add_task(name, total=None)

@@ -1,4 +1,4 @@
-"""Writes numbers as people read them."""
+"""Formats numbers for people."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,13 +10,13 @@ SHORT_HOURS = 0.1  # shown in seconds
 
 
 def shortened(items: Sequence[object], count: int) -> str:
-    """Joins items, the first ones of many."""
+    """Joins the first items, and adds how many more there are."""
     more = [f"{len(items) - count:,} more"] if len(items) > count else []
     return ", ".join([*map(str, items[:count]), *more])
 
 
 def cell(value: object) -> str:
-    """Writes a number of a table, whose unit its heading names."""
+    """Formats a number in a table whose heading names its unit."""
     if value is None:
         return ""
     if isinstance(value, float) and not value.is_integer():
@@ -25,7 +25,7 @@ def cell(value: object) -> str:
 
 
 def with_unit(value: Any, unit: str) -> str:
-    """Writes a figure as people read it."""
+    """Formats a figure with its unit."""
     if value is None:
         return "unknown"
     if isinstance(value, bool):
@@ -49,8 +49,8 @@ def with_unit(value: Any, unit: str) -> str:
 
 
 def seconds_text(seconds: float) -> str:
-    """Formats a time, a short one in smaller units."""
+    """Formats a time; short ones in smaller units."""
     units = {"s": 1.0, "ms": 1e-3, "µs": 1e-6}
-    # Less has three digits in the smaller unit.
+    # Smaller values have three digits in the smaller unit.
     unit, size = next((u for u in units.items() if seconds >= 0.9995 * u[1]), ("ns", 1e-9))
     return f"{seconds / size:.{4 if unit == 's' else 3}g} {unit}"

@@ -1,4 +1,4 @@
-"""Eight virtual CPU devices, strict types and shapes, compiled programs kept between runs."""
+"""Sets up eight virtual CPU devices, strict types and shapes, and a cache of compiled programs."""
 
 import collections
 import contextlib
@@ -22,18 +22,18 @@ from trainer.processes.ending import STOPS, is_ignored
 if TYPE_CHECKING:
     from tests.clouds import Cloud
 
-# Imports, collected tests and traces make many objects that stay: looking through all of them ever
-# again takes time.
+# Imports, collected tests and traces create many long-lived objects: it takes time to scan all of
+# them again and again.
 gc.set_threshold(200_000, 50, 100)
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-# Most of the time of a small checkpoint is fsync: temporary files are in memory, if it has room.
+# A small checkpoint spends most of its time in fsync: keep temporary files in memory if they fit.
 MEMORY = Path("/dev/shm")
 if os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > 4e9:
     os.environ.setdefault("TMPDIR", str(MEMORY))
     tempfile.tempdir = None  # so that tempfile reads TMPDIR again
-# The older of the compiler's two ways to write fused loops compiles in a third of the time, and one
-# piece of a program in less than 32 on as many threads.  A compiler that does not know a flag ends
-# the process.
+# The older of XLA's two emitters for fused loops compiles in a third of the time, and one piece of
+# a program compiles faster than 32 pieces on as many threads.  XLA ends the process at an unknown
+# flag.
 if jax.__version_info__ < (0, 11) and importlib.util.find_spec("libtpu") is None:
     os.environ["XLA_FLAGS"] = (
         "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
@@ -45,26 +45,26 @@ jax.config.update(
     "jax_compilation_cache_dir", os.path.join(os.path.dirname(__file__), "..", ".cache")
 )
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
-# Child processes start again and again with the same programs, also short ones.
+# Child processes start again and again with the same programs, including short ones.
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
-# Most of a test's time is compilation, and laws hold at any level of optimisation.
+# Most of a test's time is compilation, and laws hold at any optimization level.
 jax.config.update("jax_disable_most_optimizations", True)
 
-# Processes that tests start would inherit what is ignored here, as under nohup, but no handler.
+# Child processes of tests would inherit ignored signals, as under nohup, but no handlers.
 for number in STOPS:
     if is_ignored(number):
         signal.signal(number, lambda *_: None)
 
-# Linux gives a process 65,530 memory maps, and XLA crashes without one left (jax 0.12 on CPU: each
-# program takes about ten, which come back when it goes).
+# Linux gives a process 65,530 memory maps, and XLA crashes when they run out (jax 0.12 on CPU: each
+# program needs about ten, and returns them when it is freed).
 MAX_MAPS = 30_000
 MAPS = Path("/proc/self/maps")
 
 
 class Refusing(logging.Handler):
-    """Fails where something is logged that models of this repository never cause."""
+    """Fails if something is logged that no model of this repository should cause."""
 
     def emit(self, record: logging.LogRecord) -> None:
         raise AssertionError(record.getMessage())
@@ -75,13 +75,13 @@ logging.getLogger("trainer.step").addHandler(Refusing())
 
 @pytest.fixture(autouse=True, scope="function" if jax.__version_info__ >= (0, 12) else "module")
 def few_memory_maps() -> Iterator[None]:
-    """Forgets compiled programs after a test, or a test file, if they take many memory maps."""
+    """Clears compiled programs after a test, or a test file, if they use many memory maps."""
     yield
     free_memory_maps()
 
 
 def free_memory_maps() -> None:
-    """Forgets compiled programs if they take many memory maps."""
+    """Clears compiled programs if they use many memory maps."""
     if MAPS.exists() and MAPS.read_bytes().count(b"\n") > MAX_MAPS:
         jax.clear_caches()
         gc.collect()
@@ -89,14 +89,14 @@ def free_memory_maps() -> None:
 
 @pytest.fixture(scope="module")
 def float64() -> Iterator[None]:
-    """Enables float64, for models of `tests.toys.FLOAT64`."""
+    """Enables float64, for models with `tests.toys.FLOAT64`."""
     with jax.enable_x64(True):
         yield
 
 
 @pytest.fixture(scope="session")
 def s3() -> Iterator["Cloud"]:
-    """An emulated S3, of which s3fs keeps the address."""
+    """Runs an emulated S3 for the whole session, as s3fs keeps its address."""
     from tests.s3 import running_s3
 
     with running_s3() as cloud:
@@ -105,7 +105,7 @@ def s3() -> Iterator["Cloud"]:
 
 @pytest.fixture(scope="module")
 def cloud(request: pytest.FixtureRequest) -> Iterator["Cloud"]:
-    """An emulated Google Cloud Storage; for tests `on_both`, S3 as well."""
+    """Runs an emulated Google Cloud Storage, or S3 for tests `on_both`."""
     from tests.gcs import running_gcs
 
     is_s3 = getattr(request, "param", "gs") == "s3"
@@ -117,14 +117,14 @@ def cloud(request: pytest.FixtureRequest) -> Iterator["Cloud"]:
 
 @pytest.fixture
 def there(cloud: "Cloud", tmp_path: Path) -> Path:
-    """A folder of its bucket, where no request fails."""
+    """Returns a folder in its bucket, in which no request fails."""
     from tests.clouds import BUCKET
 
     cloud.rate = 0.0
     return path_of(f"{cloud.scheme}://{BUCKET}/{tmp_path.name}")
 
 
-# Files that take minutes begin first, so that no worker waits for one at the end.
+# Files that take minutes start first, so that no worker waits for one at the end.
 LONGEST = ("test_readme.py", "test_layout_sweep.py", "test_translation.py")
 
 
@@ -142,7 +142,7 @@ def left_out(items: list[pytest.Item]) -> set[pytest.Item]:
     for group in cases.values():
         few = group[0].get_closest_marker("few")
         count = few.args[0] if few else 0
-        kept = {(i + 1) * len(group) // count - 1 for i in range(count)}  # spread over all
+        kept = {(i + 1) * len(group) // count - 1 for i in range(count)}  # spread over all cases
         result.update(item for i, item in enumerate(group) if i not in kept)
     return result
 

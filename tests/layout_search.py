@@ -1,8 +1,8 @@
-"""What the search checks of a random case: that the lint is right, and that a layout never matters.
+"""Checks random cases: the lint must be right, and a layout must never change a result.
 
-A case that the lint accepts traces: training, evaluation, scoring and decoding.  A full run gives
-the numbers and texts of one device with plain settings.  A case that the lint refuses has a reason
-that JAX or the letters of the model's tensors confirm.
+If the lint accepts a case, training, evaluation, scoring and decoding must trace.  A full run must
+give the numbers and texts of one device with plain settings.  If the lint refuses a case, JAX or
+the axis letters of the model's tensors must confirm the reason.
 """
 
 import contextlib
@@ -74,10 +74,10 @@ from trainer.step import (
 from trainer.traces import DecodeShape, trace_evaluate_step, trace_score_step, trace_train_step
 
 FLOAT32_ROUND_OFF = 1e-5
-"""Largest difference, as a share, of models that a kernel computes, in float32."""
+"""Largest relative difference in float32, for models with a kernel."""
 BFLOAT16_LOSS = 2.0**-8
-"""Largest difference of a loss in bfloat16, as a share: the round-off of one number of it."""
-# Letters of activations: what shares a tensor cannot share a mesh axis.
+"""Largest relative difference of a loss in bfloat16: the round-off of a single number."""
+# Axis letters of activations: axes that share a tensor cannot share a mesh axis.
 ACTIVATIONS = ("BLD", "BLF", "BLV", "BLJQK", "BMJK", "BJQLM")
 SOURCE_ACTIVATIONS = ("BMD",)
 EXPERT_ACTIVATIONS = ("GSD", "GSIC", "EGCD", "EGCF")
@@ -85,34 +85,34 @@ EXPERT_ACTIVATIONS = ("GSD", "GSIC", "EGCD", "EGCF")
 
 @dataclasses.dataclass(frozen=True)
 class Failure:
-    """One way in which a case breaks the promise."""
+    """Describes one way in which a case fails."""
 
     kind: str
     """"accepted", "refused" (without a reason) or "differs"."""
     phase: str
     error: str
-    """What JAX says, what the lint says, or what differs by how much."""
+    """The error of JAX or of the lint, or what differs and by how much."""
     line: str = ""
-    """The deepest line of Meshloom on the way to the error."""
+    """The deepest line of Meshloom in the traceback."""
 
     @property
     def runs(self) -> bool:
-        """Tells whether it takes a full run to see it."""
+        """Returns whether only a full run shows the failure."""
         return self.kind == "differs" or self.phase == "run"
 
     @property
     def signature(self) -> tuple[str, ...]:
-        """Tells failures of one cause from those of others, as far as their errors do."""
+        """Returns what failures with one cause share, as far as their errors show it."""
         words = re.sub(r"\[.*?\]|'.*?'|\d[\d.e+-]*", "#", self.error.splitlines()[0])[:60]
         return self.kind, self.phase, self.line.partition(":")[0], words
 
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """What the search knows of a case."""
+    """Holds the result of checking a case."""
 
     codes: tuple[str, ...]
-    """Of the errors of the lint; none where it accepts the layout."""
+    """Codes of the lint's errors; empty if it accepts the layout."""
     ran: bool
     failures: tuple[Failure, ...]
 
@@ -121,7 +121,7 @@ Judge = Callable[..., Verdict]
 
 
 def judge(case: Case, *, runs: bool, compiles: bool = False) -> Verdict:
-    """Judges a case; a legal one is run, or compiled where it has stages, if the flags say so."""
+    """Judges a case.  If it is legal, runs it, or compiles its stages, as the flags say."""
     with jax.enable_x64(case.spec.precision == FLOAT64):
         return _judge(case, runs=runs, compiles=compiles)
 
@@ -141,11 +141,11 @@ def _judge(case: Case, *, runs: bool, compiles: bool) -> Verdict:
     return Verdict(codes, False, failures)
 
 
-# Accepted: it traces.
+# Accepted: it must trace.
 
 
 def untraceable(case: Case, kind: str) -> Iterator[Failure]:
-    """Traces every program of a case; yields what JAX refuses, once where it is the same."""
+    """Traces every program of a case; yields the errors of JAX, equal ones once."""
     errors = set()
     for phase, trace in programs(case).items():
         try:
@@ -157,11 +157,11 @@ def untraceable(case: Case, kind: str) -> Iterator[Failure]:
 
 
 def programs(case: Case) -> dict[str, Callable[[], object]]:
-    """Returns what traces the programs of a run, by name."""
+    """Returns functions that trace the programs of a run, by name."""
     run, layout = case.run, case.layout
     mesh = abstract_mesh(mesh_sizes(layout.mesh, None))
     sources = SHORTEST if run.model.has_encoder else 0
-    # As commands round the rows of a batch that they score, in which each row is a group.
+    # Commands round the rows of a scored batch in this way; each row is a group there.
     rows = whole_batch(run, layout, dict(mesh.shape), run.batch_sequences)
     scored = dataclasses.replace(run, batch_sequences=rows, microbatches=1)
     shape = DecodeShape(
@@ -181,7 +181,7 @@ def programs(case: Case) -> dict[str, Callable[[], object]]:
 
 
 def uncompilable(case: Case) -> Iterator[Failure]:
-    """Compiles what runs in stages."""
+    """Compiles the programs that run in stages."""
     mesh = make_mesh(case.layout)
     for trace in (lambda *of: trace_train_step(*of)[0], trace_evaluate_step):
         try:
@@ -192,7 +192,7 @@ def uncompilable(case: Case) -> Iterator[Failure]:
 
 
 def decoded_rows(run: Run, layout: Layout) -> int:
-    """Returns the rows of a batch that is decoded or scored: what divides, as commands round it."""
+    """Returns the rows of a decoded or scored batch, rounded up as in commands to be divisible."""
     shards = batch_shards(layout, mesh_sizes(layout.mesh, None), rows_are_groups=True)
     return -(-run.batch_sequences // run.microbatches // shards) * shards
 
@@ -206,18 +206,18 @@ def failed(kind: str, phase: str, error: Exception) -> Failure:
     return Failure(kind, phase, f"{type(error).__name__}: {error}"[:600], line)
 
 
-# Refused: there is a reason.
+# Refused: there must be a reason.
 
 
 def without_reason(case: Case, errors: Sequence[Problem]) -> Iterator[Failure]:
-    """Yields the errors that nothing but the lint confirms."""
+    """Yields the errors that only the lint reports."""
     for problem in errors:
         if not has_reason(case, problem):
             yield Failure("refused", problem.code, str(problem))
 
 
 def has_reason(case: Case, problem: Problem) -> bool:
-    """Confirms an error by the letters and sizes of the model, or because JAX refuses its rules."""
+    """Confirms an error by the letters and sizes of the model, or because JAX refuses the rules."""
     layout = case.layout
     texts = re.sub(r" \(Layout[^)]*\)", "", problem.rule).split(" and ")
     cited = [str(rule) for text in texts for rule in parse_rules(text)]
@@ -254,7 +254,7 @@ def has_reason(case: Case, problem: Problem) -> bool:
 
 
 def sizes_of(case: Case, axis: str) -> set[int]:
-    """Returns the sizes that an axis has in the tensors of a microbatch."""
+    """Returns the sizes of an axis in the tensors of a microbatch."""
     spec, run = case.spec, case.run
     lengths, rows = run.task.array_lengths, run.batch_sequences // run.microbatches
     sides = {lengths["targets_BL"], *([lengths["inputs_BM"]] if spec.has_encoder else [])}
@@ -283,7 +283,7 @@ def sizes_of(case: Case, axis: str) -> set[int]:
 
 
 def meet(case: Case, first: tuple[str, str], second: tuple[str, str]) -> bool:
-    """Tells whether two firm rules want one mesh axis in one tensor, and none may give way."""
+    """Returns whether two firm rules need one mesh axis in one tensor, and neither may give way."""
     by_letter = alphabet(case.spec.declared_axes).by_letter
     return first[1] == second[1] and any(
         a != b and a in tensor and b in tensor and b not in by_letter[a].meets
@@ -293,7 +293,7 @@ def meet(case: Case, first: tuple[str, str], second: tuple[str, str]) -> bool:
 
 
 def letters(case: Case, axis: str) -> str:
-    """Returns what an axis of a rule may stand for."""
+    """Returns the letters that an axis in a rule may stand for."""
     name = SYNONYMS.get(axis, axis)
     letter = alphabet(case.spec.declared_axes).by_name[name].letter
     return letter + {"heads": "J", "batch": "G"}.get(name, "")
@@ -301,36 +301,36 @@ def letters(case: Case, axis: str) -> str:
 
 @functools.lru_cache
 def weights(run: Run) -> tuple[str, ...]:
-    """Returns the letters of weights, which their paths tell."""
+    """Returns the axis letters of weights, from their paths."""
     params = abstract_params(run.model.model(WHOLE), abstract_mesh({"data": 1}))
     return tuple(axes_of_path(path) for path in by_path(params))
 
 
 def tensors(run: Run) -> tuple[str, ...]:
-    """Returns the letters of weights and of activations."""
+    """Returns the axis letters of weights and of activations."""
     sources = SOURCE_ACTIVATIONS if run.model.has_encoder else ()
     experts = EXPERT_ACTIVATIONS if any("E" in axes for axes in weights(run)) else ()
     return (*weights(run), *ACTIVATIONS, *sources, *experts)
 
 
-# Run: numbers and texts are those of one device.
+# Run: numbers and texts must be those of one device.
 
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """What a run leaves."""
+    """Holds the result of a run."""
 
     numbers: dict[str, np.ndarray]
     texts: list[Any]
     folder: str | None = None
-    """Where the run on one device saves its state after the first step."""
+    """Where the run on one device saved its state after the first step."""
 
 
 def plain(case: Case) -> Case:
-    """Returns the same run on one device, with the settings that change nothing but speed at rest.
+    """Returns the same run on one device, with plain values for settings that only affect speed.
 
-    Random bits follow from the microbatch, and what is dropped from the dispatch: where there are
-    any, these two stay.
+    Random bits depend on the microbatch, and dropped tokens on the dispatch: if there are any,
+    these two settings stay.
     """
     spec, run = case.spec, case.run
     routers = [moe.router for moe in spec.moes]
@@ -358,7 +358,7 @@ def plain(case: Case) -> Case:
 
 
 def different(case: Case) -> Iterator[Failure]:
-    """Runs a case and its plain one; yields what differs by more than round-off."""
+    """Runs a case and its plain version; yields differences above round-off."""
     rows = decoded_rows(case.run, case.layout)
     try:
         on_one_device = plain_result(plain(case), rows)
@@ -384,7 +384,7 @@ def different(case: Case) -> Iterator[Failure]:
 
 
 def different_loss(under_layout: Result, on_one_device: Result) -> Iterator[Failure]:
-    """Compares what bfloat16 computes; one token that goes to another expert changes the rest."""
+    """Compares losses only: in bfloat16, one token that changes its expert changes the rest."""
     share = distance(under_layout.numbers["sums/loss"], on_one_device.numbers["sums/loss"])
     if not share <= BFLOAT16_LOSS:
         yield Failure("differs", "sums/loss", f"{share:.2g} of it, at most {BFLOAT16_LOSS}")
@@ -393,8 +393,8 @@ def different_loss(under_layout: Result, on_one_device: Result) -> Iterator[Fail
 def wide_gradient(case: Case, rows: int, name: str) -> np.ndarray:
     """Returns a gradient in float64, in which a router's jitter draws other random numbers.
 
-    In float32, plain attention on one device sums the gradient of a table of relative positions
-    less exactly than a kernel does, one pair of tokens after the other.
+    In float32, plain attention on one device sums the gradient of a table of relative positions one
+    pair of tokens after another, which is less exact than a kernel.
     """
     spec = dataclasses.replace(case.spec, precision=FLOAT64)
     wide = dataclasses.replace(case, run=dataclasses.replace(case.run, model=spec))
@@ -403,7 +403,7 @@ def wide_gradient(case: Case, rows: int, name: str) -> np.ndarray:
 
 
 def distance(numbers: np.ndarray, expected: np.ndarray) -> float:
-    """Returns the largest difference as a share of the largest number."""
+    """Returns the largest difference, relative to the largest number."""
     largest, difference = np.abs(expected).max(), np.abs(numbers - expected).max()
     return float(difference / largest) if difference else 0.0
 
@@ -419,7 +419,7 @@ def plain_result(case: Case, rows: int) -> Result:
 def result(case: Case, rows: int, folder: str | None) -> Result:
     """Updates, saves, resumes, scores, computes the gradients of a training step and decodes.
 
-    folder: that of the run on one device, from whose checkpoint this one resumes.
+    folder: of the run on one device, from whose checkpoint this one resumes.
     """
     run = case.run
     padding = StatePadding(train_step_spec(run, case.layout), make_mesh(case.layout))
@@ -461,9 +461,9 @@ def result(case: Case, rows: int, folder: str | None) -> Result:
 
 
 def served(case: Case, model: Decodable, params: Any, mesh: Mesh, slots: int) -> list[Job]:
-    """Answers the requests as `meshloom serve` does, each with its number of new tokens.
+    """Answers the requests like `meshloom serve`, each with its number of new tokens.
 
-    Then one of a longer prompt, and one of a prompt that begins as that, whose rest alone is read.
+    Then answers a longer prompt, and one with the same beginning, of which only the rest is read.
     With rules for stored weights, the layers are scanned as on accelerators.
     """
     vocab = Digits(case.spec.vocab or 0, begin_id=0, end_id=EOS)
@@ -490,14 +490,14 @@ def served(case: Case, model: Decodable, params: Any, mesh: Mesh, slots: int) ->
 
 @functools.partial(jax.jit, static_argnums=0)
 def step_gradients(program: TrainStepSpec, params: Any, batch: Any) -> tuple[Any, LossSums]:
-    """Returns what a training step has before its update."""
+    """Returns the gradients and sums of a training step before its update."""
     return add_microbatches(program, params, batch, jax.random.key(5))
 
 
 def random_params(padding: StatePadding, seed: int, mean: float = 0.0) -> Any:
     """Returns the same random weights under every layout.
 
-    mean: of scales; that of other weights is 0.
+    mean: the mean of scales; other weights have mean 0.
     """
     rng, shapes = np.random.default_rng(seed), padding.unpadded["params"]
 
@@ -518,7 +518,7 @@ def first_state(padding: StatePadding) -> State:
 
 
 def updated(padding: StatePadding, state: State, seed: int) -> State:
-    """Updates by random gradients, those of a batch with another seed."""
+    """Updates with random gradients, as from a batch with another seed."""
     with jax.set_mesh(padding.mesh):
         return update(padding.step_spec, state, random_params(padding, seed))
 
@@ -529,7 +529,7 @@ def update(program: TrainStepSpec, state: State, gradients: Any) -> State:
 
 
 def rows_of(run: Run, rows: int) -> dict[str, np.ndarray]:
-    """Returns rows of two segments and padding."""
+    """Returns rows with two segments and padding."""
     rng = np.random.default_rng(3)
     lengths = run.task.array_lengths
     length, vocab = lengths["targets_BL"], run.model.vocab
@@ -564,13 +564,13 @@ def by_path(tree: Any) -> dict[str, Any]:
     return {jax.tree_util.keystr(path, simple=True, separator="/"): x for path, x in leaves}
 
 
-# A failure with few settings.
+# Reduce a failure to few settings.
 
 
 def simplest(
     options: Sequence[int], failure: Failure, tries: int, judge: Judge
 ) -> tuple[Case, Failure]:
-    """Takes simpler options, many at a time and then few, while the case fails in the same way."""
+    """Tries simpler options, many at a time and then few, while the case fails in the same way."""
 
     def same_failure(tried: Sequence[int]) -> Failure | None:
         try:

@@ -2,8 +2,8 @@
 
     python -m tests.sweep --seed=0 --cases=1000 --run_every=4
 
-The cases are numbered from --seed on, and a number says all of a case: a search that was stopped
-continues with --seed, and `--seed=4711 --cases=1 --run_every=1` tries one case again.
+Cases are numbered from --seed on, and a number determines its case.  To continue a stopped search,
+pass --seed.  To repeat one case, pass `--seed=4711 --cases=1 --run_every=1`.
 """
 
 import argparse
@@ -26,12 +26,12 @@ from tests.layout_search import Failure, Verdict, judge, simplest
 from tests.random_layouts import LAYOUTS_A_RUN, Case, numbered_case
 
 PROGRESS_S = 10
-CASES_A_CHILD = 8 * LAYOUTS_A_RUN  # JAX keeps what it traces: it would fill the memory
+CASES_A_CHILD = 8 * LAYOUTS_A_RUN  # JAX keeps its traces, which would fill the memory
 
 
 @dataclasses.dataclass
 class Tally:
-    """Counts what a search saw."""
+    """Counts the results of a search."""
 
     start: float = dataclasses.field(default_factory=time.monotonic)
     cases: int = 0
@@ -59,7 +59,7 @@ class Tally:
 
 
 class Child:
-    """Judges cases in a process of its own, which XLA may abort."""
+    """Judges cases in a child process, which XLA may abort."""
 
     pool: ProcessPoolExecutor | None = None
 
@@ -87,7 +87,7 @@ def judge_in_child(case: Case, runs: bool) -> Verdict:
 
 
 def search(seed: int, cases: int | None, run_every: int, tries: int) -> Tally:
-    """Judges case after case; prints a failure of each kind with few settings."""
+    """Judges one case after another; prints one failure of each kind, with few settings."""
     tally, child, shown = Tally(), Child(), time.monotonic()
     numbers = itertools.count(seed) if cases is None else range(seed, seed + cases)
     try:
@@ -113,7 +113,7 @@ def search(seed: int, cases: int | None, run_every: int, tries: int) -> Tally:
 
 
 def report(number: int, options: list[int], failure: Failure, tries: int, child: Child) -> None:
-    """Prints a failure, and a case with few settings that has it."""
+    """Prints a failure, and a case with few settings that fails in the same way."""
     print(f"\nFAILED seed {number}: {' '.join(failure.signature)}", flush=True)
     case, simple = simplest(options, failure, tries // 4 if failure.runs else tries, child.judge)
     print(f"{simple.line}\n{simple.error}\n\n{case.gin()}", flush=True)

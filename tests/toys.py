@@ -1,4 +1,4 @@
-"""Toy models and batches.  All sizes differ, so that a swapped axis cannot pass."""
+"""Defines toy models and batches.  All their sizes differ, so that swapped axes fail a test."""
 
 import contextlib
 import dataclasses
@@ -27,34 +27,34 @@ ROOT = pathlib.Path(__file__).parent.parent
 
 
 def example(name: str) -> ModuleType:
-    """A module of docs/examples, imported as a run file does."""
+    """Imports a module of docs/examples, as a run file does."""
     imports.allow_folder(ROOT / "docs" / "examples")
     imports.import_module(name)
     return sys.modules[name]
 
 
 def row_ids(seed: int, step: int, batch_sequences: int, rows: int) -> np.ndarray:
-    """The rows of a step's batch, of a text that is no mixture: the next of an endless shuffle."""
+    """Returns the row ids of a step's batch, from the endless shuffle of a single text."""
     places = np.arange(step * batch_sequences, (step + 1) * batch_sequences)
     return shuffled(seed, places, rows)
 
 
 def ignoring(signals: str) -> list[str]:
-    """The beginning of a command that starts with signals ignored, "HUP" as under nohup."""
+    """Returns the start of a command that ignores signals, such as "HUP" under nohup."""
     return ["sh", "-c", f'trap "" {signals}; exec "$@"', "sh"] if signals else []
 
 
 WHOLE = Layout(mesh="data:1", rules="")
-# Equal trainings differ by 1e-13 in float64, on any processor.  In float32 round-off grows to 1e-6
-# in a few steps, by how much depends on the processor, and a small fault hides in it.
+# Equal runs differ by 1e-13 in float64, on any processor.  In float32, round-off grows to 1e-6 in
+# a few steps, depending on the processor, and could hide a small fault.
 with jax.enable_x64(True):
     FLOAT64 = Precision(store="float64", compute="float64")
 ROUND_OFF = 1e-9
 TOY = Transformer(
     vocab=22, layers=2, d_model=10, d_ff=14, heads=6, kv_heads=3, d_kv=4, length=8, scan=False
 )
-# Sizes that every shipped layout splits over eight devices, and still all different; but layers,
-# which run in stages under one of them alone.
+# All sizes differ, and every shipped layout can split them over eight devices; but not layers,
+# which only one of the layouts splits, into stages.
 SPLITTABLE = Transformer(
     vocab=64, layers=3, d_model=16, d_ff=40, heads=8, d_kv=6, length=24, dropout=0.1,
     attention=MultiHead(dropout=0.2), scan=False,
@@ -66,7 +66,7 @@ def toy(**changes: Any) -> Transformer:
 
 
 def with_parts(spec: Transformer, change: Callable[[Part], Part]) -> Transformer:
-    """Changes the parts of a model, and those that its blocks have of their own."""
+    """Changes the parts of a model, and the parts of each of its blocks."""
 
     def changed(spec: Any) -> Any:
         values = {field.name: getattr(spec, field.name) for field in dataclasses.fields(spec)}
@@ -83,7 +83,7 @@ def with_parts(spec: Transformer, change: Callable[[Part], Part]) -> Transformer
 
 
 def packed_rows(segment_lengths: list[list[int]], length: int, vocab: int, seed: int = 0) -> Batch:
-    """Rows of random targets in segments of these lengths, as the data pipeline packs them."""
+    """Returns rows of random targets in segments of these lengths, packed like real data."""
     rng = np.random.default_rng(seed)
     rows = len(segment_lengths)
     batch = {
@@ -110,7 +110,7 @@ def pair_rows(
     seed: int = 0,
     source_length: int = 6,
 ) -> Batch:
-    """Rows of pairs: the targets as above, and sources of these lengths beside them."""
+    """Returns rows of pairs: targets as in `packed_rows`, and sources of these lengths."""
     sources = packed_rows(source_lengths, source_length, vocab, seed + 1)
     return packed_rows(target_lengths, length, vocab, seed) | {
         "inputs_BM": sources["targets_BL"],
@@ -120,7 +120,7 @@ def pair_rows(
 
 
 def on_mesh(layout: Layout, batch: Batch) -> tuple[jax.sharding.Mesh, Batch]:
-    """The layout's mesh, and the batch placed on it."""
+    """Returns the layout's mesh, and the batch placed on it."""
     mesh = make_mesh(layout)
     return mesh, {
         name: jax.device_put(array, NamedSharding(mesh, layout.place(letters_of(name))))
@@ -130,13 +130,13 @@ def on_mesh(layout: Layout, batch: Batch) -> tuple[jax.sharding.Mesh, Batch]:
 
 @contextlib.contextmanager
 def optax_promotion() -> Iterator[None]:
-    """optax raises float decays to int32 step counts, which strict promotion forbids."""
+    """Allows what optax needs and strict promotion forbids: float decays to int32 step counts."""
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         yield
 
 
 def absent_mesh(kind: str, platform: str, **sizes: int) -> AbstractMesh:
-    """Makes a mesh of devices that are not there."""
+    """Makes a mesh of devices that this machine does not have."""
     return AbstractMesh(
         tuple(sizes.values()),
         tuple(sizes),

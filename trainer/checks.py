@@ -33,10 +33,10 @@ from trainer.run import ROWS_MULTIPLE, Run
 
 logger = logging.getLogger(__name__)
 
-MAX_BUBBLE = 0.2  # of their time that stages may idle without a warning
+MAX_BUBBLE = 0.2  # the largest idle fraction of stages without a warning
 
 NARROW_PRODUCTS = {"bfloat16": {"avx512_bf16", "amx_bf16"}, "float16": {"avx512_fp16"}}
-"""Linux's names of the products that an x86 processor may have in addition to float32's."""
+"""Linux's names of x86 instructions that multiply these types."""
 
 # Traces a jitted function of a run under a layout, on a mesh that may have no devices.
 TraceFn = Callable[[Run, Layout, Mesh | AbstractMesh], object]
@@ -46,9 +46,9 @@ Origins = Mapping[str, str]  # the file that set each setting
 
 @functools.lru_cache(maxsize=64)
 def record_loss(run: Run) -> Record:
-    """Records every weight, tensor and product of one microbatch's loss; allocates nothing.
+    """Records every weight, tensor and product in the loss of one microbatch; allocates nothing.
 
-    A run records before it sets its mesh, once for each size of its batches.
+    A run records before it sets its mesh, once for each batch size.
     """
 
     def trace(layout: Layout) -> object:
@@ -74,13 +74,13 @@ def check_layout(
 
 
 def attention_choices(run: Run, layout: Layout, mesh: Mesh | AbstractMesh) -> dict[str, str]:
-    """Names what computes the attention of each part of the model on the devices of a mesh."""
+    """Names the attention implementation of each part of the model on a mesh."""
     with use_mesh(mesh):
         return run.model.attention_choices(layout, run.task.array_lengths)
 
 
 def pipeline_schedule(run: Run, layout: Layout, mesh_sizes: Sizes) -> Schedule:
-    """Returns how a run's microbatches go through stages of layers; one stage if not a pipeline."""
+    """Returns the pipeline schedule of a run, with a single stage if it has no pipeline."""
     with jax.sharding.use_abstract_mesh(abstract_mesh(dict(mesh_sizes))):
         if not run.model.model(layout).runs_stages:
             return Schedule(1, run.microbatches)
@@ -88,14 +88,14 @@ def pipeline_schedule(run: Run, layout: Layout, mesh_sizes: Sizes) -> Schedule:
 
 
 def check_bubble(run: Run, layout: Layout, mesh_sizes: Sizes) -> list[str]:
-    """Returns a warning where stages idle for much of their time."""
+    """Returns a warning if stages are idle for much of their time."""
     schedule = pipeline_schedule(run, layout, mesh_sizes)
     stages, repeats = schedule.stages, schedule.repeats
     if schedule.bubble <= MAX_BUBBLE:
         return []
     enough = math.ceil((stages - 1) * (1 / MAX_BUBBLE - 1) / repeats)
     legal, other = " or more", "  Layout.pipeline_repeats lowers it too."
-    if repeats > 1:  # a group with fewer microbatches than stages takes as long as a whole one
+    if repeats > 1:  # a group with fewer microbatches than stages takes as long as a full one
         enough = math.ceil(enough / stages) * stages
         legal, other = f", or more by multiples of {stages}", ""
     idle = schedule._replace(microbatches=enough).bubble
@@ -107,7 +107,7 @@ def check_bubble(run: Run, layout: Layout, mesh_sizes: Sizes) -> list[str]:
 
 
 def check_precision(run: Run, cpuinfo: Path = Path("/proc/cpuinfo")) -> list[str]:
-    """Returns a warning where this machine's CPU has no products of the type of a run."""
+    """Returns a warning if this machine's CPU has no products of the run's compute type."""
     precision = getattr(run.model, "precision", Precision())
     flags = NARROW_PRODUCTS.get(precision.compute)
     if flags is None or jax.default_backend() != "cpu" or not cpuinfo.is_file():
@@ -125,9 +125,9 @@ def check_precision(run: Run, cpuinfo: Path = Path("/proc/cpuinfo")) -> list[str
 def explained_errors(
     run: Run, layout: Layout, mesh_sizes: Sizes, origins: Origins, *trace_fns: TraceFn
 ) -> Iterator[None]:
-    """Turns an error of JAX that the layout causes into one message, with a layout that works.
+    """Explains a JAX error that the layout causes, and suggests a layout that works.
 
-    The functions are those that run inside; they are traced again after an error only.
+    `trace_fns` are the functions that run inside; they are traced again only after an error.
     """
     try:
         yield
@@ -143,7 +143,7 @@ def explained_errors(
 def find_untraceable(
     run: Run, layout: Layout, mesh_sizes: Sizes, origins: Origins, *trace_fns: TraceFn
 ) -> Problem | None:
-    """Explains why functions of a run cannot be traced, where the layout is the reason."""
+    """Explains why functions of a run cannot be traced, if the layout is the reason."""
 
     def trace(layout: Layout, sizes: Sizes) -> None:
         for trace_fn in trace_fns:
@@ -171,7 +171,7 @@ def with_size_origins(run: Run, origins: Origins) -> dict[str, str]:
 
 
 def check_run(run: Run) -> None:
-    """Refuses settings that contradict each other, whatever the layout."""
+    """Rejects settings that contradict each other under any layout."""
     check_arrays(run)
     check_sides(run)
     check_preferences(run)
@@ -194,14 +194,14 @@ def check_run(run: Run) -> None:
 
 
 def check_model_lengths(run: Run) -> None:
-    """Refuses rows that are longer than the model's positions."""
+    """Rejects rows with more tokens than the model has positions."""
     has_table = getattr(run.model, "length", None) == run.model.max_length
     remedy = "Set Transformer.length to at least that" if has_table else "Set LongRopeScaling.long"
     check_lengths(run, run.model, "the model", remedy)
 
 
 def check_lengths(run: Run, model: ModelSpec, title: str, remedy: str) -> None:
-    """Refuses rows that are longer than a model's positions."""
+    """Rejects rows with more tokens than a model has positions."""
     for name, length in run.task.row_lengths.items():
         if model.max_length is not None and length > model.max_length:
             raise UserError(
@@ -211,7 +211,7 @@ def check_lengths(run: Run, model: ModelSpec, title: str, remedy: str) -> None:
 
 
 def check_arrays(run: Run) -> None:
-    """Refuses a task whose batches the model cannot read."""
+    """Rejects a task whose batches the model cannot read."""
     task, model = (type(spec).__name__ for spec in (run.task, run.model))
     given, by_letter = run.task.array_shapes, alphabet(run.model.axes).by_letter
     for name, shape in run.model.array_shapes.items():
@@ -229,7 +229,7 @@ def check_arrays(run: Run) -> None:
 
 
 def check_sides(run: Run) -> None:
-    """Refuses a model and a task of which only one has a source side."""
+    """Rejects a model with a source side for a task without one, and the reverse."""
     kind = type(run.task).__name__
     if run.model.has_encoder and not run.task.has_source:
         raise UserError(
@@ -244,7 +244,7 @@ def check_sides(run: Run) -> None:
 
 
 def check_preferences(run: Run) -> None:
-    """Refuses a task of preferences that is learned as text, and what preferences have not."""
+    """Rejects preferences without `Dpo`, `Dpo` without preferences, and settings it cannot use."""
     has_rejected = run.task.has_rejected
     if not isinstance(run.teacher, Dpo):
         if has_rejected:
@@ -276,9 +276,8 @@ def check_preferences(run: Run) -> None:
 
 
 def check_vocab_settings(run: Run) -> None:
-    """Refuses a vocabulary that would have more tokens than the model has rows, before the task
-    trains it and tokenizes its text, which may take hours.
-    """
+    """Rejects a vocabulary that would have more tokens than the model has rows, before the task
+    spends hours to train it and to tokenize the text."""
     if run.vocabs_from:  # their vocabularies replace those that the task would train
         return
     rows_of = {TARGET_FILE: ("vocab", run.model.vocab_rows)}
@@ -300,7 +299,7 @@ def _too_many_tokens(run: Run, name: str, rows: int, tokens: int) -> str:
 
 
 def check_vocabs(run: Run, vocabs: Vocabs) -> None:
-    """Refuses a vocabulary with more tokens than the model has rows; warns of rows beyond it."""
+    """Rejects a vocabulary with more tokens than the model has rows; warns of unused rows."""
     sides, source = [("vocab", vocabs.target, run.model.vocab_rows)], vocabs.source
     source_size, model = run.model.source_vocab, type(run.model).__name__
     if source is not None and source_size is not None:
@@ -322,10 +321,10 @@ def check_vocabs(run: Run, vocabs: Vocabs) -> None:
 
 
 def step_flops(run: Run) -> float:
-    """Counts the model FLOPs of one update: the products of forward and backward pass.
+    """Counts the model FLOPs of one update: the products of the forward and backward pass.
 
-    The backward pass costs twice the forward pass, products with frozen weights once.  Of experts
-    only those that a token chooses are counted, of causal attention half, and nothing that
+    The backward pass costs twice the forward pass, or as much for products with frozen weights.
+    Counts only the experts that each token chooses, half of causal attention, and nothing that
     rematerialization repeats.
     """
     recorded = record_loss(dataclasses.replace(run, model=run.model.active))
@@ -338,6 +337,6 @@ def step_flops(run: Run) -> float:
 
 
 def masked_step_flops(run: Run) -> float:
-    """Counts what older publications add to the FLOPs of an update: masked pairs of tokens."""
+    """Counts the FLOPs of masked pairs of tokens, which older publications include."""
     length = run.task.array_lengths.get("targets_BL", 0)
     return 3.0 * run.batch_sequences * run.model.masked_flops(length)

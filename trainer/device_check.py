@@ -1,7 +1,7 @@
-"""Compares gradients of tiny models on the devices of a run with those of a CPU.
+"""Compares gradients of tiny models on a run's devices with gradients on a CPU.
 
-A compiler that gets a layout wrong gives other numbers, and no error: openxla/xla issue 49143 is a
-wrong gradient of an embedding whose vocabulary is split as the batch is.
+A compiler bug with a layout gives wrong numbers without an error: in openxla/xla issue 49143, the
+gradient of an embedding is wrong if its vocabulary is split like the batch.
 """
 
 import dataclasses
@@ -36,7 +36,7 @@ WHOLE = Layout(mesh="data:1", rules="")
 
 
 class Comparison(NamedTuple):
-    """Says how far the gradients of a model on devices are from those of a CPU."""
+    """Holds the difference between a model's gradients on devices and on a CPU."""
 
     model: str
     where: str
@@ -44,7 +44,7 @@ class Comparison(NamedTuple):
     """The largest of any weight, relative to the largest gradient of that weight."""
     weight: str = ""
     refusal: str = ""
-    """Why the layout does not run the model."""
+    """Why the layout cannot run the model."""
 
     @property
     def is_equal(self) -> bool:
@@ -52,9 +52,9 @@ class Comparison(NamedTuple):
 
 
 def compare_with_cpu(layout: Layout) -> Iterator[Comparison]:
-    """Computes gradients on one device, and under the layout in one and in several microbatches.
+    """Compares gradients on one device, and under the layout in one and in several microbatches.
 
-    Every process of a run calls it.  Raises UserError for a mesh axis that the mesh lacks.
+    Every process of a run calls it.  Raises UserError if a rule names an axis that the mesh lacks.
     """
     mesh = make_mesh(layout)
     rules = (*parse_rules(layout.rules), *parse_rules(layout.param_rules))
@@ -85,7 +85,7 @@ def compare_with_cpu(layout: Layout) -> Iterator[Comparison]:
 
 
 def tiny_models(layout: Layout, mesh: Mesh) -> Iterator[tuple[str, Transformer, Rows]]:
-    """Yields models and batches whose sizes the layout divides."""
+    """Yields models and batches whose sizes are divisible under the layout."""
     with jax.set_mesh(mesh):
         shards = {
             axis: math.lcm(*(num_shards(layout.place(axis, stored=s)[0]) for s in (False, True)))
@@ -117,7 +117,7 @@ def tiny_models(layout: Layout, mesh: Mesh) -> Iterator[tuple[str, Transformer, 
 
 
 def packed_rows(rows: int, length: int, vocab: int, seed: int) -> Rows:
-    """Makes rows of two segments and padding, of other lengths in each row."""
+    """Makes rows of two segments and padding, whose lengths differ between rows."""
     rng = np.random.default_rng(seed)
     tokens_BL = rng.integers(2, vocab, (rows, length), dtype=np.int32)
     column_L = np.arange(length)
@@ -130,7 +130,7 @@ def packed_rows(rows: int, length: int, vocab: int, seed: int) -> Rows:
 def gradients(
     spec: Transformer, layout: Layout, mesh: Mesh, params: Any, batch: Rows, microbatches: int
 ) -> Any:
-    """Returns the gradients, whole, of a batch under a layout."""
+    """Returns the unsharded gradients of a batch under a layout."""
     model = spec.model(layout)
     step_spec = TrainStepSpec(model, AdamW(), CROSS_ENTROPY, 1, 0, microbatches)
     sharding = BatchSharding(layout, mesh, len(batch["targets_BL"]), microbatches)

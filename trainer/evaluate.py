@@ -19,9 +19,9 @@ from trainer.metrics.expert_load import stats_by_layer
 from trainer.step import evaluate_step
 
 Progress = Callable[[int, int], None]
-"""Is called with the parts of the work that are done, and with all."""
+"""Called with the number of finished parts of the work, and with their total number."""
 Part = dict[str, Any]
-"""Loss, tokens and experts of one part of a mixture, by the names of evaluations.jsonl."""
+"""Loss, tokens and experts of one part of a mixture, under their names in evaluations.jsonl."""
 
 
 def no_progress(done: int, total: int) -> None:
@@ -32,8 +32,8 @@ def no_progress(done: int, total: int) -> None:
 class Evaluation:
     """Holds the results on a text, or on images, whose only token is the label.
 
-    Words are those of `Counts`, without the ends of lines.  Perplexity per word divides by words
-    and lines, as published numbers do: the model predicts each end as well.
+    Words are counted as in `Counts`, without the ends of lines.  Perplexity per word divides by the
+    words and lines, as published numbers do, because the model also predicts each end of a line.
     """
 
     loss: float
@@ -47,7 +47,7 @@ class Evaluation:
     bytes: int
 
     def numbers(self) -> dict[str, float]:
-        """Names the results; those of images are the loss and the accuracy of their labels."""
+        """Returns the results by name; images only have the loss and accuracy of their labels."""
         if self.bytes:
             return dataclasses.asdict(self)
         return {"loss": self.loss, "accuracy": self.accuracy, "examples": self.lines}
@@ -84,12 +84,12 @@ def evaluate(
     criterion: Criterion = CROSS_ENTROPY,
     progress: Progress = no_progress,
 ) -> tuple[Evaluation, dict[str, Part]]:
-    """Evaluates the whole split, or the first batches of each of its parts.
+    """Evaluates the entire split, or the first batches of each of its parts.
 
-    The parts of a mixture are named; other rows have none.  Sums are added on the host in double
-    precision.  Where batches are left out, each part counts by all its tokens, and words and bytes
-    are scaled equally.  The criterion says whether experts drop the tokens beyond their evaluation
-    capacity, as validation during training does, or none, as decoding.
+    Also returns the results of a mixture's parts, by name.  Sums are added on the host in double
+    precision.  If batches are left out, each part is weighted by all its tokens, and words and
+    bytes are scaled equally.  The criterion decides whether experts drop tokens beyond their
+    evaluation capacity, as in validation during training, or none, as in decoding.
     """
     if not len(rows):
         raise UserError("There is no row to evaluate: no text is left, or fits a row.")

@@ -1,4 +1,4 @@
-"""Shards batches of the host over devices, for any number of hosts and any layout."""
+"""Shards host batches over devices, for any number of hosts and any layout."""
 
 import dataclasses
 import functools
@@ -21,10 +21,10 @@ T = TypeVar("T")
 
 
 def whole_batch(run: Run, layout: Layout, sizes: Mapping[str, int], rows: int) -> int:
-    """Rounds rows up to a batch whose shards are equal, and hold whole groups of tokens.
+    """Rounds rows up to a batch with equal shards, which hold complete groups of tokens.
 
-    A group may span several rows, or be a single row where no tokens are dropped; `sizes` are those
-    of the mesh axes.
+    A group may span several rows, or be a single row if no tokens are dropped.  `sizes` are the
+    sizes of the mesh axes.
     """
     multiple = batch_shards(layout, sizes, rows_are_groups=True) * run.rows_together
     return -(-rows // multiple) * multiple
@@ -39,11 +39,11 @@ class BatchSharding:
     batch_sequences: int
     microbatches: int = 1
     rows_together: int = 1
-    """Neighbouring rows that no two microbatches share: experts serve their tokens together."""
+    """Neighbouring rows that stay in one microbatch: experts serve their tokens together."""
 
     @classmethod
     def of(cls, run: Run, layout: Layout, mesh: Mesh | AbstractMesh) -> Self:
-        """Returns how the batches of training are sharded."""
+        """Returns the sharding of training batches."""
         return cls(layout, mesh, run.batch_sequences, run.microbatches, run.rows_together)
 
     @property
@@ -52,13 +52,13 @@ class BatchSharding:
 
     @property
     def leading(self) -> tuple[int, ...]:
-        """Returns the sizes before the rows: several microbatches are an axis."""
+        """Returns the sizes before the row axis: the number of microbatches if above 1."""
         return (self.microbatches,) if self.microbatches > 1 else ()
 
     def sharding(self, name: str, of_row: Sequence[int]) -> NamedSharding:
         """Returns an array's sharding, given its shape in a row.
 
-        Axes that do not divide and are to be padded come replicated: the model pads them.
+        Axes that do not divide but may be padded are replicated here; the model pads them.
         """
         sizes = zip(name.rpartition("_")[2], (self.microbatch_rows, *of_row), strict=True)
         axes = "".join(
@@ -68,14 +68,14 @@ class BatchSharding:
         return NamedSharding(self.mesh, self.layout.place("a" * len(self.leading) + axes))
 
     def shards(self, letter: str) -> int:
-        """Returns into how many shards the layout splits an axis."""
+        """Returns the number of shards into which the layout splits an axis."""
         names = mesh_axes(self.layout.place(letter)[0])
         return math.prod(self.mesh.shape.get(name, 1) for name in names)
 
     def host_rows(self) -> tuple[int, int]:
         """Returns the first and last (exclusive) row of the global batch on this host's devices.
 
-        Microbatches take turns: rows that stay together are one piece, and piece p goes to
+        Microbatches are interleaved: rows that stay together are one piece, and piece p goes to
         microbatch p % microbatches.  So a host's rows of all microbatches are consecutive.
         """
         count, together = self.microbatch_rows, self.rows_together
@@ -96,7 +96,7 @@ class BatchSharding:
         return start * self.microbatches, stop * self.microbatches
 
     def to_global_arrays(self, batch: HostBatch) -> dict[str, jax.Array]:
-        """Makes global arrays, given this host's rows of them."""
+        """Makes global arrays from this host's rows."""
         first, count = self.host_rows()[0] // self.microbatches, self.microbatch_rows
         arrays = dict[str, jax.Array]()
         for name, rows in batch.items():
@@ -109,7 +109,7 @@ class BatchSharding:
         return arrays
 
     def abstract(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, jax.ShapeDtypeStruct]:
-        """Returns shapes, types and shardings of a batch, from the shape of each array in a row."""
+        """Returns shapes, types and shardings of a batch, given each array's shape in a row."""
         rows = (*self.leading, self.microbatch_rows)
         shardings = {name: self.sharding(name, of_row) for name, of_row in shapes.items()}
         return {
@@ -121,16 +121,16 @@ class BatchSharding:
 def part_of(
     rows: np.ndarray, first: int, index: tuple[slice, ...], count: int, row_axis: int = 0
 ) -> np.ndarray[Any, Any]:
-    """Returns one device's part of a host's rows, of which `first` is the first of all `count`.
+    """Returns one device's part of a host's rows, which begin at row `first` of `count`.
 
-    A host whose rows are not neighbours has read those between them too.
+    A host whose rows are not contiguous has also read the rows between them.
     """
     start, stop, _ = index[row_axis].indices(count)
     return rows[(*index[:row_axis], slice(start - first, stop - first), *index[row_axis + 1 :])]
 
 
 def dispatch_ahead(dispatched: Iterable[T]) -> Iterator[T]:
-    """Yields each output when the next call is dispatched: devices compute while it is fetched."""
+    """Yields each output after the next call is dispatched, so devices compute during a fetch."""
     previous: list[T] = []
     for output in dispatched:
         yield from previous

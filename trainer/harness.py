@@ -30,15 +30,15 @@ from trainer.evaluate import Progress, no_progress
 
 logger = logging.getLogger(__name__)
 
-MAX_NEW_TOKENS = 256  # as in the harness's other backends, where a task sets no max_gen_toks
-FIRST_NEW_TOKENS = 32  # by greedy decoding, before stops are looked for: short answers end there
+MAX_NEW_TOKENS = 256  # the default of the harness's other backends
+FIRST_NEW_TOKENS = 32  # of greedy decoding before the first check for stops: answers are short
 
 Text = tuple[list[int], list[int], int]
-"""The tokens of a text, those that an encoder reads, and how many of the last ones are scored."""
+"""The tokens of a text, the tokens that an encoder reads, and how many last tokens are scored."""
 
 
 class ScoredRows(Rows):
-    """Holds rows of texts that begin with any input."""
+    """Holds rows of texts with explicit inputs, since a text may begin with any token."""
 
     def batch(self, row_ids: np.ndarray) -> dict[str, np.ndarray]:
         (inputs_BL,) = read_rows(row_ids, self.arrays["inputs"])
@@ -50,10 +50,10 @@ class ScoredPairs(ScoredRows, PairRows):
 
 
 class HarnessModel(TemplateLM):
-    """Answers the requests of lm-evaluation-harness as its Hugging Face backend does.
+    """Answers the requests of lm-evaluation-harness like its Hugging Face backend.
 
-    An encoder reads the context, and the continuation is the target.  All processes of a run get
-    all requests.
+    With an encoder, the context is the source and the continuation is the target.  All processes
+    of a run get all requests.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class HarnessModel(TemplateLM):
 
     @property
     def prefix_token_id(self) -> int:
-        """Returns what stands for an empty context."""
+        """Returns the token that stands for an empty context."""
         vocabs = self.vocabs
         return vocabs.of_source.end_id if self.task.has_source else vocabs.target.begin_id
 
@@ -102,11 +102,11 @@ class HarnessModel(TemplateLM):
     def loglikelihood_rolling(
         self, requests: Sequence[Instance], disable_tqdm: bool = True
     ) -> list[float]:
-        """Scores whole texts, in windows where they are longer than a row."""
+        """Scores complete texts, in windows if they are longer than a row."""
         task, vocab, windows = self.task, self.vocabs.target, []
         if task.has_source and requests:
             raise UserError(f"--harness={requests[0].task_name}: it needs a model with no encoder.")
-        # The harness scores the begin token, too, where the tokenizer writes one.
+        # The harness also scores the begin token, if the tokenizer writes one.
         special = False if vocab.begin_id in (vocab.pad_id, vocab.end_id) else None
         for (text,) in (request.args for request in requests):
             tokens = self.tok_encode(text, special)
@@ -140,7 +140,7 @@ class HarnessModel(TemplateLM):
         return [(-float(losses_BL[at].sum()), bool(is_likeliest_BL[at].all())) for at in places]
 
     def generate_until(self, requests: Sequence[Instance], disable_tqdm: bool = True) -> list[str]:
-        """Continues contexts up to a stop, the end of the text or a number of tokens."""
+        """Continues contexts up to a stop, the end of the text or a maximum number of tokens."""
         by_settings: dict[str, list[int]] = {}
         for i, request in enumerate(requests):
             by_settings.setdefault(json.dumps(request.args[1], sort_keys=True), []).append(i)
@@ -190,13 +190,13 @@ class HarnessModel(TemplateLM):
 
     @property
     def tokenizer_name(self) -> str:
-        """Returns what the harness names a cache of rendered chats by."""
+        """Returns the name under which the harness caches rendered chats."""
         return self.vocabs.target.hash
 
     def apply_chat_template(
         self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True
     ) -> str:
-        """Renders a chat by the template of the model's tokenizer."""
+        """Renders a chat with the template of the model's tokenizer."""
         if not add_generation_prompt:
             raise UserError("--apply_chat_template: not with a task that has a gen_prefix.")
         vocab = self.vocabs.target
@@ -227,7 +227,7 @@ def generation_of(settings: Mapping[str, Any]) -> tuple[Sampling, int, list[str]
 
 
 def pack_texts(texts: Sequence[Text], task: Task) -> tuple[Rows, list[tuple[np.ndarray, slice]]]:
-    """Packs texts as in training; also returns the row and the places of what each scores."""
+    """Packs texts as in training; also returns the row and the slice of the tokens to score."""
     lengths = [*task.row_lengths.values()]
     sizes = [[len(tokens) - 1, len(source)] for tokens, source, _ in texts]
     fit = BestFit(lengths, OPEN_ROWS if task.packs else 0)

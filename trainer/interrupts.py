@@ -26,7 +26,7 @@ NAMES = {"loss": "loss", "grad_norm": "gradient norm"}
 
 
 class Diverged(RunError):
-    """Reports a loss or gradient that no update follows, and the step that it belongs to."""
+    """Reports a loss or gradient that makes an update useless, and its step."""
 
     def __init__(self, message: str, step: int):
         super().__init__(message)
@@ -38,12 +38,12 @@ class StopRequested(Exception):
 
 
 class Interrupts:
-    """Notes a signal, so that the loop can save and leave; a second one has its effect at once."""
+    """Records a signal so that the loop can save and stop; a second one takes effect at once."""
 
     def __init__(self) -> None:
         self.signal: signal.Signals | None = None
         self.stops_run: int | None = None
-        """The signal that stops the run: this or another process of the run received it."""
+        """The signal that stops the run, which this or another process of the run received."""
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> "Interrupts":
@@ -74,9 +74,9 @@ class Interrupts:
             os.write(2, b"\nSaving the state; Ctrl-C again leaves without.\n")
 
     def received(self, step: int) -> bool:
-        """Returns whether any process of the run shall stop: all of them leave in the same call.
+        """Returns whether the run must stop; all processes stop in the same call.
 
-        From the first call on there is something to save, and Ctrl-C is one of the signals.
+        From the first call on, there is something to save, so Ctrl-C is handled as well.
         """
         self._take(signal.SIGINT)
         others = peers.current()
@@ -84,7 +84,7 @@ class Interrupts:
         return self.stops_run is not None
 
     def last_save(self) -> None:
-        """Lets Ctrl-C end the process again: the steps are done, and no call follows."""
+        """Makes Ctrl-C end the process again: the steps are done, and no call follows."""
         if self.signal is None and signal.SIGINT in self._before:
             self._release(signal.SIGINT)
 
@@ -96,10 +96,10 @@ def check_finite(
     last_good: Callable[[], int | None],
     skip_spikes: SkipSpikes | None = None,
 ) -> None:
-    """Stops a run whose loss or gradient is NaN or infinite, naming what is needed to look into it.
+    """Stops a run whose loss or gradient is NaN or infinite, and reports details to investigate.
 
-    After an update by such a gradient no weight is good, however finite the loss still was.  Of
-    updates that `Run.skip_spikes` skips, it only warns until they are too many in a row.
+    After an update with such a gradient, no weight is good, even if the loss was still finite.
+    Updates that `Run.skip_spikes` skips only cause warnings, until there are too many in a row.
     """
     rows = f"Rows of that batch: {', '.join(map(str, row_ids))}."
     if skip_spikes is None:
@@ -149,7 +149,7 @@ def _last(kind: str, step: int | None) -> str:
 
 
 def describe_spike(numbers: Mapping[str, float]) -> str:
-    """Says why an update was skipped, and how many were."""
+    """Describes why an update was skipped, and how many have been."""
     spikes = []
     for name, words in NAMES.items():
         number, bound = numbers[name], numbers[f"{name}_bound"]

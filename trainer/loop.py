@@ -1,4 +1,4 @@
-"""Trains: the loop, top to bottom in the order in which things happen."""
+"""Contains the training loop, in the order in which things happen."""
 
 import dataclasses
 import logging
@@ -91,7 +91,7 @@ def train(job: TrainJob, observers: Sequence[Observer] = ()) -> Outcome:
 
 @dataclasses.dataclass
 class TrainLoop:
-    """Holds what changes from step to step.  While the devices work on one, it reports the last."""
+    """Holds the state of the loop.  While devices work on one step, it reports the previous one."""
 
     job: TrainJob
     watch: Observers
@@ -102,7 +102,7 @@ class TrainLoop:
     local: LocalCheckpoints | None
     state: State
     step: int
-    """Updates of this state."""
+    """Number of updates of this state."""
     is_stopped: bool = False
     previous: Dispatched | None = None
     compiled: CompiledStep = dataclasses.field(init=False)
@@ -115,7 +115,7 @@ class TrainLoop:
         self.local_saves = SaveInterval(self.run.local_checkpoint_every, self.step, devices)
 
     def begin(self) -> None:
-        """Compiles the step; evaluates a restored checkpoint whose evaluation a signal ended."""
+        """Compiles the step; evaluates a restored checkpoint if a signal ended its evaluation."""
         if self.step < self.run.total_steps:
             self.begin_stage()
         is_due = bool(self.step) and self.run.at_interval(self.step, self.run.evaluate_every)
@@ -124,7 +124,7 @@ class TrainLoop:
         self.timer.restart()
 
     def begin_stage(self) -> None:
-        """Compiles the step, and its replay, for the batches after the present one."""
+        """Compiles the step, and its replay, for the batches after the current step."""
         run, job = self.run, dataclasses.replace(self.job, run=self.run.stage(self.step))
         if any(run.stages.values()):
             shape = job.run.batch_sequences, job.run.task.length
@@ -146,7 +146,7 @@ class TrainLoop:
         self.batches = ((ids, sharding.to_global_arrays(batch)) for ids, batch in on_host)
 
     def next_step(self) -> None:
-        """Dispatches the next step, and reports the one before."""
+        """Dispatches the next step, and reports the previous one."""
         run, timer, step = self.run, self.timer, self.step + 1
         if self.step in run.stage_begins and self.compiled.run != run.stage(self.step):
             self.report()
@@ -177,7 +177,7 @@ class TrainLoop:
             timer.restart()
 
     def report(self) -> None:
-        """Waits for the last step that was dispatched, and reports it once."""
+        """Waits for the last dispatched step, and reports it once."""
         if self.previous is None:
             return
         step, row_ids, metrics = self.previous
@@ -197,7 +197,7 @@ class TrainLoop:
         self.previous = None
 
     def evaluate_and_save(self) -> None:
-        """Evaluates and saves where the step is due for it, or the run is to stop."""
+        """Evaluates and saves if the step is due for it, or if the run must stop."""
         self.is_stopped = self.interrupts.received(self.step)
         evaluates = self.run.at_interval(self.step, self.run.evaluate_every)
         if self.is_stopped or evaluates or self.saves.is_due(self.step):
@@ -211,7 +211,7 @@ class TrainLoop:
             self.save(self.local, self.local_saves)
 
     def report_finite(self) -> None:
-        """Reports the last step; raises where its loss or the weights after it are not finite."""
+        """Reports the last step; raises if its loss or the weights after it are not finite."""
         self.report()
         trained = self.padding.step_spec.trained(self.state["params"])
         check_weights(trained, self.step, self.checkpoints.wait_for_latest)
@@ -231,7 +231,7 @@ class TrainLoop:
     def validate(self) -> float | None:
         """Evaluates on the validation split, if there is one; returns the metric of `Run.best_by`.
 
-        A signal ends it between two batches; then the run is to stop, and there is no metric.
+        A signal ends it between two batches.  Then the run must stop, and there is no metric.
         """
         job, run, rows = self.job, self.run, self.job.splits.get("validation")
         if rows is None or not len(rows):
@@ -288,7 +288,7 @@ def restore_or_init(
 
 
 def compile_train_step(job: TrainJob, state: State) -> CompiledStep:
-    """Traces and compiles the step for this state on the job's mesh; nothing runs."""
+    """Traces and compiles the step for this state on the job's mesh, without running it."""
     run, state = job.run, abstract_like(state, job.mesh)
     batch = BatchSharding.of(run, job.layout, job.mesh).abstract(run.task.array_shapes)
     with jax.set_mesh(job.mesh):

@@ -1,4 +1,4 @@
-"""Refuses what the memory of the devices cannot hold, before anything is prepared for it."""
+"""Rejects what does not fit in the memory of the devices, before any preparation."""
 
 import math
 import os
@@ -15,7 +15,7 @@ from trainer.step import abstract_state, train_step_spec
 
 
 def check_memory(run: Run, layout: Layout, mesh: Mesh) -> None:
-    """Raises if weights, optimizer state and batch alone take more memory than there is."""
+    """Raises if weights, optimizer state and batch alone need more memory than a device has."""
     state_bytes = shard_bytes(abstract_state(train_step_spec(run, layout), mesh))
     copies = ""
     if run.replay_every is not None:
@@ -31,14 +31,14 @@ def check_memory(run: Run, layout: Layout, mesh: Mesh) -> None:
 
 
 def check_batch_memory(run: Run, layout: Layout, mesh: Mesh, rows: int) -> None:
-    """Raises if a batch of this many rows takes more memory than there is."""
+    """Raises if a batch of this many rows needs more memory than a device has."""
     batch_bytes = _batch_bytes(run, layout, mesh, rows)
     problem = f"--batch_sequences={rows}: a batch needs {batch_bytes:,} bytes"
     _check(mesh, batch_bytes, problem, "Choose a smaller one.")
 
 
 def check_cache_memory(params: Any, cache: Any, mesh: Mesh) -> None:
-    """Raises if weights and the cache of a decoding alone take more memory than there is."""
+    """Raises if weights and the decoding cache alone need more memory than a device has."""
     params_bytes, cache_bytes = shard_bytes(params), shard_bytes(cache)
     _check(
         mesh,
@@ -61,13 +61,13 @@ def _check(mesh: Mesh, needed_bytes: int, problem: str, remedy: str) -> None:
 
 
 def shard_bytes(tree: Any) -> int:
-    """Sums the bytes of arrays on one device."""
+    """Returns the bytes of arrays on one device."""
     leaves = jax.tree.leaves(tree)
     return sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in leaves)
 
 
 def device_memory_bytes(mesh: Mesh) -> int | None:
-    """Returns the memory of a device; virtual devices of a CPU share that of the machine."""
+    """Returns the memory of a device; virtual devices of a CPU share the machine's memory."""
     local = mesh.local_devices
     limit = (local[0].memory_stats() or {}).get("bytes_limit")
     if limit is None and local[0].platform == "cpu":

@@ -1,17 +1,17 @@
-"""Reads and writes a model directory: what training leaves there for every later command.
+"""Reads and writes a model directory: what training stores there for later commands.
 
-config.gin         model, task and all settings of the run, self-contained; never a layout
-layout.gin         the layout given last, for the next command line; never read by itself
+config.gin         model, task and all settings of the run, self-contained; without the layout
+layout.gin         the last layout, to give to a later command; never loaded by default
 history.jsonl      a signed record for each start of training: its step, data, vocabulary, settings
-                   and changes; each checkpoint keeps one too, and what loads weights checks it
+                   and changes; each checkpoint has one too, which is checked with its weights
 vocab.model        the vocabulary
-source_vocab.model that of the source, if it differs
-train.lock         the process that trains there, while it does
-model.gin          of an imported model: its settings alone, for runs that start from it
-huggingface/       of an imported model: its settings and tokenizer, which an export gives back
+source_vocab.model the vocabulary of the source, if it differs
+train.lock         names the process that is training there
+model.gin          of an imported model: only its settings, for runs that start from it
+huggingface/       of an imported model: its settings and tokenizer, for a later export
 checkpoints/       weights, opt_state and step
 metrics.jsonl, evaluations.jsonl, events/, loss.png, plan.json
-wandb.id           the run's id at this service, where Run.trackers names it
+wandb.id           the run's id at Weights & Biases, if Run.trackers names it
 """
 
 import functools
@@ -57,7 +57,7 @@ class ModelDir:
         return lookup.exists(self.config_file)
 
     def load(self, gin_files: Sequence[str] = (), gin_params: Sequence[str] = ()) -> Config:
-        """Loads the saved settings under the given ones.  The layout is only ever a given one."""
+        """Loads the saved settings, overridden by the given ones; never the saved layout."""
         if not self.has_run():
             remedy = (
                 "Give the directory of a run; `meshloom train` with --gin_file=FILE starts one."
@@ -73,7 +73,7 @@ class ModelDir:
         return self.settings(gin_files, gin_params)
 
     def check_config(self) -> None:
-        """Raises `UserError` where config.gin has other settings than the record of the run."""
+        """Raises `UserError` if config.gin differs from the settings in the run's record."""
         record = self.record if self.has_run() else None
         text = record and self.config_file.read_bytes().decode("utf-8", "replace")
         if record is None or record.settings == text:
@@ -86,17 +86,17 @@ class ModelDir:
             )
 
     def settings(self, gin_files: Sequence[str] = (), gin_params: Sequence[str] = ()) -> Config:
-        """Loads the given settings over those of config.gin."""
+        """Loads the settings of config.gin, overridden by the given ones."""
         return load([str(self.config_file), *gin_files], gin_params)
 
     def recorded_run(self) -> Run:
-        """Returns the settings in the record of the run; before it had any, those of config.gin."""
+        """Returns the run in its record, or the one in config.gin if no settings are recorded."""
         record = self.record
         recorded = load((), [record.settings]) if record and record.settings else self.settings()
         return recorded.make(Run)
 
     def save(self, config: Config, run: Run, vocabs: Vocabs, step: int = 0, **record: Any) -> None:
-        """Keeps vocabularies and settings; the last file is what makes a run of the folder."""
+        """Saves vocabularies and settings; config.gin, written last, makes the folder a run."""
         self.model_dir.mkdir(parents=True, exist_ok=True)
         for name, model in vocabs.files().items():
             atomic_write(self.model_dir / name, model)
@@ -106,7 +106,7 @@ class ModelDir:
         atomic_write(self.config_file, settings)
 
     def keep_imported(self, start_from: str) -> None:
-        """Copies what an import kept, from the run that this one starts from."""
+        """Copies the files that an import kept from the run that this one starts from."""
         source, target = path_of(start_from) / HUGGINGFACE, self.model_dir / HUGGINGFACE
         for file in source.iterdir() if source.exists() else ():
             target.mkdir(exist_ok=True)
@@ -133,7 +133,7 @@ class ModelDir:
         return vocabs
 
     def _check_records(self) -> None:
-        """Raises `UserError` where another run, or other settings, saved the newest checkpoint."""
+        """Raises `UserError` if another run, or other settings, saved the newest checkpoint."""
         saved = check_checkpoints(self.model_dir)
         if saved is None or saved.settings is None:
             return
@@ -150,7 +150,7 @@ class ModelDir:
             )
 
     def check_text(self, prepared: Prepared, task: Task, first: Task | None = None) -> None:
-        """Refuses to continue a run on other text, on other rows, or on rows in another order.
+        """Raises if a run would continue on other text, on other rows, or in another order of rows.
 
         `first` is the task before parts were added to its mixture.
         """
@@ -173,13 +173,13 @@ class ModelDir:
 
     @property
     def content_hash(self) -> str | None:
-        """Returns the hash of the text that the run reads; None before it has begun."""
+        """Returns the hash of the run's text; None before the run has begun."""
         record = self.record
         return None if record is None else record.content_hash
 
     @property
     def record(self) -> Start | None:
-        """Reads the newest record, of history.jsonl and of the newest checkpoint."""
+        """Returns the newest record, from history.jsonl or the newest checkpoint."""
         return record_of(self.model_dir)
 
     @property
@@ -190,14 +190,14 @@ class ModelDir:
         return load([str(self.layout_file)]).make(Layout)
 
     def save_layout(self, layout: Layout) -> None:
-        """Keeps a layout, for those who want to give it again."""
+        """Saves a layout, so that users can give it again."""
         atomic_write(self.layout_file, dump([layout]))
 
 
 def starting_vocabs(folders: Mapping[str, str], task: Task) -> Vocabs | None:
-    """Returns the vocabularies of other runs, whose weights mean its ids, for this task.
+    """Returns the common vocabularies of the runs whose weights this task uses, if any.
 
-    Their folders are given by setting.
+    `folders` are the folders of these runs by setting.
     """
     taken = {setting: _vocabs_of(setting, folder, task) for setting, folder in folders.items()}
     if len({str(vocabs.hashes()) for vocabs in taken.values()}) > 1:
@@ -211,8 +211,8 @@ def starting_vocabs(folders: Mapping[str, str], task: Task) -> Vocabs | None:
 def _vocabs_of(setting: str, folder: str, task: Task) -> Vocabs:
     directory = _directory_of(setting, folder)
     source_file = task.source_vocab_file
-    has_own = (directory.model_dir / SOURCE_FILE).exists()
-    if source_file is not None and (source_file == SOURCE_FILE) != has_own:
+    has_source_vocab = (directory.model_dir / SOURCE_FILE).exists()
+    if source_file is not None and (source_file == SOURCE_FILE) != has_source_vocab:
         raise UserError(
             f"{setting} = {folder!r}: task {task.name} and that run differ in whether source "
             "and target share a vocabulary.  Set Translation.source_vocab as in that run."
@@ -232,7 +232,7 @@ def _vocabs_of(setting: str, folder: str, task: Task) -> Vocabs:
 
 @functools.cache
 def teacher_spec(setting: str, model_dir: str, student: TransformerSpec) -> TransformerSpec:
-    """Returns the model of a trained run, which predicts the same tokens as its student."""
+    """Returns the model of a trained run, which must predict the same tokens as its student."""
     title = f"{setting} = {model_dir!r}"
     spec = _directory_of(setting, model_dir).load().make(Run).merged.model
     if not isinstance(spec, TransformerSpec) or spec.has_encoder != student.has_encoder:
@@ -252,7 +252,7 @@ def teacher_spec(setting: str, model_dir: str, student: TransformerSpec) -> Tran
 
 
 def _directory_of(setting: str, folder: str) -> ModelDir:
-    """Returns the model directory that a setting names; raises where it has no run."""
+    """Returns the model directory that a setting names; raises if it has no run."""
     directory = ModelDir(path_of(folder))
     if not directory.has_run():
         raise UserError(

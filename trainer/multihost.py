@@ -1,4 +1,4 @@
-"""Connects the processes of one run, and compares what they have."""
+"""Connects the processes of one run, and compares their values."""
 
 import itertools
 import math
@@ -19,10 +19,10 @@ T = TypeVar("T")
 
 
 def connect(mesh: Mesh) -> None:
-    """Lets every group of devices of the mesh meet once, one group after the other.
+    """Runs a collective in every group of devices of the mesh, one group after the other.
 
-    On CPUs XLA connects a group at its first collective and holds a lock of the process meanwhile:
-    two processes that begin with different groups wait for each other until they time out.
+    On CPUs, XLA connects a group at its first collective, and meanwhile locks the process.
+    Two processes that began with different groups would wait for each other until they time out.
     """
     if jax.process_count() == 1 or mesh.devices.flat[0].platform != "cpu":
         return
@@ -37,22 +37,22 @@ def connect(mesh: Mesh) -> None:
 
 
 def gather(value: T) -> list[T]:
-    """Returns the value of each process of the run, which JSON can hold, by its index."""
+    """Returns the values of all processes of the run, by index; JSON must be able to hold them."""
     others = peers.current()
     return [value] if others is None else others.gather(value)
 
 
 def from_first_process(call: Callable[[], T]) -> T:
-    """Returns in every process what the first one alone computes, which JSON can hold.
+    """Returns in every process what only the first one computes; JSON must be able to hold it.
 
-    What the call raises there ends all.
+    An exception in the call ends all processes.
     """
     value: Any = call() if is_first_process() else None
     return gather(value)[0]
 
 
 def fetched(arrays: Sequence[jax.Array]) -> list[np.ndarray]:
-    """Returns whole arrays, on every process of the run."""
+    """Returns unsharded arrays on the host, in every process of the run."""
     return [*multihost_utils.process_allgather(tuple(arrays), tiled=True)]
 
 
@@ -73,7 +73,7 @@ def check_same(values: Mapping[str, str], remedy: str) -> None:
 
 
 def _groups(mesh: Mesh) -> list[np.ndarray]:
-    """Lists the devices that differ in some mesh axes only, for each choice of mesh axes."""
+    """Lists the groups of devices along each combination of mesh axes."""
     sizes, groups = mesh.devices.shape, []
     for count in range(1, len(sizes) + 1):
         for axes in itertools.combinations(range(len(sizes)), count):

@@ -31,14 +31,14 @@ class CompiledStep:
     mesh: Mesh
     state: State
     batch: dict[str, jax.ShapeDtypeStruct]
-    traced: Any  # as jax.stages has them; their types are not public
+    traced: Any  # of jax.stages, whose types are not public
     executable: Any
     compile_s: float
 
 
 @dataclasses.dataclass(frozen=True)
 class StepResult:
-    """Holds the metrics of a step on the host: numbers by name, and what the routers did."""
+    """Holds the metrics of a step on the host: numbers by name, and the loads of experts."""
 
     step: int
     line: Line
@@ -51,59 +51,57 @@ class Outcome:
 
     steps: int
     stop_signal: int | None = None
-    """The signal that stopped it before all was done."""
+    """The signal that stopped the run before it was done."""
     step_s: float | None = None
-    """Seconds a step, the first one (which compiles) not counted."""
+    """Mean seconds per step, without the first one."""
     data_stall_fraction: float = 0.0
     """The share of that time in which the loop waited for data."""
 
 
 class Observer:
-    """Receives the events of a run.  An observer defines the methods that it needs."""
+    """Receives the events of a run.  An observer overrides the methods that it needs."""
 
     def on_start(self, run: Run, first_step: int) -> None:
-        """Runs when the state is there; `first_step` updates have been made."""
+        """Called when the state is ready, after `first_step` updates."""
 
     def on_compiled(self, compiled: CompiledStep) -> None:
-        """Runs when the step is compiled, before the first one."""
+        """Called when the step is compiled, before it runs for the first time."""
 
     def starts_idle(self, step: int) -> bool:
-        """Returns whether the devices finish the steps before this one first."""
+        """Returns whether the devices must finish all earlier steps before this one starts."""
         return False
 
     def before_step(self, step: int) -> None:
-        """Runs before a step is dispatched; the devices may still work on the last one."""
+        """Called before a step is dispatched; the devices may still work on the previous one."""
 
     def on_step(self, result: StepResult) -> None:
-        """Runs when the loss of a step is known to be finite."""
+        """Called when the loss of a step is known to be finite."""
 
     def on_batch_evaluated(self, done: int, total: int) -> None:
-        """Runs after each batch of an evaluation."""
+        """Called after each batch of an evaluation."""
 
     def evaluate(self, step: int, params: Params, progress: Progress) -> Mapping[str, float]:
         """Returns further measures for an evaluation on the validation split.
 
-        A slow one calls `progress`, which may raise to end the evaluation.
+        A slow evaluation calls `progress`, which may raise to end it.
         """
         return {}
 
     def on_evaluation(self, line: Line, parts: Mapping[str, Part]) -> None:
-        """Runs after an evaluation of the validation split."""
+        """Called after an evaluation of the validation split."""
 
     def before_save(self, step: int) -> None:
-        """Runs before a checkpoint is saved; the run that continues from it relies on what was
-        written before.
-        """
+        """Called before a checkpoint is saved, to write what a run that continues from it needs."""
 
     def on_end(self, outcome: Outcome) -> None:
-        """Runs when the run ends without an error."""
+        """Called when the run ends without an error."""
 
     def close(self) -> None:
-        """Runs when the run ends, whatever the reason."""
+        """Called when the run ends, whatever the reason."""
 
 
 class Observers:
-    """Calls several observers, in their order."""
+    """Calls several observers, in order."""
 
     def __init__(self, observers: Sequence[Observer]):
         self._observers = tuple(observers)
@@ -115,9 +113,9 @@ class Observers:
         return [getattr(o, event.__name__)(*args, **kwargs) for o in self._observers]
 
     def close(self) -> None:
-        """Closes all, whatever one of them raises.
+        """Closes all observers, even if some of them raise.
 
-        A full disk, which ended the run, also ends what an observer writes: that is only logged.
+        An OSError, as from the full disk that ended the run, is only logged.
         """
         with contextlib.ExitStack() as stack:
             for observer in reversed(self._observers):

@@ -1,4 +1,4 @@
-"""Prepares the data of a run of several processes, which share a disk or have separate ones."""
+"""Prepares the data of a multi-process run, whose processes may share a disk."""
 
 import functools
 import logging
@@ -28,9 +28,9 @@ def prepare(
 ) -> Prepared:
     """Returns the rows of a task: process 0 prepares them while the others wait.
 
-    A process that then has no rows in data_dir has a separate disk, and prepares them there.
-    Raises in every process unless all have the same rows.  Without a worker_count there are as many
-    workers as cores.
+    A process that still has no rows in data_dir has a separate disk, and prepares them there.
+    Raises in every process unless all have the same rows.  Without a worker_count, there is one
+    worker per core.
     """
 
     def manifest() -> dict[str, Any] | None:

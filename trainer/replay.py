@@ -1,7 +1,7 @@
-"""Computes steps a second time with the devices in another order, and compares the two results.
+"""Repeats steps with the devices in another order, and compares the results.
 
-A layout's result does not depend on which device holds which shard.  Where it does, a device
-computes wrong (silent data corruption; Hochschild et al. 2021, Dixit et al. 2021).
+A step's result does not depend on which device holds which shard.  If it does, a device computes
+wrong results (silent data corruption; Hochschild et al. 2021, Dixit et al. 2021).
 """
 
 import functools
@@ -32,16 +32,16 @@ Kinds = dict[str, list[jax.Array]]
 WEIGHTS = "weights"
 Numbers = tuple[float, ...]
 Replayed = tuple[Kinds, dict[int, Numbers]]
-"""What a step on the other mesh gives, and the lengths of the changes of each device's shards, by
-its place in the mesh."""
+"""The result of a step on the other mesh, and the norms of the changes of each device's shards, by
+the device's position in the mesh."""
 TOLERANCE = 0.1
-"""Largest distance of two changes of a shard, as a share of the change.  Round-off of sums over
-devices stays below it, though Adam may give tiny gradients of another sign whole updates."""
+"""Largest distance between two results of a shard, relative to its change.  Round-off of sums over
+devices stays below it, though Adam may turn tiny gradients of another sign into full updates."""
 PROBE_ROUNDS, PROBE_SIZE = 8, 512
 
 
 def rotated(mesh: Mesh) -> Mesh:
-    """Returns a mesh in which each process's devices have moved by one place."""
+    """Returns a mesh in which each process's devices have moved by one position."""
     devices = mesh.devices.flatten()
     processes = np.array([device.process_index for device in devices])
     for process in set(processes):
@@ -51,7 +51,7 @@ def rotated(mesh: Mesh) -> Mesh:
 
 
 def moved(tree: Any, mesh: Mesh, other: Mesh) -> Any:
-    """Copies arrays so that each shard is on the device that has the same place in another mesh."""
+    """Copies arrays so that each shard is on the device at the same position in another mesh."""
     there = dict(zip(mesh.devices.flat, other.devices.flat, strict=True))
 
     def move(array: jax.Array) -> jax.Array:
@@ -64,10 +64,10 @@ def moved(tree: Any, mesh: Mesh, other: Mesh) -> Any:
 
 
 class Replay:
-    """Computes steps on the rotated mesh as well, and raises where the results disagree."""
+    """Computes steps on the rotated mesh as well, and raises if the results disagree."""
 
     def __init__(self, mesh: Mesh, step_there: Step, trained: Callable[[Params], Params]):
-        """Takes the step that is compiled for the rotated mesh, and what chooses its weights."""
+        """Sets the step compiled for the rotated mesh, and a function that selects its weights."""
         self._mesh, self._there, self._trained = mesh, rotated(mesh), trained
         self._step_there = step_there
         if mesh == self._there:
@@ -77,7 +77,7 @@ class Replay:
             )
 
     def _compared(self, state: State) -> Kinds:
-        """Returns the numbers that are compared, by kind: weights, first moments, ..."""
+        """Returns the arrays that are compared, by kind: weights, first moments, ..."""
         kinds = {WEIGHTS: jax.tree.leaves(self._trained(state["params"]))}
         for path, array in jax.tree.leaves_with_path(state["opt_state"]):
             if jnp.issubdtype(array.dtype, jnp.floating):
@@ -94,8 +94,8 @@ class Replay:
         return compared, by_place(changes)
 
     def check(self, step: int, replayed: Replayed, state: State) -> None:
-        """Raises RunError where the state after a step is not the one there, or replicas of its
-        shards differ."""
+        """Raises RunError if the state after a step differs from the one there, or if replicas of
+        its shards differ."""
         here, there = ([*map(str, m.devices.flat)] for m in (self._mesh, self._there))
         compared, changes = replayed
         apart = by_place(on_each_device(self._mesh, distance, compared, self._compared(state)))
@@ -112,9 +112,8 @@ class Replay:
 
 
 def describe(step: int, wrong: Mapping[int, float], here: Names, there: Names, odd: Names) -> str:
-    """Says which shards differ, and which device computes wrong: an odd one, or one that has
-    computed all of these shards.
-    """
+    """Describes which shards differ, and which device computes wrong results: an odd one, or one
+    that has computed all of these shards."""
     common = set.intersection(*({here[place], there[place]} for place in wrong))
     blamed = " or ".join(odd or sorted(common))
     is_sure = odd or len(wrong) == 1
@@ -137,12 +136,12 @@ def describe(step: int, wrong: Mapping[int, float], here: Names, there: Names, o
 
 
 def share(distance: float, update: float) -> float:
-    """Returns a distance as a share of an update."""
+    """Returns a distance relative to an update."""
     return distance / update if update else math.inf if distance else 0.0
 
 
 def distance(arrays: Kinds, others: Kinds) -> jax.Array:
-    """Returns the lengths of the differences of a device's shards."""
+    """Returns the norms of the differences of a device's shards, by kind."""
 
     def squares(x: jax.Array, y: jax.Array) -> jax.Array:
         return jnp.sum(jnp.square(x.astype(float) - y.astype(float)))
@@ -152,15 +151,15 @@ def distance(arrays: Kinds, others: Kinds) -> jax.Array:
 
 
 def change(arrays: Kinds, others: Kinds) -> jax.Array:
-    """Returns the lengths of the changes, those of moments and averages at least TOLERANCE times
-    their own length: where gradients stay the same, a moment changes by little but round-off."""
+    """Returns the norms of the changes.  For moments and averages, they are at least TOLERANCE
+    times the arrays' norms: with constant gradients, moments change little beyond round-off."""
     floors = jnp.array([0 if kind == WEIGHTS else TOLERANCE for kind in sorted(arrays)], float)
     nothing = jax.tree.map(jnp.zeros_like, others)
     return jnp.maximum(distance(arrays, others), floors * distance(arrays, nothing))
 
 
 def different_replicas(mesh: Mesh, tree: Any) -> list[int]:
-    """Returns the places in the mesh whose shards differ from their replicas on other devices."""
+    """Returns the positions in the mesh whose shards differ from their replicas elsewhere."""
     arrays: Kinds = {}  # by the mesh axes that split them
     for array in jax.tree.leaves(tree):
         used = {name for entry in spec_of(array).partitions for name in mesh_axes(entry)}
@@ -191,7 +190,7 @@ def checksum(arrays: Kinds) -> jax.Array:
 
 
 def probes(mesh: Mesh) -> dict[int, Numbers]:
-    """Returns what each device computes alone from the same numbers, by its place in the mesh."""
+    """Returns each device's result of the same computation, by position in the mesh."""
     return by_place(on_each_device(mesh, probe))
 
 
@@ -206,21 +205,21 @@ def probe() -> jax.Array:
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def on_each_device(mesh: Mesh, call: Callable[..., jax.Array], *trees: Params) -> jax.Array:
-    """Returns the numbers that each device computes from its shards, in the order of the mesh."""
+    """Returns the numbers that each device computes from its shards, in mesh order."""
     specs = jax.tree.map(spec_of, trees)
     every = jax.P(mesh.axis_names)
     return jax.shard_map(call, mesh=mesh, in_specs=specs, out_specs=every, check_vma=False)(*trees)
 
 
 def by_place(numbers: jax.Array) -> dict[int, Numbers]:
-    """Returns the numbers of each device of all processes, by its place in the mesh."""
+    """Returns the numbers of each device of all processes, by position in the mesh."""
     shards = numbers.addressable_shards
     here = [(shard.index[0].start or 0, np.asarray(shard.data)[0].tolist()) for shard in shards]
     return {place: tuple(row) for place, row in itertools.chain.from_iterable(gather(here))}
 
 
 def odd_ones(results: Mapping[int, Numbers]) -> list[int]:
-    """Returns which results are not those of the majority; none where there is no majority."""
+    """Returns the positions whose results differ from the majority's; none without a majority."""
     usual, count = Counter(results.values()).most_common(1)[0]
     is_majority = 2 * count > len(results)
     return [place for place, result in results.items() if is_majority and result != usual]

@@ -33,9 +33,9 @@ from trainer.optimizers.optimizer import OptimizerSpec
 from trainer.optimizers.spikes import SkipSpikes
 
 ROWS_MULTIPLE = 128
-"""Of the rows of an embedding: they split over many devices."""
+"""Embeddings have a multiple of this number of rows, so that they split over many devices."""
 MAX_STEPS = 2**31 - 1
-"""Their counters have 32 bits."""
+"""Step counters have 32 bits."""
 Step = Annotated[int, Field(ge=1, le=MAX_STEPS)]
 StepsBefore = Annotated[int, Field(ge=0, le=MAX_STEPS)]
 
@@ -188,14 +188,14 @@ class Run:
 
     @property
     def merged(self) -> "Run":
-        """Returns the run of the model alone: its adapters are added to its weights."""
+        """Returns the run with adapters merged into the weights, and without a teacher."""
         model: Any = self.model
         model = model if model.adapter is None else dataclasses.replace(model, adapter=None)
         return dataclasses.replace(self, model=model, teacher=None)
 
     @property
     def vocabs_from(self) -> dict[str, str]:
-        """Returns the model directories whose vocabularies the run takes, by setting."""
+        """Returns the model directories whose vocabularies the run uses, by setting."""
         folders = {"Run.start_from": self.start_from}
         if self.teacher is not None and self.base is not None:
             folders |= dict([self.base])
@@ -203,7 +203,7 @@ class Run:
 
     @property
     def base(self) -> tuple[str, str] | None:
-        """Returns the setting that names the weights that are not trained, and their folder."""
+        """Returns the setting that names the frozen weights, and their folder."""
         if self.teacher is not None:
             return f"{type(self.teacher).__name__}.model_dir", self.teacher.model_dir
         if self.model.adapter is None or self.start_from is None:
@@ -220,11 +220,11 @@ class Run:
 
     @property
     def stages(self) -> dict[str, Sequence[tuple[int, int]]]:
-        """Returns the stages of batches and of rows, by the names of the settings."""
+        """Returns the stages of batch sizes and of row lengths, by setting."""
         return {"Run.batch_stages": self.batch_stages, "Run.length_stages": self.length_stages}
 
     def stage(self, step: int) -> "Run":
-        """Returns the run whose steps all have the batch and the rows of a step, from 0."""
+        """Returns the run in which all steps have the batch and row length of a step, from 0."""
         run = dataclasses.replace(self, batch_sequences=self.batch_sizes.at(step),
                                   batch_stages=(), length_stages=())  # fmt: skip
         length = value_at(step, None, self.length_stages)
@@ -246,7 +246,7 @@ class Run:
         return sorted(runs, key=lambda r: (r.batch_sequences * r.task.length, r.task.length))
 
     def with_steps(self, rows: int | None) -> "Run":
-        """Returns the run with its length in steps, given the rows of training where known."""
+        """Returns the run with its length in steps, if the number of training rows is known."""
         if self.epochs is None or rows is None:
             return self
         steps = self.batch_sizes.step_of(math.ceil(Exact(str(self.epochs)) * rows) - 1) + 1
@@ -259,7 +259,7 @@ class Run:
 
     @property
     def total_steps(self) -> int:
-        """Returns the updates in the whole run; raises where that takes the rows of training."""
+        """Returns the number of updates; raises if that depends on unknown training rows."""
         if self.steps is None:
             raise UserError(
                 f"Run.epochs = {self.epochs:g}: the number of steps depends on the rows of task "
@@ -274,9 +274,9 @@ class Run:
 
     @property
     def rows_together(self) -> int:
-        """Returns how many neighbouring rows stay in one microbatch: those of a group of tokens.
+        """Returns how many neighbouring rows stay in one microbatch, to keep groups of tokens.
 
-        So groups are the same whatever the microbatches.
+        So groups do not depend on the number of microbatches.
         """
         lengths, groups = self.task.array_lengths, self.model.groups
         return math.lcm(

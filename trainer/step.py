@@ -1,4 +1,4 @@
-"""Trains and evaluates one step, and makes the state that steps work on."""
+"""Defines the training and evaluation steps, and makes the state of training."""
 
 import dataclasses
 import functools
@@ -32,11 +32,11 @@ logger = logging.getLogger(__name__)
 
 Array = jax.Array
 State = dict[str, Any]
-"""Has params, opt_state and step; with weights that stay as they are, of a teacher or below
-adapters, also base, which identifies them; with `Run.skip_spikes` also spikes."""
+"""Has params, opt_state and step.  With frozen weights, of a teacher or below adapters, it also has
+base, which identifies them; with `Run.skip_spikes`, also spikes."""
 Metrics = dict[str, Any]  # numbers; with experts also their loads
 UNKNOWN_STEPS = 2**30
-"""Steps of a run of epochs while its rows are not known: only shapes and weights are of use."""
+"""Steps of a run of epochs while its rows are unknown: only shapes and weights are used then."""
 Total = tuple[Params, LossSums]
 WEIGHT_PARTS = {
     r"/(router_DE|bias_E)$": "router",
@@ -48,7 +48,7 @@ WEIGHT_PARTS = {
     r"embed_|positions_": "embed",
     r"softmax_": "softmax",
 }
-"""Parts of the model whose gradients have a norm of their own, by what paths of weights have."""
+"""Parts of the model with separate gradient norms, by patterns of weights' paths."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,7 +71,7 @@ class TrainStepSpec:
         return transform if self.ema is None else keep_average(transform, self.ema)
 
     def without_padding(self) -> "TrainStepSpec":
-        """Returns the same without padding: what could be padded is replicated."""
+        """Returns the same without padding; arrays are replicated along axes that need padding."""
         model: Any = self.model
         layout = without_padding(model.layout)
         if layout == model.layout:
@@ -93,7 +93,7 @@ class TrainStepSpec:
         return {} if self.skip_spikes is None else {"spikes": self.skip_spikes.initial_state()}
 
     def trained(self, params: Params) -> Params:
-        """Returns those weights that training changes."""
+        """Returns the weights that training changes."""
         return {name: tree for name, tree in params.items() if self.model.trains(name)}
 
     def saved(self, state: State) -> State:
@@ -112,7 +112,7 @@ class TrainStepSpec:
 
 
 def train_step_spec(run: Run, layout: Layout) -> TrainStepSpec:
-    """Returns what the compiled steps of a run depend on."""
+    """Returns the spec on which the compiled steps of a run depend."""
     model: Model = run.model.model(layout)
     if run.teacher is not None:
         assert run.base is not None and isinstance(run.model, TransformerSpec)  # as a run checks
@@ -132,7 +132,7 @@ def train_step_spec(run: Run, layout: Layout) -> TrainStepSpec:
 def abstract_state(step_spec: TrainStepSpec, mesh: Mesh | AbstractMesh) -> State:
     """Returns shapes, types and shardings of the state, allocating nothing.
 
-    The optimizer's arrays are sharded as an update returns them.
+    The optimizer's arrays have the shardings that an update returns.
     """
 
     def after_one_update() -> State:
@@ -148,7 +148,7 @@ def abstract_params(model: Model, mesh: Mesh | AbstractMesh) -> Params:
 
 
 def abstract(make: Callable[..., Any], mesh: Mesh | AbstractMesh, *arguments: Any) -> Any:
-    """Returns what a function would make of such arguments on a mesh, allocating nothing."""
+    """Returns the abstract result of a function on a mesh, allocating nothing."""
     with use_mesh(mesh):
         return abstract_like(jax.eval_shape(make, *arguments), mesh)
 
@@ -189,7 +189,7 @@ def train_step(step_spec: TrainStepSpec, state: State, batch: Batch) -> tuple[St
         **grad_norms(gradients),
     }
     if step_spec.criterion.dpo_beta is not None:
-        metrics["preferences"] = sums.tokens  # of which the numbers above are means
+        metrics["preferences"] = sums.tokens  # the numbers above are means over these
     updated = step_spec.update(state, gradients, sums.loads)
     if step_spec.skip_spikes is not None:
         updated, more = step_spec.skip_spikes.checked(state, updated, metrics)
@@ -203,10 +203,10 @@ def train_step(step_spec: TrainStepSpec, state: State, batch: Batch) -> tuple[St
 def add_microbatches(
     step_spec: TrainStepSpec, params: Params, batch: Batch, key: Array
 ) -> tuple[Params, LossSums]:
-    """Adds up gradients of the weights that are trained, and sums, over microbatches; memory does
-    not grow with their number.
+    """Sums the gradients of trained weights, and the loss sums, over microbatches.
 
-    Several microbatches are added up in JAX's float type, whatever the types of weights.
+    Memory does not grow with the number of microbatches.  Several microbatches are summed in JAX's
+    default float type, whatever the types of the weights.
     """
     stack_weights = token_weights(batch)
     weights, params = params, step_spec.trained(params)
@@ -244,9 +244,9 @@ def add_microbatches(
 
 
 def with_deferred_sums(model: Model, params: Params) -> Params:
-    """Returns the weights so that the gradients of their products cross devices once a step.
+    """Returns the weights so that gradients of their products are reduced once per step.
 
-    Those of biases and scales, which no product reads, cross once a microbatch.
+    Gradients of biases and scales, which no product reads, are reduced once per microbatch.
     """
     infos, place = model.weights(), model.layout.place("BL")
     rows, columns = map(mesh_axes, place)
@@ -266,7 +266,7 @@ def part_of(path: str) -> str:
 def grad_norms(gradients: Params) -> dict[str, Array]:
     """Returns the norm of all gradients, "grad_norm", and of each part, "grad_norm/attention".
 
-    Each gradient is read, and its sum crosses devices, once for both.  Sums have JAX's float type.
+    Each gradient is read, and its sum reduced, only once.  Sums have JAX's default float type.
     """
     parts = dict[str, list[Array]]()
     squares = jax.tree.map(lambda gradient: jnp.sum(jnp.square(gradient.astype(float))), gradients)

@@ -20,7 +20,7 @@ AbstractBatch = dict[str, jax.ShapeDtypeStruct]
 
 
 class DecodeShape(NamedTuple):
-    """Describes what is decoded at a time."""
+    """Describes the shape of a batch to decode."""
 
     search: Search
     rows: int
@@ -29,7 +29,7 @@ class DecodeShape(NamedTuple):
     prompt_tokens: int
     """Tokens of each prompt."""
     new_tokens: int
-    """Steps of decoding, where no text ends sooner.  The cache is padded as that of `decode`."""
+    """Decoding steps, if no text ends sooner.  The cache is padded like that of `decode`."""
     suffix_tokens: int = 0
     """Tokens of the suffix that ranks samples; 0 without one."""
     weights: StoredWeights = "stored"
@@ -38,7 +38,7 @@ class DecodeShape(NamedTuple):
 def trace_train_step(
     run: Run, layout: Layout, mesh: Mesh | AbstractMesh
 ) -> tuple[Any, step.State, AbstractBatch]:
-    """Traces the training step; returns that and its abstract arguments."""
+    """Traces the training step; returns the trace and its abstract arguments."""
     step_spec = step.train_step_spec(run, layout)
     state = step.abstract_state(step_spec, mesh)
     batch = BatchSharding.of(run, layout, mesh).abstract(run.task.array_shapes)
@@ -61,7 +61,7 @@ def trace_score_step(run: Run, layout: Layout, mesh: Mesh | AbstractMesh) -> Any
 def trace_generate(
     run: Run, layout: Layout, mesh: Mesh | AbstractMesh, shape: DecodeShape
 ) -> tuple[Any, tuple[Any, ...]]:
-    """Traces the decoding of one batch; returns that and the arguments of `generate`."""
+    """Traces the decoding of one batch; returns the trace and the arguments of `generate`."""
     model = run.merged.model.model(layout)
     tokens = (shape.source_tokens, shape.prompt_tokens, shape.suffix_tokens)
     inputs = abstract_inputs(layout, mesh, shape.rows, *tokens)
@@ -77,7 +77,7 @@ def trace_generate(
 def trace_batch(
     run: Run, layout: Layout, mesh: Mesh | AbstractMesh, function: Any, *settings: object
 ) -> Any:
-    """Traces a jitted function of a model, of settings, of weights and of a batch."""
+    """Traces a jitted function of a model, settings, weights and a batch."""
     model, sharding = run.model.model(layout), BatchSharding(layout, mesh, run.batch_sequences)
     params, batch = step.abstract_params(model, mesh), sharding.abstract(run.task.array_shapes)
     with use_mesh(mesh):

@@ -9,11 +9,11 @@ import numpy as np
 
 _UNFIT = np.iinfo(np.int64).max
 Room = Sequence[int]
-"""Free places of a row on each side."""
+"""Free positions of a row on each side."""
 
 
 class Places(NamedTuple):
-    """Holds where pieces go: their rows, first places on each side, and segment numbers."""
+    """Holds where pieces go: their rows, first positions on each side, and segment numbers."""
 
     rows: np.ndarray
     starts: np.ndarray
@@ -21,9 +21,9 @@ class Places(NamedTuple):
 
 
 class BestFit:
-    """Chooses rows for examples by their sizes on each side, that of the target first.
+    """Chooses rows for examples by their sizes on each side, targets first.
 
-    At most `limit` rows are open for more examples; beyond it the fullest is closed.
+    At most `limit` rows are open for more examples; beyond that, the fullest is closed.
     """
 
     def __init__(self, lengths: Sequence[int], limit: int):
@@ -34,14 +34,14 @@ class BestFit:
 
     @property
     def opened(self) -> int:
-        """Returns how many rows were opened."""
+        """Returns how many rows have been opened."""
         return len(self._segments)
 
     def open_rows(self) -> list[int]:
         return self._open.rows()
 
     def put(self, sizes: np.ndarray) -> Places:
-        """Puts examples into rows; `sizes` has a column for each side."""
+        """Assigns examples to rows; `sizes` has a column for each side."""
         rows, starts, segments = [], [], []
         for size in sizes.tolist():
             if (taken := self._open.take(size)) is None:
@@ -58,26 +58,26 @@ class BestFit:
 
 
 class RowsOfTexts:
-    """Keeps open rows of one side, ordered by their free places; of equals the newest is first."""
+    """Keeps open rows of one side, ordered by free positions; among equals, the newest is first."""
 
     def __init__(self, length: int, *, limit: int):
         self._limit = limit
-        self._open: list[tuple[int, int, int]] = []  # free places, minus the time of `put`, row
+        self._open: list[tuple[int, int, int]] = []  # free positions, minus the time of `put`, row
         self._time = 0
 
     def rows(self) -> list[int]:
         return [row for _, _, row in self._open]
 
     def take(self, size: Room) -> tuple[int, Room] | None:
-        """Removes and returns the fullest row that has room, if one does."""
-        place = bisect.bisect_left(self._open, (size[0],))
-        if place == len(self._open):
+        """Removes and returns the fullest row with enough room, if there is one."""
+        index = bisect.bisect_left(self._open, (size[0],))
+        if index == len(self._open):
             return None
-        space, _, row = self._open.pop(place)
+        space, _, row = self._open.pop(index)
         return row, (space,)
 
     def put(self, row: int, room: Room) -> None:
-        """Adds the row that was taken last, or a new one, unless a side is full."""
+        """Adds the row that was taken last, or a new one, unless it is full."""
         (space,) = room
         if not space or not self._limit:
             return
@@ -88,9 +88,9 @@ class RowsOfTexts:
 
 
 class RowsOfPairs:
-    """Keeps open rows of two sides, in slots: no order serves every size, so all are compared.
+    """Keeps open rows of two sides in slots.  No order serves every size, so all are compared.
 
-    An empty slot has all its room, so that it is chosen only where no open row fits.
+    An empty slot has all its room, so it is chosen only if no open row fits.
     """
 
     def __init__(self, length: int, source_length: int, *, limit: int):
@@ -99,7 +99,7 @@ class RowsOfPairs:
         self._rows = [-1] * slots
         self._room, self._source_room = np.full(slots, length), np.full(slots, source_length)
         self._both = self._room + self._source_room
-        self._taken = 0  # the slot of the last row, which `put` fills again
+        self._taken = 0  # the slot of the row taken last, which `put` fills again
 
     def rows(self) -> list[int]:
         return [row for row in self._rows if row >= 0]

@@ -31,23 +31,23 @@ RowArray = np.ndarray | CheckedArray | MaskedArray
 class Counts:
     """Counts what rows were made from.
 
-    Words are separated by white space in the raw text; the end of a line is none.
+    Words are separated by white space in the raw text; the end of a line is not a word.
 
     Bytes are those of a text file: a line that ends with "\\r\\n" counts both, and a last line
-    without a newline counts one as well.  A byte order mark is not counted, nor are blank lines
-    that are not examples.  Of pairs, the texts count, with one newline each.
+    without a newline counts one as well.  A byte order mark does not count, nor do blank lines that
+    are not examples.  For pairs, the texts count, with one newline each.
     """
 
     lines: NonNegativeInt = 0
     words: NonNegativeInt = 0
-    bytes: NonNegativeInt = 0  # of the raw lines in UTF-8, with one newline a line
-    tokens: NonNegativeInt = 0  # with one end a line
+    bytes: NonNegativeInt = 0  # of the raw lines in UTF-8, with one newline per line
+    tokens: NonNegativeInt = 0  # with one end token per line
     rows: NonNegativeInt = 0
-    # Only of pairs, of which the numbers above count the targets.
+    # Only for pairs, for which the numbers above count the targets.
     source_words: NonNegativeInt = 0
     source_bytes: NonNegativeInt = 0
     source_tokens: NonNegativeInt = 0
-    left_out: NonNegativeInt = 0  # examples that no row can have; no other number counts them
+    left_out: NonNegativeInt = 0  # examples that fit no row; no other number counts them
 
     def __add__(self, other: "Counts") -> "Counts":
         a, b = dataclasses.asdict(self), dataclasses.asdict(other)
@@ -64,21 +64,21 @@ class Counts:
 
     @classmethod
     def of_pairs(cls, pairs: Sequence[Sequence[str]], **others: int) -> "Counts":
-        """Counts the texts of some pairs; others are the numbers that no text tells."""
+        """Counts the texts of some pairs; `others` are the numbers that the texts do not show."""
         sources, targets = (cls.of([pair[side] for pair in pairs]) for side in (0, 1))
         texts = {"source_words": sources.words, "source_bytes": sources.bytes}
         return dataclasses.replace(targets, **texts, **others)
 
     @classmethod
     def read(cls, entry: Mapping[str, Any]) -> "Counts":
-        """Takes the counts out of a manifest; older ones lack some."""
+        """Reads the counts from an entry of a manifest; older ones lack some."""
         return cls(**{f.name: entry.get(f.name, f.default) for f in dataclasses.fields(cls)})
 
 
 class RowsOfPart(NamedTuple):
-    """Holds the rows of one source of a mixture, and its pairs that are in no row, by reason.
+    """Holds the rows of one source of a mixture, and counts its pairs in no row by reason.
 
-    A reason for which no pair is dropped has 0.
+    A reason that drops no pair has 0.
     """
 
     name: str
@@ -97,20 +97,20 @@ class Rows:
     """Holds the rows of one split."""
 
     arrays: Mapping[str, RowArray]
-    """Tokens, segments and the like, by the names of the cache's files."""
+    """Tokens, segments and so on, by the names of the cache's files."""
     counts: Counts
     pieces: np.ndarray | None = None
-    """A line of (line, row, segment) for each piece of each line; known for rows in memory."""
+    """A (line, row, segment) for each piece of each line; only for rows packed in memory."""
     mix: MixtureOrder | None = None
-    """Rates of the rows of a mixture in training."""
+    """The order of the rows of a mixture in training."""
     parts: Sequence[RowsOfPart] = ()
     """The rows of each source of a mixture."""
     begin_id: int = PAD
-    """What a decoder reads before a target."""
+    """The token that a decoder reads before a target."""
     documents: Documents | None = None
-    """Where the examples come from; known for rows of a cache."""
+    """Where the examples come from; only for rows of a cache."""
     batch_length: int | None = None
-    """Tokens of the shorter rows that a batch cuts each row into. None: it stays whole."""
+    """Length of the shorter rows into which a batch cuts each row. None: rows stay whole."""
 
     def __len__(self) -> int:
         return len(self.targets_BL)
@@ -125,7 +125,7 @@ class Rows:
 
     @property
     def counted_BL(self) -> np.ndarray:
-        """Returns which tokens of all rows the loss counts: all, or those that a mask names."""
+        """Returns which tokens of all rows the loss counts: all but padding, or those in a mask."""
         mask_BL = self.arrays.get("loss_mask", self.segments_BL)
         return read_rows(np.arange(len(self)), mask_BL)[0] > 0
 
@@ -136,7 +136,7 @@ class Rows:
 
     @property
     def known_documents(self) -> Documents:
-        """Returns where the examples come from; raises where a cache does not know it."""
+        """Returns where the examples come from; raises if the cache does not know."""
         if self.documents is None:
             raise UserError(
                 "these rows are from an older version, which did not record their documents.  Run "
@@ -145,7 +145,7 @@ class Rows:
         return self.documents
 
     def without(self, names: Sequence[str]) -> "Rows":
-        """Returns rows in which some documents are padding; all others stay where they are."""
+        """Returns rows in which some documents become padding; all others stay where they are."""
         if not names:
             return self
         index = self.known_documents
@@ -164,11 +164,11 @@ class Rows:
         return 1 if self.batch_length is None else self.targets_BL.shape[1] // self.batch_length
 
     def cut(self, rows_BL: np.ndarray) -> np.ndarray:
-        """Returns rows as a batch has them, cut into `per_row` shorter ones each."""
+        """Cuts rows into `per_row` shorter ones each, as in a batch."""
         return rows_BL if self.batch_length is None else rows_BL.reshape(-1, self.batch_length)
 
     def batch(self, row_ids: np.ndarray) -> dict[str, np.ndarray]:
-        """Returns rows as int32 arrays; NO_ROW gives a row of padding."""
+        """Returns a batch of rows as int32 arrays; NO_ROW gives a row of padding."""
         rows = read_rows(row_ids, self.targets_BL, self.segments_BL)
         targets_BL, segments_BL = map(self.cut, rows)
         return {
@@ -180,7 +180,7 @@ class Rows:
 
 
 class PairRows(Rows):
-    """Holds the rows of one split of a translation; those of a mixture follow part after part."""
+    """Holds the rows of one split of a translation; the parts of a mixture follow each other."""
 
     def batch(self, row_ids: np.ndarray) -> dict[str, np.ndarray]:
         arrays = self.arrays["sources"], self.arrays["source_segments"]
@@ -194,7 +194,7 @@ class PairRows(Rows):
 
 
 def read_rows(row_ids: np.ndarray, *arrays: RowArray) -> list[np.ndarray]:
-    """Copies rows of some arrays; NO_ROW gives a row of zeros."""
+    """Copies rows from some arrays; NO_ROW gives a row of zeros."""
     empty = np.asarray(row_ids) == NO_ROW
     rows = [array[np.where(empty, 0, row_ids)] for array in arrays]
     for row in rows:
@@ -205,9 +205,9 @@ def read_rows(row_ids: np.ndarray, *arrays: RowArray) -> list[np.ndarray]:
 def packed_lines(
     lines: Iterable[str], vocab: Vocab, length: int, words: frozenset[str] | None, packs: bool
 ) -> tuple[pack.Packed, Counts]:
-    """Encodes and packs raw lines, some thousands at a time; a blank one is a line of no words.
+    """Encodes and packs raw lines in chunks; a blank line is an example without words.
 
-    Words outside `words` are read as <UNK>; None keeps all.
+    Words outside `words` become <UNK>; None keeps all words.
     """
     packer = pack.Packer(pack.Side(length, vocab.dtype, vocab.end_id), packs=packs)
     counts = Counts()
@@ -223,9 +223,9 @@ def packed_lines(
 def packed_pairs(
     pairs: Iterable[Pair], vocabs: Vocabs, lengths: Sequence[int], packs: bool, tag: str | None
 ) -> tuple[pack.Packed, Counts]:
-    """Encodes and packs pairs chunk by chunk, each source with the tag in front.
+    """Encodes and packs pairs in chunks, each source with the tag in front.
 
-    `lengths` are those of targets and of sources; a pair that is longer than a row has no piece.
+    `lengths` are the row lengths of targets and sources; a pair with a longer half has no piece.
     """
     sides = (vocabs.target, vocabs.of_source)
     packer = pack.Packer(
@@ -248,7 +248,7 @@ def packed_pairs(
 
 
 def rows_of_parts(entries: list[dict[str, Any]], *left_out: str) -> Iterator[RowsOfPart]:
-    """Yields the rows of each part; left_out names the reason for which some are in no row."""
+    """Yields the rows of each part; left_out names the reason why some examples are in no row."""
     first = 0
     for entry in entries:
         counts = Counts.read(entry)
@@ -260,19 +260,19 @@ def rows_of_parts(entries: list[dict[str, Any]], *left_out: str) -> Iterator[Row
 def hashed_bytes(example: str) -> bytes:
     """Returns what an example adds to a content hash; bytes that are not UTF-8 count as they are.
 
-    A newline inside an example has a byte after it that no UTF-8 has, so that one example of two
-    lines is not taken for two of one line.
+    A newline inside an example is followed by a byte that UTF-8 never contains, so that one example
+    of two lines differs from two examples of one line.
     """
     return example.encode("utf-8", "surrogatepass").replace(b"\n", b"\n\xff") + b"\n"
 
 
 def hashed_pair(pair: Pair) -> bytes:
-    """Returns what a pair adds to a content hash; a tab inside a half is not the one between."""
+    """Returns what a pair adds to a content hash; tabs inside a half differ from the separator."""
     return b"\t".join(hashed_bytes(half)[:-1].replace(b"\t", b"\t\xff") for half in pair) + b"\n"
 
 
 def with_unk(lines: Iterable[str], word_list: frozenset[str]) -> list[str]:
-    """Writes <UNK> for each word outside the list; white space is unchanged."""
+    """Replaces each word outside the list with <UNK>; white space is unchanged."""
 
     def known(word: re.Match[str]) -> str:
         return word[0] if word[0] in word_list else UNK_WORD
@@ -281,14 +281,14 @@ def with_unk(lines: Iterable[str], word_list: frozenset[str]) -> list[str]:
 
 
 def read_word_list(path: str | None) -> frozenset[str] | None:
-    """Reads a file of words, one a line; anything after a word, such as its count, is ignored."""
+    """Reads a file with one word per line; ignores anything after a word, such as its count."""
     if path is None:
         return None
     return frozenset(line.split()[0] for line in read_lines(path) if line and not line.isspace())
 
 
 def chunks(examples: Iterable[T]) -> Iterator[list[T]]:
-    """Yields examples some thousands at a time."""
+    """Yields lists of some thousands of examples."""
     rest = iter(examples)
     while chunk := list(itertools.islice(rest, _LINES_PER_CHUNK)):
         yield chunk

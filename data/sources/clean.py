@@ -13,7 +13,7 @@ from configs.spec import Count, spec
 from data.sources.pairs import Pair
 from data.sources.text_files import LONE_SURROGATE
 
-_CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")  # not \t, \n and \r, of prompts
+_CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")  # without \t, \n and \r, for prompts
 
 
 @spec
@@ -54,9 +54,9 @@ class Clean:
         return "surrogateescape" if self.drops_invalid_utf8 else "strict"
 
     def kept(self, pairs: Iterable[Pair], split: str, dropped: Counter[str]) -> Iterator[Pair]:
-        """Yields the pairs of a split that are not dropped, and counts the dropped by reason.
+        """Yields the pairs of a split that are kept, and counts the dropped ones by reason.
 
-        A reason that drops no pair counts 0.  Duplicates are those within one call.
+        A reason that drops no pair counts 0.  Duplicates are detected within one call.
         """
         rules = self._rules(split)
         dropped.update(dict.fromkeys(rules, 0))
@@ -68,7 +68,7 @@ class Clean:
                 dropped[reason] += 1
 
     def _rules(self, split: str) -> dict[str, Callable[[Pair], bool]]:
-        """Returns the chosen tests by their reasons, as tables and manifests have them."""
+        """Returns the enabled tests, by the reasons that tables and manifests show."""
         rules: dict[str, Callable[[Pair], bool]] = {}
         if self.drops_invalid_utf8:
             rules["not UTF-8"] = lambda pair: any(map(LONE_SURROGATE.search, pair))
@@ -88,7 +88,7 @@ class Clean:
             keys: set[bytes] = set()
 
             def is_repeat(pair: Pair) -> bool:
-                # With lengths, as a prompt may hold any sign.
+                # With lengths, as a prompt may contain any separator.
                 text = "".join(f"{len(text)} {text}" for text in pair)
                 key = hashlib.blake2b(text.encode(), digest_size=8).digest()
                 is_known = key in keys
@@ -100,6 +100,6 @@ class Clean:
 
 
 def _lengths(pair: Pair) -> tuple[int, int]:
-    """Returns the characters of the shortest text, and those of the longest one."""
+    """Returns the number of characters in the shortest text and in the longest one."""
     lengths = [len(text.strip()) for text in pair]
     return min(lengths), max(lengths)

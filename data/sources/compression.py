@@ -16,19 +16,19 @@ from configs.paths import is_remote, path_of
 from data.storage import lookup, remote
 
 ENDINGS = {b"\x1f\x8b": ".gz", b"\xfd7zXZ": ".xz", b"\x28\xb5\x2f\xfd": ".zst"}
-"""Suffixes of compressed files, by their first bytes."""
+"""Suffixes of compressed files, by their magic bytes."""
 _BYTES_PER_READ = 1 << 17
-_MAX_WINDOW_BYTES = 1 << 31  # of `zstd --ultra --long=31`, as published corpora have
+_MAX_WINDOW_BYTES = 1 << 31  # of `zstd --ultra --long=31`, which published corpora use
 
 _DECOMPRESSORS: dict[str, Callable[[], Any]] = {
-    ".gz": lambda: zlib.decompressobj(16 + zlib.MAX_WBITS),  # expects the header of gzip
+    ".gz": lambda: zlib.decompressobj(16 + zlib.MAX_WBITS),  # expects a gzip header
     ".xz": lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ),
     ".zst": lambda: zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW_BYTES).decompressobj(),
 }
 
 
 def open_file(name: str) -> io.BufferedReader:
-    """Opens a file, local or remote, to read its decompressed content."""
+    """Opens a local or remote file to read its decompressed content."""
     path = path_of(name).expanduser()
     try:
         file = lookup.open_to_read(name, path)
@@ -45,7 +45,7 @@ def open_file(name: str) -> io.BufferedReader:
 
 
 class BytesRead:
-    """Adds up how many bytes of files are read; of an open file, those before its position."""
+    """Counts the bytes read from files; in an open file, those before its position."""
 
     def __init__(self) -> None:
         self._bytes, self._open = 0, list[tuple[Any, int]]()
@@ -55,12 +55,12 @@ class BytesRead:
         self._bytes += count
 
     def follow(self, file: Any, size: int) -> None:
-        """Counts an open file; all bytes of a closed one are read."""
+        """Follows an open file; once it is closed, all its bytes count as read."""
         self.total()
         self._open.append((file, size))
 
     def total(self) -> int:
-        """Returns the bytes that are read so far."""
+        """Returns the number of bytes read so far."""
         self._bytes += sum(size for file, size in self._open if file.closed)
         self._open = [(file, size) for file, size in self._open if not file.closed]
         return self._bytes + sum(file.tell() for file, _ in self._open)
@@ -71,7 +71,7 @@ _BYTES_READ = contextvars.ContextVar[BytesRead | None]("bytes read", default=Non
 
 @contextlib.contextmanager
 def counted_bytes() -> Iterator[BytesRead]:
-    """Counts the bytes of the files that are read until it ends."""
+    """Counts the bytes that are read from files within the context."""
     token = _BYTES_READ.set(BytesRead())
     try:
         yield bytes_read()
@@ -80,13 +80,13 @@ def counted_bytes() -> Iterator[BytesRead]:
 
 
 def bytes_read() -> BytesRead:
-    """Returns the counter that is in use."""
+    """Returns the counter of the context; without one, a counter that nothing reads."""
     return _BYTES_READ.get() or BytesRead()
 
 
 @contextlib.contextmanager
 def read_errors(path: str) -> Iterator[None]:
-    """Names the file in the errors of reading it."""
+    """Names the file in errors that occur while it is read."""
     try:
         yield
     except (EOFError, OSError) as error:
@@ -97,24 +97,24 @@ def read_errors(path: str) -> Iterator[None]:
 
 
 def nearest(path: str) -> str:
-    """Proposes the file whose name is most like that of one that cannot be opened."""
+    """Suggests a file with a name similar to the one that cannot be opened."""
     if is_remote(path):
         return ""
     folder, name = os.path.split(os.path.expanduser(path))
     while folder and not os.path.isdir(folder):
         folder, name = os.path.split(folder)
     names = list[str]()
-    with contextlib.suppress(OSError):  # a folder that may not be read
+    with contextlib.suppress(OSError):  # an unreadable folder
         names = [other for other in os.listdir(folder or ".") if other != name]
     hint = did_you_mean(name, names)
     return f"{hint}  (in {folder or 'this folder'})" if hint else ""
 
 
 class _Frames(io.RawIOBase):
-    """Decompresses one frame after another: members of .gz, or streams of .xz with zeros between.
+    """Decompresses one frame after another: .gz members, or .xz streams with zeros between.
 
-    The libraries' own readers take a .zst that was cut for a whole one, ignore what follows a
-    damaged header within a .xz, and leave the file of a .gz open.
+    The libraries' own readers accept a truncated .zst as complete, ignore what follows a damaged
+    header within a .xz, and leave the file of a .gz open.
     """
 
     def __init__(self, file: IO[bytes], new_frame: Callable[[], Any]):
@@ -146,7 +146,7 @@ class _Frames(io.RawIOBase):
             try:
                 texts.append(self._frame.decompress(raw))
             except (lzma.LZMAError, zlib.error, zstandard.ZstdError) as error:
-                raise OSError(str(error)) from None  # tarfile renames others
+                raise OSError(str(error)) from None  # tarfile replaces other types
             raw, self._in_frame = self._frame.unused_data, not self._frame.eof
             if self._frame.eof:
                 self._frame = self._new_frame()

@@ -1,4 +1,4 @@
-"""Reads text and pairs from lines of JSON."""
+"""Reads text and pairs from JSON Lines files."""
 
 import functools
 import itertools
@@ -67,7 +67,7 @@ class JsonlChats(FilePairs):
 
 
 def messages_of(value: Any, name: str, place: str) -> str:
-    """Returns the messages in a field as JSON, with the names of OpenAI's."""
+    """Returns the messages in a field as JSON, with the key names that OpenAI uses."""
     messages = list[dict[str, Any]]()
     for number, given in enumerate(field_of(value, name, place, list), 1):
         message = given if isinstance(given, dict) else {}
@@ -94,7 +94,7 @@ def messages_of(value: Any, name: str, place: str) -> str:
 def records(
     paths: Sequence[str], fields: Sequence[str], setting: str, errors: str, *, chats: bool = False
 ) -> Iterator[list[str]]:
-    """Yields the texts of some fields, or chats as JSON, line by line; blank lines have none."""
+    """Yields the texts of some fields, or chats as JSON, for each line that is not blank."""
     read = messages_of if chats else functools.partial(field_of, kind=str)
 
     def of_file(path: str) -> Iterator[list[str] | None]:
@@ -121,9 +121,7 @@ def records(
 
 
 def field_of(value: Any, name: str, place: str, kind: type) -> Any:
-    """Returns a field; a dot leads into a field that has fields of its own, unless it is part of a
-    field's name.
-    """
+    """Returns a field.  A dot leads into a nested field, unless a field's name contains the dot."""
     parent, is_missing = value, False
     is_whole_name = isinstance(value, dict) and name in value
     for part in [name] if is_whole_name else name.split("."):

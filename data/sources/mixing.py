@@ -40,7 +40,7 @@ class MixedSource(Source):
         raise NotImplementedError(f"{type(self).__name__} has no all_parts")
 
     def named_parts(self) -> list[tuple[str, Any]]:
-        """Returns the parts with their names; equal names that are not given are numbered."""
+        """Returns the parts with their names; equal default names are numbered."""
         parts = self.all_parts
         names, labels = zip(*(part.name_and_label for part in parts), strict=True)
         numbered = [
@@ -50,7 +50,7 @@ class MixedSource(Source):
         return [(n or label, part) for n, label, part in zip(names, numbered, parts, strict=True)]
 
     def parts_of(self, split: str) -> dict[str, Any]:
-        """Names the parts that have a split, by name, or by tag or kind."""
+        """Returns the parts that have a split, by name, or else by tag or kind."""
         return {name: part for name, part in self.named_parts() if split in part.splits()}
 
     def problems(self) -> Iterator[str]:
@@ -78,7 +78,7 @@ class MixedSource(Source):
         return MixtureOrder.of(rows, rates, self.stages)
 
     def name_problems(self, *splits: str) -> Iterator[str]:
-        """Describes the names that several parts of a split have, given or not."""
+        """Describes the names that several parts of a split share, given or not."""
         for split in splits:
             names = [name for name, part in self.named_parts() if split in part.splits()]
             if twice := sorted({name for name in names if names.count(name) > 1}):
@@ -92,7 +92,7 @@ class MixedSource(Source):
         parts = sum("train" in part.splits() for part in self.all_parts)
         settings = {} if self.rates is None else {f"{kind}.rates": self.rates}
         settings |= {f"{kind}.stages[{i}]": rates for i, (_, rates) in enumerate(self.stages)}
-        fewest = 0 if self.rates else parts  # later rates may be of more parts, never of fewer
+        fewest = 0 if self.rates else parts  # later rates may cover more parts, never fewer
         for name, rates in settings.items():
             if not fewest <= len(rates) <= parts:
                 yield (

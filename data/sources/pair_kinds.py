@@ -1,4 +1,4 @@
-"""Reads pairs from the sources that a task file can name."""
+"""Reads pairs from the kinds of sources that a task file can name."""
 
 import dataclasses
 import functools
@@ -182,7 +182,7 @@ class Phrases(Pairs):
 
 
 def _import_phrases() -> ModuleType:
-    """Imports the corpus when it is read: that takes 0.2 s, and packages of an extra."""
+    """Imports the corpus only if it is read: this takes 0.2 s, and needs an extra's packages."""
     with extra_required("phrases", "@Phrases()"):
         from data.corpora import phrases
     return phrases
@@ -203,7 +203,7 @@ class Mixture(mixing.MixedSource, Pairs):
 
     @property
     def all_parts(self) -> tuple[Pairs, ...]:
-        """Returns the parts, or those of each language."""
+        """Returns the parts, repeated for each language if there are any."""
         if not self.languages:
             return self.parts
         return tuple(_spoken(part, one) for one in self.languages for part in self.parts)
@@ -235,7 +235,7 @@ class Mixture(mixing.MixedSource, Pairs):
 
 
 def _spoken(part: Pairs, language: str) -> Pairs:
-    """Returns a part with a language in place of "{language}"."""
+    """Returns a part with "{language}" replaced by a language."""
 
     def filled(value: Any) -> Any:
         if isinstance(value, tuple):

@@ -1,4 +1,4 @@
-"""Defines sources of pairs: each yields the sentences of a split with their translations."""
+"""Defines sources of pairs, which yield the sentences of a split with their translations."""
 
 import re
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ from configs.errors import UserError, did_you_mean
 from configs.spec import Described, abstract_spec
 from data.sources.text import Source
 
-LANGUAGE = "{language}"  # what a mixture of languages puts a language for
+LANGUAGE = "{language}"  # what a mixture of languages replaces with a language
 Name = Annotated[
     str,
     Field(pattern=rf"^([A-Za-z0-9_-]|{re.escape(LANGUAGE)})+$"),
@@ -26,14 +26,14 @@ _BREAKS = re.compile(r"[\t\n\r]")
 
 
 class Pair(NamedTuple):
-    """Holds a sentence and its translation, each without tabs and line breaks."""
+    """Holds a sentence and its translation, or a prompt and its answer."""
 
     source: str
     target: str
 
 
 class Preference(NamedTuple):
-    """Holds a prompt, the preferred answer and the rejected one, where tasks read a Pair."""
+    """Holds a prompt, the preferred answer and the rejected one, in place of a Pair."""
 
     source: str
     target: str
@@ -41,22 +41,22 @@ class Preference(NamedTuple):
 
 
 def tag_word(tag: str) -> str:
-    """Returns a tag as source lines have it: one sub-word of the source vocab.
+    """Returns a tag as it is in source lines: one sub-word of the source vocab.
 
-    A tag with other characters than letters, digits, _ and - stays as it is.
+    A tag with characters other than letters, digits, _ and - stays as it is.
     """
     return f"<{tag}>" if _BARE_TAG.fullmatch(tag) else tag
 
 
 def tagged(line: str, tag: str | None) -> str:
-    """Writes a tag in front of a source line: what a model of many languages reads."""
+    """Writes a tag in front of a source line, for a model of many languages."""
     return line if tag is None else f"{tag_word(tag)} {line}"
 
 
 def chosen_tag(tag: str | None, tags: tuple[str, ...]) -> str | None:
-    """Returns the tag to write in front of source lines, one of those that a task knows.
+    """Returns the tag to write in front of source lines, which must be one of the task's tags.
 
-    None selects the only tag, or none if the task has none.
+    None selects the only tag, or no tag if the task has none.
     """
     if tag is None and len(tags) <= 1:
         return tags[0] if tags else None
@@ -87,14 +87,14 @@ class Pairs(Source):
     def read(self, split: str, errors: str = "strict") -> Iterator[Pair]:
         """Yields the raw pairs of a split, always in the same order.
 
-        errors is what bytes.decode makes of bytes that are not UTF-8.
+        errors is how `bytes.decode` handles bytes that are not UTF-8.
         """
         raise NotImplementedError(f"{type(self).__name__} has no read")
 
     def read_prompts(self, split: str, errors: str = "strict") -> Iterator[Pair]:
-        """Yields the pairs of a split as `read`, but pairs are held out by their sources.
+        """Yields the pairs of a split like `read`, but holds pairs out by their sources.
 
-        Answers may be few, such as yes and no: no split is to lack one.
+        There may be few answers, such as yes and no, and each split needs all of them.
         """
         return self.read(split, errors)
 
@@ -105,10 +105,10 @@ class Pairs(Source):
 
     @property
     def name_and_label(self) -> tuple[str | None, str]:
-        """Returns the name that the settings give, and that of the tag or else the kind."""
+        """Returns the name in the settings, and a label: the tag, or else the kind."""
         return self.name, "_".join(_BARE_TAG.findall(self.tag or "")) or type(self).__name__
 
     @property
     def tags(self) -> tuple[str, ...]:
-        """Names the tags that source lines may have."""
+        """Returns the tags that source lines may have."""
         return () if self.tag is None else (self.tag,)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import pyarrow
 
 _ROWS_PER_READ = 1024
-_BYTES_PER_READ = 1 << 20  # without it a whole column of a row group is read at once
+_BYTES_PER_READ = 1 << 20  # otherwise a whole column of a row group is read at once
 _CSV_BLOCK = 1 << 24  # a row must fit into it
 Batches = tuple["pyarrow.Schema", Iterable["pyarrow.RecordBatch"]]
 
@@ -65,7 +65,7 @@ def rows(
 
 
 def _rows_of(path: str, columns: Sequence[str], setting: str, errors: str) -> Iterator[list[str]]:
-    import pyarrow  # costs 0.1 s, which other sources need not pay
+    import pyarrow  # takes 0.1 s: only if needed
 
     number, head = 0, b""
     with contextlib.suppress(OSError), path_of(path).expanduser().open("rb") as file:
@@ -114,7 +114,7 @@ def _parquet(path: str, columns: Sequence[str]) -> Iterator[Batches]:
 
 @contextlib.contextmanager
 def _arrow(path: str, columns: Sequence[str]) -> Iterator[Batches]:
-    """Opens a file, or a stream, as Hugging Face's data sets are kept in."""
+    """Opens an Arrow file or stream, the formats of Hugging Face's data sets."""
     from pyarrow import ipc
 
     with open_file(path) as opened:
@@ -128,7 +128,7 @@ def _arrow(path: str, columns: Sequence[str]) -> Iterator[Batches]:
 
 @contextlib.contextmanager
 def _csv(path: str, columns: Sequence[str]) -> Iterator[Batches]:
-    """Opens a file whose first line names its columns, all of them texts."""
+    """Opens a file whose first line names its columns, all of them strings."""
     import pyarrow
 
     with open_file(path) as opened, read_errors(path):
@@ -141,7 +141,7 @@ def _csv(path: str, columns: Sequence[str]) -> Iterator[Batches]:
 
         table = arrow_csv.open_csv(
             opened,
-            # Errors name the row where one thread reads.
+            # Errors name the row only if a single thread reads.
             arrow_csv.ReadOptions(use_threads=False, column_names=names, block_size=_CSV_BLOCK),
             arrow_csv.ParseOptions(newlines_in_values=True),
             arrow_csv.ConvertOptions(column_types=schema, check_utf8=False),
@@ -150,7 +150,7 @@ def _csv(path: str, columns: Sequence[str]) -> Iterator[Batches]:
 
 
 def _field(schema: "pyarrow.Schema", column: str, path: str, setting: str) -> list[str]:
-    """Returns the names that lead to the texts of a column."""
+    """Returns the names of the nested fields that lead to the texts of a column."""
     import pyarrow
 
     names = [column] if column in schema.names else column.split(".")
@@ -177,7 +177,7 @@ def _field(schema: "pyarrow.Schema", column: str, path: str, setting: str) -> li
 
 
 def _raw_texts(batch: "pyarrow.RecordBatch", field: Sequence[str]) -> list[bytes | None]:
-    """Returns the texts of a column as bytes, which need not be UTF-8; None where one is null."""
+    """Returns the texts of a column as bytes, which need not be UTF-8; None for a null."""
     import pyarrow
     from pyarrow import compute
 

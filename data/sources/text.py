@@ -1,4 +1,4 @@
-"""Defines sources of text: each yields the examples of a split."""
+"""Defines sources of text, which yield the examples of a split."""
 
 import hashlib
 import itertools
@@ -29,7 +29,7 @@ class Source:
     """Reads the text of a task; a task file names one of its kinds."""
 
     def splits(self) -> tuple[str, ...]:
-        """Names the splits that this source has."""
+        """Returns the splits that this source has."""
         return SPLITS
 
     def lines(self, split: str) -> Iterator[str]:
@@ -37,39 +37,39 @@ class Source:
         raise NotImplementedError(f"{type(self).__name__} has no lines")
 
     def fingerprint(self) -> dict[str, Any] | None:
-        """Returns a cheap fingerprint that changes with the text; None without the text."""
+        """Returns a cheap fingerprint that changes with the text; None if the text is not there."""
         raise NotImplementedError(f"{type(self).__name__} has no fingerprint")
 
     def bytes_to_read(self, split: str) -> int | None:
-        """Returns the size of the files that hold a split; None where there are none to measure."""
+        """Returns the size of the files that hold a split; None if there are none to measure."""
         return None
 
     def remedies(self, split: str) -> Sequence[str]:
-        """Describes which settings would give more examples to a split that has none."""
+        """Describes which settings would give examples to a split that has none."""
         return ()
 
     @property
     def has_newlines(self) -> bool:
-        """Returns whether an example may hold newlines; otherwise each is a line."""
+        """Returns whether an example may contain newlines; otherwise each is a line."""
         return False
 
     @property
     def holds_out(self) -> bool:
-        """Returns whether the validation split is a part of the training examples."""
+        """Returns whether the validation split is taken from the training examples."""
         return False
 
     @property
     def name_and_label(self) -> tuple[str | None, str]:
-        """Returns the name that the settings give to this part of a mixture, and its kind."""
+        """Returns the name in the settings, if any, and the kind as a label."""
         return None, type(self).__name__
 
     def parts_of(self, split: str) -> dict[str, Any]:
-        """Names the sources that this one mixes in a split; just itself if it is not a mixture."""
+        """Returns the sources that this one mixes in a split; itself if it is not a mixture."""
         name, label = self.name_and_label
         return {name or label: self}
 
     def mix(self, rows: Sequence[int]) -> MixtureOrder | None:
-        """Returns the rates of the parts in training, given the number of rows of each."""
+        """Returns the order of the parts in training, given each part's number of rows."""
         return None
 
 
@@ -94,11 +94,11 @@ class FileSource(Source):
     that equal examples are never in both splits."""
 
     def parameters(self, split: str) -> tuple[str, ...]:
-        """Names the parameters that name files of a split."""
+        """Returns the parameters that name files of a split."""
         return (split,)
 
     def files(self, split: str) -> dict[str, Files]:
-        """Returns the paths or globs of a split by parameter; nothing where there are none."""
+        """Returns the paths or globs of a split by parameter; empty if there are none."""
         given = {name: getattr(self, name) for name in self.parameters(split)}
         return {name: value for name, value in given.items() if value is not None}
 
@@ -116,7 +116,7 @@ class FileSource(Source):
         return tuple(s for s in SPLITS if s in named or (s == "validation" and "train" in named))
 
     def read_split(self, split: str, errors: str, key: Callable[[Any], str]) -> Iterator[Any]:
-        """Yields the examples of a split; those held out are chosen by a hash of their keys."""
+        """Yields the examples of a split; a hash of their keys selects those that are held out."""
         if split == "test" or not self.holds_out:
             return self.read_named(split, errors)
         end, is_validation = self.validation_fraction * 2**64, split == "validation"
@@ -128,14 +128,14 @@ class FileSource(Source):
         return (x for x in self.read_named("train", errors) if is_held_out(x) == is_validation)
 
     def read_named(self, split: str, errors: str) -> Iterator[Any]:
-        """Yields the examples of the files that are named for a split."""
+        """Yields the examples in the files that are named for a split."""
         paths = [*itertools.chain(*self.expanded(split).values())]
         return self.read_files(paths, f"{type(self).__name__}.{split}", errors)
 
     def read_files(self, paths: Sequence[str], setting: str, errors: str) -> Iterator[Any]:
-        """Yields the examples of some files; setting names them in an error.
+        """Yields the examples of some files; `setting` names them in an error.
 
-        errors is what bytes.decode makes of bytes that are not UTF-8.
+        errors is how `bytes.decode` handles bytes that are not UTF-8.
         """
         raise NotImplementedError(f"{type(self).__name__} has no read_files")
 

@@ -1,4 +1,4 @@
-"""Reads lines, paragraphs and whole texts of files, and says what is wrong with a file."""
+"""Reads the lines of text files, and describes what is wrong with a file."""
 
 import codecs
 import contextvars
@@ -20,23 +20,23 @@ logger = logging.getLogger(__name__)
 _UTF16_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 LONE_SURROGATE = re.compile("[\ud800-\udfff]")  # bytes that are not UTF-8 become these
 MAX_LINE_BYTES = 1 << 26
-"""Of one line; longer ones are no text, or would fill the memory."""
+"""Limit of one line; longer ones are not text, or would fill the memory."""
 PARQUET_MARK = b"PAR1"
 ARROW_MARKS = (b"ARROW1", b"\xff\xff\xff\xff")  # of a file, and of a stream
 PLACE = contextvars.ContextVar[tuple[str, int] | None]("place", default=None)
-"""File, and number of line, record or row, of the example that a source yielded last; None where it
-does not know.  Examples are strings and pairs, so the place goes with them; whatever passes them
-on draws one at a time."""
+"""File, and number of the line, record or row, of the example that a source yielded last; None if
+unknown.  Examples are plain strings and pairs, so their place is passed beside them.  Code that
+passes examples on must draw one at a time."""
 _LINE_BREAKS = re.compile(r"[\n\r]")  # for programs that read lines, as Python's open does
 
 
 def expand(patterns: str | Sequence[str], setting: str) -> list[str]:
-    """Returns the files that paths or globs name, sorted within each pattern, none twice."""
+    """Returns the files that paths or globs name, sorted within each pattern, each once."""
     return distinct(named(patterns, setting))
 
 
 def distinct(paths: Iterable[str]) -> list[str]:
-    """Returns the paths of distinct files, each under its first name."""
+    """Returns one path for each distinct file: the first one."""
     files: dict[str, str] = {}
     for path in paths:
         files.setdefault(identity(path), path)
@@ -44,7 +44,7 @@ def distinct(paths: Iterable[str]) -> list[str]:
 
 
 def identity(path: str) -> str:
-    """Returns what "a.txt", "./a.txt" and a link to it have in common."""
+    """Returns a key that "a.txt", "./a.txt" and a link to it share."""
     return path if is_remote(path) else os.path.realpath(path)
 
 
@@ -59,7 +59,7 @@ def named(patterns: str | Sequence[str], setting: str) -> list[str]:
             if path_of(path).is_dir():
                 inside = sorted(p for depth in ("*", "*/*") for p in path_of(path).glob(depth))
                 ends = [os.path.join(p.parent, f"*{p.suffix}") for p in inside if p.is_file()]
-                # Arrow's files have .json next to them; of equally many, the last are deeper.
+                # Arrow files have .json files next to them; of equal counts, the last are deeper.
                 arrow = [end for end in ends if end.endswith(".arrow")]
                 any_text = [os.path.join(path, "*.txt")]
                 example = max(reversed(arrow or ends or any_text), key=ends.count)
@@ -78,33 +78,33 @@ def named(patterns: str | Sequence[str], setting: str) -> list[str]:
 
 
 def read_lines(path: str, errors: str = "strict") -> Iterator[str]:
-    """Yields every line, split on "\\n" only: other Unicode separators belong to the text.
+    """Yields every line, split at "\\n" only: other Unicode separators belong to the text.
 
-    A byte order mark at the start and a carriage return at a line's end are not text.  errors is
-    what bytes.decode makes of bytes that are not UTF-8; with "surrogateescape" they stay in the
+    A byte order mark at the start and a carriage return at the end of a line are not text.  errors
+    is how `bytes.decode` handles bytes that are not UTF-8; with "surrogateescape" they stay in the
     line as lone surrogates.
     """
     return map(without_carriage_return, read_raw_lines(path, errors))
 
 
 def without_carriage_return(line: str) -> str:
-    """Returns the text of a raw line."""
+    """Returns a raw line without the carriage return at its end."""
     return line.removesuffix("\r")
 
 
 def in_one_line(text: str) -> str:
-    r"""Returns a text that any program reads as one line: line breaks become spaces."""
+    r"""Replaces line breaks with spaces, so that any program reads the text as one line."""
     return _LINE_BREAKS.sub(" ", text)
 
 
 def read_raw_lines(path: str, errors: str = "strict") -> Iterator[str]:
-    """Yields every line as `read_lines` does, but with the carriage return at its end, if any."""
+    """Yields every line like `read_lines`, but keeps a carriage return at its end."""
     with open_file(path) as file, read_errors(path):
         yield from decoded_lines(file, path, errors)
 
 
 def decoded_lines(file: IO[bytes], name: str, errors: str = "strict") -> Iterator[str]:
-    """Yields the lines of an open file as `read_raw_lines` does those of a named one."""
+    """Yields the lines of an open file, as `read_raw_lines` does for a path."""
     for number, raw in enumerate(iter(lambda: file.readline(MAX_LINE_BYTES + 1), b""), 1):
         if len(raw) > MAX_LINE_BYTES:
             raise UserError(
@@ -119,7 +119,7 @@ def decoded_lines(file: IO[bytes], name: str, errors: str = "strict") -> Iterato
 
 
 def decoded(raw: object, place: str, errors: str = "strict", remedy: str = "") -> str:
-    """Decodes the text of a record; `place` names it in an error."""
+    """Decodes the text of a record; `place` names the record in an error."""
     if not isinstance(raw, bytes):
         raise UserError(f"{place}: found {type(raw).__name__}, legal: text.{remedy}")
     try:
@@ -133,11 +133,11 @@ def decoded(raw: object, place: str, errors: str = "strict", remedy: str = "") -
 def of_files(
     paths: Sequence[str], contents: Iterable[Iterable[T | None]], setting: str, kind: str
 ) -> Iterator[T]:
-    """Yields what each file of a setting holds; blank lines alone do not make it full.
+    """Yields the items of each file of a setting; a file with only blank lines counts as empty.
 
-    None stands for a line or record that is no example.
+    None stands for a line or record that is not an example.
 
-    Raises where all files are empty; where some are, as shards may be, it logs how many.
+    Raises `UserError` if all files are empty; if only some are, as shards may be, logs how many.
     """
     empty = []
     for path, content in zip(paths, contents, strict=True):
@@ -162,7 +162,7 @@ def of_files(
 
 
 def with_text(texts: Iterable[str], setting: str, kind: str) -> Iterator[str]:
-    """Yields the texts that hold more than white space; logs how many do not."""
+    """Yields the texts that are not blank.  Logs how many are blank; raises if all are."""
     total = blank = 0
     for total, text in enumerate(texts, 1):  # noqa: B007
         if text.strip():
@@ -176,7 +176,7 @@ def with_text(texts: Iterable[str], setting: str, kind: str) -> Iterator[str]:
 
 
 def stamps(paths: Sequence[str]) -> dict[str, list[int]]:
-    """Returns size and time of change of each file, a cheap fingerprint of its content."""
+    """Returns the size and modification time of each file, a cheap fingerprint of its content."""
     files = [path_of(path).expanduser() for path in paths]
     return {str(absolute(file)): lookup.version(file) for file in files}
 

@@ -1,4 +1,4 @@
-"""Reads TFDS data sets, made and served as ArrayRecord files, without TensorFlow."""
+"""Reads TFDS data sets without TensorFlow, from ArrayRecord files that it makes."""
 
 import contextlib
 import glob
@@ -38,15 +38,15 @@ class TfdsSource(Source):
         return tuple(s for s in SPLITS if getattr(self, s) is not None)
 
     def fingerprint(self) -> dict[str, Any] | None:
-        """Names the version of a data set and the records of its splits; None before it is made."""
+        """Returns a data set's version and the records of its splits; None before it is made."""
         info = self._builder().info
         splits = {name: list(split.shard_lengths) for name, split in info.splits.items()}
         return {"name": info.full_name, **splits} if splits else None
 
     def texts(self, split: str, parameters: Sequence[str], errors: str) -> Iterator[list[str]]:
-        """Yields some text features of each record of a split; `parameters` name the features.
+        """Yields the text features that the settings in `parameters` name, record by record.
 
-        errors is what bytes.decode makes of bytes that are not UTF-8.
+        errors is how `bytes.decode` handles bytes that are not UTF-8.
         """
         builder, kind = self._prepared_builder(), type(self).__name__
         features = [getattr(self, name) for name in parameters]
@@ -76,7 +76,7 @@ class TfdsSource(Source):
                 ]
 
     def _prepared_builder(self) -> Any:
-        """Returns TFDS's builder of a data set, downloaded and written as ArrayRecord files."""
+        """Returns TFDS's builder of a data set; downloads and writes ArrayRecord files first."""
         builder, kind = self._builder(), type(self).__name__
         import tensorflow_datasets as tfds
         from tensorflow_datasets.core.download.download_manager import NonMatchingChecksumError
@@ -99,7 +99,7 @@ class TfdsSource(Source):
     def _builder(self) -> Any:
         kind = type(self).__name__
         with extra_required("tfds", f"@{kind}()"):
-            import tensorflow_datasets as tfds  # costs 0.8 s, which other sources need not pay
+            import tensorflow_datasets as tfds  # takes 0.8 s: only if needed
         if self.folder is not None:
             local_path(self.folder, f"{kind}.folder")
         if re.match(r"\w+:[a-zA-Z_]", self.name):
@@ -164,10 +164,10 @@ class TfdsPairs(TfdsSource, Pairs):
 
 @contextlib.contextmanager
 def _files_without_tensorflow(builder: Any) -> Iterator[None]:
-    """Replaces the three functions of TensorFlow that TFDS needs while it unpacks.
+    """Replaces the three TensorFlow functions that TFDS needs while it unpacks archives.
 
     TFDS 4.9 writes ArrayRecord files without TensorFlow, but its archive reader and some builders,
-    lm1b among them, open and list local files through `tf.io.gfile`.
+    such as lm1b, open and list local files through `tf.io.gfile`.
     """
     if importlib.util.find_spec("tensorflow"):
         yield

@@ -1,4 +1,4 @@
-"""Writes and reads .npy files of rows, which grow, and whose chunks have checksums."""
+"""Writes .npy files of rows that can grow, and reads them; each chunk of rows has a checksum."""
 
 import array
 import contextlib
@@ -15,18 +15,18 @@ from configs.errors import UserError
 from data.storage.files import sync
 
 _CHUNK_BYTES = 1 << 16
-"""Rows that share a checksum take at most as much: part of the format of a cache."""
+"""Size limit of the rows that share a checksum; part of the format of a cache."""
 REBUILD = "Build it again: meshloom prepare --rebuild, with the same flags."
-"""What to do about a damaged file of a cache."""
+"""What to do about a damaged file in a cache."""
 _CHUNKS_IN_MEMORY = 1 << 9
-"""Chunks that `verify_all` reads before it gives their memory back."""
+"""Chunks that `verify_all` reads before it releases their memory."""
 
 
 class GrowingArray(contextlib.AbstractContextManager["GrowingArray"]):
-    """Writes a .npy file of rows in parts; its header is completed at the end."""
+    """Writes a .npy file of rows in parts; completes its header at the end."""
 
     def __init__(self, path: Path, columns: int, dtype: Any):
-        """Opens a new file, or one that a killed process left, whose rows `next_rows` reads."""
+        """Opens a new file, or one that a killed process left, whose rows `next_rows` returns."""
         self._dtype = np.dtype(dtype)
         self._columns = columns
         self._rows = 0
@@ -38,7 +38,7 @@ class GrowingArray(contextlib.AbstractContextManager["GrowingArray"]):
         self._start = self._file.tell()
 
     def next_rows(self, count: int) -> np.ndarray | None:
-        """Returns the next `count` rows of an earlier process; None if it wrote fewer."""
+        """Returns the next `count` rows that an earlier process wrote; None if it wrote fewer."""
         start = self._file.tell()
         numbers = np.fromfile(self._file, self._dtype, count * self._columns)
         self._file.seek(start)
@@ -72,7 +72,7 @@ class GrowingArray(contextlib.AbstractContextManager["GrowingArray"]):
 
 
 class CheckedArray:
-    """Reads rows of a .npy file; each chunk is compared with its checksum when first read."""
+    """Reads rows of a .npy file; compares each chunk with its checksum when it is first read."""
 
     def __init__(self, path: Path, remedy: str = REBUILD):
         """Opens a file that `GrowingArray` wrote."""
@@ -87,9 +87,9 @@ class CheckedArray:
         self._is_verified = np.zeros(chunks, bool)
 
     def _load(self, path: Path, dimensions: int, mmap_mode: Literal["r"] | None = None) -> Any:
-        """Opens a .npy file of integers, as this module writes them.
+        """Opens a .npy file of integers that this module wrote.
 
-        A damaged header makes NumPy raise almost anything, or read other numbers from the file.
+        With a damaged header, NumPy may raise almost anything, or read wrong numbers from the file.
         """
         try:
             array = np.load(path, mmap_mode=mmap_mode)
@@ -112,7 +112,7 @@ class CheckedArray:
         return np.asarray(self._rows[row_ids])
 
     def checksums(self, rows: int) -> bytes:
-        """Returns the bytes of a file of checksums of the first rows alone."""
+        """Returns the content of a checksum file for the first rows alone."""
         chunks, rest = divmod(rows, self._rows_per_chunk)
         last = [zlib.crc32(self[np.arange(rows - rest, rows)].tobytes())] if rest else []
         file = io.BytesIO()
@@ -120,7 +120,7 @@ class CheckedArray:
         return file.getvalue()
 
     def verify_all(self) -> None:
-        """Reads every chunk and raises `UserError` where one is damaged."""
+        """Reads every chunk; raises `UserError` if one is damaged."""
         count = len(self._is_verified)
         for start in range(0, count, _CHUNKS_IN_MEMORY):
             self.verify(np.arange(start, min(start + _CHUNKS_IN_MEMORY, count)))
@@ -128,7 +128,7 @@ class CheckedArray:
                 self._rows.base.madvise(mmap.MADV_DONTNEED)
 
     def verify(self, chunks: np.ndarray) -> None:
-        """Reads chunks that were not read yet; raises `UserError` where one is damaged."""
+        """Reads chunks that have not been read yet; raises `UserError` if one is damaged."""
         for chunk in chunks[~self._is_verified[chunks]]:
             start = int(chunk) * self._rows_per_chunk
             rows = self._rows[start : start + self._rows_per_chunk]
@@ -141,13 +141,13 @@ class CheckedArray:
 
 
 class MaskedArray:
-    """Reads rows of an array, in which some segments are 0, as padding is."""
+    """Reads rows of an array with some segments set to 0, like padding."""
 
     _SEGMENTS = 1 << 21
-    """More than a row can have."""
+    """More segments than a row can have."""
 
     def __init__(self, array: Any, segments: Any, masked: np.ndarray):
-        """Takes the segments of all places, and a line of (row, segment) for each that is 0."""
+        """Accepts the segments of all positions, and a (row, segment) for each one to set to 0."""
         self._array, self._segments = array, segments
         self.shape, self.dtype, self.size = array.shape, array.dtype, array.size
         self._masked = np.sort(masked @ [self._SEGMENTS, 1])
@@ -163,12 +163,12 @@ class MaskedArray:
         return rows
 
     def _count(self, segments: np.ndarray) -> np.ndarray:
-        """Returns how many masked segments come before each of these."""
+        """Returns how many masked segments come before each of these segments."""
         return np.searchsorted(self._masked, segments)
 
 
 def verify_written(path: Path) -> None:
-    """Reads back the rows of a file, from the disk where the system allows it."""
+    """Verifies the rows of a file, read from the disk where the system allows it."""
     sync(checksums_path(path))
     with path.open("rb") as file:
         os.fsync(file.fileno())
@@ -178,7 +178,7 @@ def verify_written(path: Path) -> None:
 
 
 def checksums_path(path: Path) -> Path:
-    """Names the file that holds a CRC-32 for each chunk of an array's rows."""
+    """Returns the path of the file that holds a CRC-32 for each chunk of an array's rows."""
     return path.with_suffix(".crc32.npy")
 
 

@@ -1,4 +1,4 @@
-"""Writes files that appear whole or not at all, and grows files of remote folders."""
+"""Writes files atomically, and grows files in remote folders."""
 
 import contextlib
 import errno
@@ -21,12 +21,12 @@ _MANY_BYTES = 1 << 20
 
 
 def describe_full(path: Path, error: Exception) -> str:
-    """Describes what the file system of a path has run out of, or which limit a file exceeds."""
+    """Describes what a path's file system has run out of, or which limit a file exceeds."""
     if "File too large" in str(error):
         return "the file exceeds the size limit of the shell (`ulimit -f`) or of the file system"
     state = os.statvfs(next(p for p in (path, *path.absolute().parents) if p.exists()))
     free_bytes = state.f_bavail * state.f_frsize
-    # What was written is perhaps removed by now; that a file could not be created remains.
+    # What was written may be removed by now; that a file could not be created still shows.
     is_of_creation = getattr(error, "filename", None) is not None and free_bytes >= _MANY_BYTES
     if state.f_files and (is_of_creation or not state.f_favail):
         return f"the disk has no inodes left: it holds {state.f_files:,} files and folders"
@@ -62,9 +62,9 @@ _STREAMS = {"/dev/stdin": "/dev/fd/0", "/dev/stdout": "/dev/fd/1", "/dev/stderr"
 def atomic_path(path: Path) -> Iterator[Path]:
     """Yields an unused path next to the target; the file written there replaces the target.
 
-    Until then a reader sees the old file, and so it stays after an error.  A device, a FIFO or an
-    open file of this process such as /dev/stdout is written directly.  For a remote target the
-    path is one of this machine, which is uploaded.
+    Until then, and after an error, readers see the old file.  A device, a FIFO or an open file of
+    this process such as /dev/stdout is written directly.  For a remote target, the path is on this
+    machine, and its file is uploaded.
     """
     if is_stream(path):
         yield path
@@ -74,8 +74,8 @@ def atomic_path(path: Path) -> Iterator[Path]:
             yield folder.path / path.name
         return
     check_output(path)
-    path = path.resolve()  # a link stays, and what it names is replaced
-    # The name cannot be guessed: every process writes its own, and nobody can lay a link there.
+    path = path.resolve()  # keeps a link, and replaces what it points to
+    # The name cannot be guessed: each process writes its own, and nobody can plant a link there.
     temporary = path.with_name(f".{uuid.uuid4().hex}.tmp")
     try:
         yield temporary
@@ -84,7 +84,7 @@ def atomic_path(path: Path) -> Iterator[Path]:
         sync(temporary)
         os.replace(temporary, path)
     except OSError as error:
-        if error.errno == errno.EFBIG:  # a write does not name its file
+        if error.errno == errno.EFBIG:  # the error of a write does not name its file
             error.filename = str(path)
         raise
     finally:
@@ -106,7 +106,7 @@ def atomic_open(path: Path) -> Iterator[TextIO]:
 
 
 def atomic_write(path: Path, content: str | bytes) -> None:
-    """Replaces the content of a file: a reader sees the old one or the new one."""
+    """Replaces the content of a file; readers see either the old content or the new."""
     with atomic_path(path) as target, target.open("wb") as file:
         file.write(content.encode() if isinstance(content, str) else content)
 
@@ -124,14 +124,14 @@ def is_stream(path: Path) -> bool:
 
 
 def _open_descriptor(path: Path) -> int | None:
-    """Returns the descriptor that /dev/stdout, /dev/fd/3 and the like name."""
+    """Returns the file descriptor that /dev/stdout, /dev/fd/3 and the like name."""
     name = _STREAMS.get(str(path), str(path))
     match = re.fullmatch(r"/(?:dev|proc/self)/fd/(\d+)", name)
     return int(match[1]) if match else None
 
 
 def check_output(name: str | Path) -> None:
-    """Raises where no file can be written under a name, before work is done for it."""
+    """Raises `UserError` if no file can be written to a path, before any work is done for it."""
     if name == "":
         raise UserError("the name of a file to write is empty.")
     path, problem = path_of(name), None
@@ -149,7 +149,7 @@ def _output_problem(path: Path) -> str | None:
         if path.is_dir():
             return "it is a folder"
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            path.stat()  # raises where links form a circle; from Python 3.13 on, resolve does not
+            path.stat()  # raises if links form a circle; from Python 3.13 on, resolve does not
         folder = path.resolve().parent
         if not folder.is_dir():
             return f"there is no folder {folder}"
@@ -163,7 +163,7 @@ def _output_problem(path: Path) -> str | None:
 
 
 def sync_below(folder: Path) -> None:
-    """Waits until a folder and all below it are on the disk; remote objects are when written."""
+    """Waits until a folder and everything in it is on disk; remote objects already are."""
     if not is_remote(folder):
         for parent, _, names in os.walk(folder, topdown=False):
             for name in names:
@@ -172,7 +172,7 @@ def sync_below(folder: Path) -> None:
 
 
 def sync(path: Path) -> None:
-    """Waits until a file or a folder's list of names is on the disk."""
+    """Waits until a file, or a folder's list of names, is on disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -181,9 +181,7 @@ def sync(path: Path) -> None:
 
 
 class WorkingFolder(contextlib.AbstractContextManager["WorkingFolder"]):
-    """Holds a folder in which files can grow: the target, or for a remote one a temporary folder of
-    this machine, from which they are uploaded.
-    """
+    """Holds a folder in which files can grow: the target, or a local one that is uploaded to it."""
 
     def __init__(self, target: Path):
         self.path = self._target = target
@@ -193,13 +191,13 @@ class WorkingFolder(contextlib.AbstractContextManager["WorkingFolder"]):
             self.path = Path(self._temporary.enter_context(folder))
 
     def fetch(self, *names: str) -> None:
-        """Brings those of these files that are there."""
+        """Downloads those of these files that exist."""
         for name in names if is_remote(self._target) else ():
             if (self._target / name).exists():
                 remote.download(self._target / name, self.path / name)
 
     def upload(self) -> None:
-        """Uploads the files that changed since the last time; of a local folder does nothing."""
+        """Uploads the files that changed since the last upload; does nothing for a local folder."""
         for file in sorted(self.path.rglob("*")) if is_remote(self._target) else ():
             name = str(file.relative_to(self.path))
             try:
@@ -208,7 +206,7 @@ class WorkingFolder(contextlib.AbstractContextManager["WorkingFolder"]):
                 if file.is_file() and self._uploaded.get(name) != version:
                     remote.upload(file, self._target / name)
                     self._uploaded[name] = version
-            except FileNotFoundError:  # removed meanwhile, or a link to nothing
+            except FileNotFoundError:  # removed meanwhile, or a broken link
                 if file.exists():
                     raise
 

@@ -1,6 +1,6 @@
-"""Makes folders that appear whole or not at all, copies remote ones; locks folders and files.
+"""Makes folders atomically, copies remote ones, and locks folders and files.
 
-Copies of remote folders can be mapped into memory.
+Copies of remote folders can be memory-mapped.
 """
 
 import contextlib
@@ -23,13 +23,13 @@ from data.storage.lookup import sizes_below
 logger = logging.getLogger(__name__)
 
 SCRATCH = Path("~/.cache/meshloom/.remote")
-"""Folder of the copies of remote data, by bucket and name; those of S3 are in its folder s3:."""
+"""Folder for copies of remote data, by bucket and name; copies from S3 are in its folder s3:."""
 
 
 def try_lock(file: IO[str] | int) -> bool | None:
     """Locks an open file until it is closed or this process ends.
 
-    Returns False where another process holds the lock, and None where the file system has no locks.
+    Returns False if another process holds the lock, and None if the file system has no locks.
     """
     try:
         return lock_descriptor(file if isinstance(file, int) else file.fileno(), blocking=False)
@@ -41,7 +41,7 @@ def try_lock(file: IO[str] | int) -> bool | None:
 def lock(target: Path) -> Iterator[None]:
     """Waits until no other process on this file system builds the same folder.
 
-    A file system without locks still gets whole folders, built twice at worst.
+    A file system without locks still gets complete folders, which may be built twice.
     """
     with write_errors(target):
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -56,7 +56,7 @@ def lock(target: Path) -> Iterator[None]:
 
 
 def open_alone(path: Path) -> TextIO:
-    """Opens a file to append to it; refuses one that another process has opened this way."""
+    """Opens a file for appending; refuses one that another process has opened this way."""
     file = path.open("a", encoding="utf-8")
     if try_lock(file) is False:
         file.close()
@@ -70,8 +70,8 @@ def open_alone(path: Path) -> TextIO:
 def whole_folder(target: Path) -> Iterator[Path]:
     """Yields a temporary folder next to the target, which replaces the target at the end.
 
-    After an error nothing is left.  After a kill, the temporary folder is left under a name that
-    nothing reads, and the next call removes it.  The caller holds the lock of the target.
+    After an error, nothing is left.  After a kill, the temporary folder is left under a name that
+    nothing reads, and the next call removes it.  The caller must hold the lock of the target.
     """
     with write_errors(target):
         for stale in target.parent.glob(f".{target.name}.building-*"):
@@ -88,13 +88,13 @@ def whole_folder(target: Path) -> Iterator[Path]:
 def resumable_folder(target: Path) -> Iterator[Path]:
     """Yields a folder next to the target, which replaces the target at the end.
 
-    After an error nothing is left.  After a kill, Ctrl-C, `Unfinished` or a request that the
-    storage failed to answer, the next call gives the same folder again, with what is in it.  The
-    caller holds the lock of the target.
+    After an error, nothing is left.  After a kill, Ctrl-C, `Unfinished` or a failed storage
+    request, the next call yields the same folder with its content.  The caller must hold the lock
+    of the target.
     """
     folder = target.parent / f".{target.name}.building"
     with write_errors(target):
-        for stale in target.parent.glob(f"{folder.name}-*"):  # what a kill left of an old one
+        for stale in target.parent.glob(f"{folder.name}-*"):  # old targets that a kill left
             shutil.rmtree(stale)
         folder.mkdir(exist_ok=True)
         try:
@@ -126,7 +126,7 @@ def _replace(folder: Path, target: Path) -> None:
 
 
 def rename(folder: Path, target: Path) -> None:
-    """Renames a folder; s3fs cannot, so in remote storage the objects are copied, and removed."""
+    """Renames a folder; copies and removes the objects in remote storage, as s3fs cannot rename."""
     if not is_remote(folder):
         folder.rename(target)
         return
@@ -136,16 +136,14 @@ def rename(folder: Path, target: Path) -> None:
 
 
 def local_copy(path: Path) -> Path:
-    """Returns the path itself; of a remote one, where this machine keeps what it copies or makes of
-    it.
-    """
+    """Returns a local path unchanged; for a remote path, the path of its local copy."""
     return SCRATCH.expanduser() / str(path).removeprefix("gs://") if is_remote(path) else path
 
 
 def fetch(folder: Path, last: str) -> Path:
-    """Returns a folder of this machine: the given one, or a copy of a remote one.
+    """Returns a local folder: the given one, or a copy of a remote one.
 
-    `last` names the file that is written last.  A copy that has the same one is not made again.
+    `last` names the file that is written last.  A copy with the same content in it is reused.
     """
     copy = local_copy(folder)
     if is_remote(folder):
@@ -159,7 +157,7 @@ def fetch(folder: Path, last: str) -> Path:
 
 
 def publish(copy: Path, folder: Path, last: str) -> None:
-    """Uploads the copy that this machine has of a remote folder: without `last` it is not whole."""
+    """Uploads the local copy of a remote folder, which is complete once it has the file `last`."""
     if is_remote(folder):
         (folder / last).unlink(missing_ok=True)
         for name in sorted((name for name, _ in sizes_below(copy)), key=lambda name: name == last):

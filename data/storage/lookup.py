@@ -1,4 +1,4 @@
-"""Finds, measures and opens files of this machine and of remote storage."""
+"""Finds, measures and opens local and remote files."""
 
 import contextlib
 import glob
@@ -39,7 +39,7 @@ def open_to_read(name: str, path: Path) -> io.BufferedReader:
 
 
 def read_bytes(name: str, path: Path) -> bytes:
-    """Returns the content of a file, which `name` calls in an error."""
+    """Returns the content of a file; `name` identifies the file in an error."""
     try:
         with open_to_read(name, path) as file:
             return file.read()
@@ -49,7 +49,7 @@ def read_bytes(name: str, path: Path) -> bytes:
 
 
 def exists(path: Path) -> bool:
-    """Returns whether a path is there; refuses one in a bucket that is not."""
+    """Returns whether a path exists; raises `UserError` if its bucket does not."""
     if not path.exists():
         remote.check_bucket(path)
         return False
@@ -65,7 +65,7 @@ def size_of(path: Path) -> int:
 
 
 def version(path: Path) -> list[int]:
-    """Returns the size of a file and the time of its change, or a number of its version."""
+    """Returns a file's size, and its modification time or a number for its version."""
     if is_remote(path):
         info = remote.file_system(path).info(str(path))
         version = remote.version_in(info)
@@ -85,9 +85,9 @@ def written_s(path: Path) -> float:
 
 
 def matches(pattern: str) -> list[str]:
-    """Returns the files that a glob matches, sorted; a file of just this name is the only one."""
+    """Returns the files that a glob matches, sorted; a file with just this name is the only one."""
     if is_remote(path_of(pattern)):
-        with contextlib.suppress(FileNotFoundError):  # of a bucket that does not exist
+        with contextlib.suppress(FileNotFoundError):  # the bucket does not exist
             if names := remote.file_system(pattern).glob(pattern):
                 scheme = pattern.partition("://")[0]
                 return sorted(f"{scheme}://{name}" for name in names)
@@ -98,7 +98,7 @@ def matches(pattern: str) -> list[str]:
 
 
 def sizes_below(folder: Path) -> Iterator[tuple[str, int]]:
-    """Yields name and size of each file below a folder, at any depth."""
+    """Yields the name and size of each file below a folder, at any depth."""
     if is_remote(folder):
         prefix = "/".join(in_bucket(folder))
         for name, info in remote.file_system(folder).find(str(folder), detail=True).items():

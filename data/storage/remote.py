@@ -1,7 +1,7 @@
-"""Reads and writes objects of remote storage, and explains its errors.
+"""Reads and writes objects in remote storage, and explains its errors.
 
-An object appears whole and is replaced whole; it cannot grow, be renamed, locked or mapped.  The
-other modules of this folder know what is done in place of these.
+An object is written and replaced as a whole.  It cannot grow, be renamed, locked or memory-mapped;
+the other modules of this folder have substitutes.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ from typing import Any
 from configs.errors import UserError, brief, one_line
 from configs.paths import in_bucket, is_on_hub, is_remote, storage_of
 
-# What gcsfs logs as an error, with a traceback, it also raises.
+# gcsfs also raises what it logs as an error with a traceback.
 logging.getLogger("gcsfs").setLevel(logging.CRITICAL)
 
 _LIBRARIES = {
@@ -24,19 +24,19 @@ _LIBRARIES = {
     "huggingface_hub", "httpx", "httpx2",
 }  # fmt: skip
 _Requests = tuple[Callable[[str, str], str], Callable[[str], object]]
-"""Writes a content over a version and returns the new version; removes a version."""
+"""Writes content over a version and returns the new version; removes a version."""
 _PAGE = re.compile(r"(?is)<(!doctype )?html(.*?<title>(?P<title>.*?)</title>)?")
 _UNREACHABLE = ("UNAVAILABLE", "RESOURCE_EXHAUSTED", "DEADLINE_EXCEEDED", "UNAUTHENTICATED",
                 "PERMISSION_DENIED")  # fmt: skip
-"""What TensorStore's errors begin with where its retries did not help."""
+"""Prefixes of TensorStore's errors after its retries have failed."""
 _BEGINNINGS = ("Forbidden: ", "Invalid endpoint: ", "Consistency check failed: ")
-"""What errors of Python's own types begin with: of s3fs, and of a download that ended early."""
+"""Prefixes of errors of built-in types: from s3fs, and from a download that ended early."""
 
 
 def failure(error: BaseException) -> str | None:
-    """Describes how the storage failed to answer; None for other errors."""
+    """Describes how a storage request failed; returns None for other errors."""
     is_missing = isinstance(error, FileNotFoundError | FileExistsError)
-    # s3fs raises OSError from the error of botocore.
+    # s3fs raises OSError from botocore's error.
     causes = [error, *([error.__cause__] if isinstance(error, OSError) and not is_missing else [])]
     libraries = {type(cause).__module__.partition(".")[0] for cause in causes}
     is_of_tensorstore = any(str(error).startswith(word) for word in _UNREACHABLE)
@@ -55,33 +55,33 @@ def failure(error: BaseException) -> str | None:
 
 
 def raise_failure(error: BaseException) -> None:
-    """Raises an error again where it says that the storage failed to answer.
+    """Raises an error again if it says that a storage request failed.
 
-    For what reports other errors as mistakes of the user's.
+    For code that reports other errors as the user's mistakes.
     """
     if failure(error) is not None:
         raise error
 
 
 def is_offline(error: BaseException) -> bool:
-    """Returns whether the Hub was not asked, because HF_HUB_OFFLINE is set."""
+    """Returns whether the Hub was not contacted because HF_HUB_OFFLINE is set."""
     return type(error).__name__ == "OfflineModeIsEnabled"
 
 
 def file_system(path: str | Path) -> Any:
-    """Returns fsspec's view of the storage of a path."""
+    """Returns the fsspec file system for a path."""
     import fsspec
 
     return fsspec.filesystem(storage_of(path).protocol)
 
 
 def version_in(info: dict[str, Any]) -> str:
-    """Returns the number of an object's last write; for S3 and the Hub a hash of its content."""
+    """Returns the number of an object's last write; for S3 and the Hub, a hash of its content."""
     return str(next(info[name] for name in ("generation", "ETag", "blob_id") if name in info))
 
 
 def upload(file: Path, target: Path) -> None:
-    """Replaces an object by the content of a local file."""
+    """Replaces an object with the content of a local file."""
     check_writable(target)
     file_system(target).put_file(str(file), str(target))
 
@@ -92,7 +92,7 @@ def download(source: Path, file: Path) -> None:
 
 
 def from_hub(path: Path) -> Path:
-    """Downloads a file of the Hub to the cache of `huggingface_hub`, and returns its path there."""
+    """Downloads a file from the Hub to the cache of `huggingface_hub`; returns its path there."""
     import huggingface_hub
     from huggingface_hub.errors import RemoteEntryNotFoundError
 
@@ -110,13 +110,13 @@ def from_hub(path: Path) -> Path:
 
 
 def check_writable(path: Path) -> None:
-    """Refuses a path of read-only storage."""
+    """Raises `UserError` for a path in read-only storage."""
     if is_on_hub(path):
         raise UserError(f"{path}: hf:// is read-only.  Legal: gs://, s3:// or a local path.")
 
 
 def check_bucket(path: Path) -> None:
-    """Refuses a remote path whose bucket is not there; what is in no bucket looks just missing."""
+    """Refuses a remote path whose bucket is missing: its objects would just look missing."""
     if not is_remote(path):
         return
     storage, (bucket, _) = storage_of(path), in_bucket(path)
@@ -145,7 +145,7 @@ class ConditionalObject:
         requests = _s3_requests if storage_of(path).protocol == "s3" else _gcs_requests
         self._put, self._delete = requests(path)
         self.version = ""
-        """Says which write made the object; empty if it does not exist."""
+        """Identifies the write that made the object; empty if the object does not exist."""
 
     def read(self) -> str:
         """Returns the content; empty if the object does not exist."""
@@ -153,20 +153,20 @@ class ConditionalObject:
         return content
 
     def write(self, content: str) -> bool:
-        """Writes the object; returns False where somebody else did first."""
+        """Writes the object; returns False if somebody else wrote it first."""
         try:
             self.version = self._put(content, self.version)
             return True
         except Exception as error:
             _raise_others(error)
-            # A write whose answer was lost is made twice: then the first one is in the way.
+            # A write is repeated if its response was lost; then the first attempt is in the way.
             latest, version = self._latest()
             is_ours = latest == content and version != self.version
             self.version = version if is_ours else self.version
             return is_ours
 
     def remove(self) -> None:
-        """Removes the object unless somebody else wrote it."""
+        """Removes the object unless somebody else has written it."""
         try:
             if self._latest()[1] == self.version:  # some servers ignore the condition
                 self._delete(self.version)
@@ -210,8 +210,8 @@ def _s3_requests(path: Path) -> _Requests:
 
 
 def _raise_others(error: Exception) -> None:
-    """Raises an error again unless it is that of a condition which does not hold."""
-    status = getattr(error, "code", None)  # of Google's client; s3fs raises from what botocore says
+    """Raises an error again unless it means that a condition did not hold."""
+    status = getattr(error, "code", None)  # of Google's client; s3fs raises from botocore's error
     if status is None and error.__cause__ is not None:
         response = getattr(error.__cause__, "response", None) or {}
         status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")

@@ -1,4 +1,4 @@
-"""Defines tasks of chats; a decoder learns the answers in them."""
+"""Defines tasks of chats, in which a decoder learns the answers."""
 
 import json
 from collections.abc import Sequence

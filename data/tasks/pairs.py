@@ -1,4 +1,4 @@
-"""Defines what tasks of pairs, and tasks of models with an encoder, have in common."""
+"""Defines base classes for tasks of pairs, and for tasks of models with an encoder."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -87,6 +87,6 @@ class EncoderTask(Task):
         }
 
     def fills(self, counts: Counts) -> dict[str, float]:
-        """Returns the share of slots in the rows that hold a token, on each side."""
+        """Returns the share of positions in the rows that hold a token, on each side."""
         source_fill = counts.source_tokens / (counts.rows * self.source_length)
         return {**super().fills(counts), "source_fill": source_fill}

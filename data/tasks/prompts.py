@@ -32,9 +32,9 @@ class PromptRows(Rows):
         batch = {**super().batch(row_ids), "loss_mask_BL": loss_mask_BL.astype(np.int32)}
         if self.reads_begin:
             return batch
-        # A text is then read from its first token on, which nothing predicts.
+        # A decoder then reads a text from its first token on, which nothing predicts.
         segments_BL = batch["segments_BL"]
-        moved = {  # by one to the left inside each segment, which then ends with 0
+        moved = {  # one to the left inside each segment, which then ends with 0
             name: inputs(batch[name][:, ::-1], segments_BL[:, ::-1])[:, ::-1]
             for name in ("targets_BL", "loss_mask_BL")
         }
@@ -72,7 +72,7 @@ class PromptTask(PairTask):
 
     @property
     def has_newlines(self) -> bool:
-        """Returns whether what a model reads has newlines for certain, as of its template."""
+        """Returns whether what a model reads is sure to have newlines: those of the template."""
         return "\n" in self.template
 
     has_answers = True
@@ -104,7 +104,7 @@ class PromptTask(PairTask):
         return {"reads_begin": vocabs.target.reads_begin}
 
     def fills(self, counts: Counts) -> dict[str, float]:
-        """Returns the share of slots in the rows that hold a token of a prompt or an answer."""
+        """Returns the share of positions in the rows that hold a token of a prompt or an answer."""
         return {"fill": (counts.tokens + counts.source_tokens) / (counts.rows * self.length)}
 
     def summary(self, counts: Counts) -> str:
@@ -140,13 +140,13 @@ class PreferenceTask(PromptTask):
 def packed_prompts(
     pairs: Sequence[Pair], vocab: Vocab, length: int, *, packs: bool
 ) -> tuple[Packed, Counts]:
-    """Packs pairs, each a prompt and right after it the answer, without those that do not fit."""
+    """Packs pairs of a prompt and, right after it, its answer; leaves out those that do not fit."""
     prompts = vocab.encode([pair.source for pair in pairs])
     answers = vocab.encode([pair.target for pair in pairs])
     halves = zip(prompts, answers, strict=True)
     examples = [np.r_[-1 - read.astype(np.int32), said.astype(np.int32)] for read, said in halves]
     kept, packed = packed_answers(examples, length, vocab.end_id, vocab.dtype, packs=packs)
-    # Without a beginning, nothing predicts the first token after an empty prompt.
+    # Without begin_id, nothing predicts the first token after an empty prompt.
     read_only = 0 if vocab.reads_begin else sum(not len(prompts[i]) for i in kept)
     counts = Counts.of_pairs(
         [pairs[i] for i in kept],
@@ -161,9 +161,9 @@ def packed_prompts(
 def packed_answers(
     examples: Sequence[np.ndarray], length: int, end_id: int, dtype: type, *, packs: bool
 ) -> tuple[list[int], Packed]:
-    """Packs the examples that fit a row, for a loss of the answers alone; returns their numbers.
+    """Packs the examples that fit a row, for a loss on answers only; returns their indices, too.
 
-    A packer has one array of tokens: those of prompts, as -1 - id, are negative there.
+    A packer has a single array of tokens.  In it, tokens of prompts are negative: -1 - id.
     """
     kept = [i for i, example in enumerate(examples) if len(example) < length]
     packer = Packer(Side(length, np.int32, end_id), packs=packs)
@@ -185,7 +185,7 @@ def packed_preferences(
 ) -> tuple[Packed, Counts]:
     """Packs both answers of each prompt into one row, each right after the prompt."""
     prompts, chosen, rejected = (vocab.encode([pair[i] for pair in pairs]) for i in range(3))
-    # While they are packed, the ids of what is rejected are larger by `far`.
+    # While they are packed, the ids of rejected answers are larger by `far`.
     far, end = vocab.size, np.array([vocab.end_id])
     examples = list[np.ndarray]()
     for prompt, good, bad in zip(prompts, chosen, rejected, strict=True):

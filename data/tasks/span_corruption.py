@@ -1,4 +1,4 @@
-"""Defines span corruption, the task of text that T5 learns (Raffel et al. 2020, section 3.1.4)."""
+"""Defines span corruption, T5's task for plain text (Raffel et al. 2020, section 3.1.4)."""
 
 import dataclasses
 import itertools
@@ -64,7 +64,7 @@ class SpanCorruption(EncoderTask):
         return [*super().vocab_words, *SENTINELS]
 
     def sentinels_of(self, vocab: Vocab) -> np.ndarray:
-        """Returns the tokens of the sentinels; in front of each there may be that of a space."""
+        """Returns the token of each sentinel, without a token of a space that may precede it."""
         ids = [tokens[-1] for tokens in vocab.encode(SENTINELS)]
         pieces = zip(vocab.pieces(ids), SENTINELS, strict=True)
         if not all(piece.endswith(sentinel) for piece, sentinel in pieces):
@@ -96,7 +96,7 @@ class SpanCorruption(EncoderTask):
         sentinels = self.sentinels_of(vocab)
         longest = next(n for n in itertools.count(2) if not self.fits(n + 1))
         encoded = vocab.encode([without_carriage_return(line) for line in lines])
-        # A sentinel of the text would be one of the task's.
+        # A sentinel in the text would look like one of the task's.
         kept = [n for n, tokens in enumerate(encoded) if not np.isin(tokens, sentinels).any()]
         pieces: list[tuple[Any, ...]] = [
             (number, *self.corrupted(tokens[start : start + longest], sentinels, draw))
@@ -122,18 +122,18 @@ class SpanCorruption(EncoderTask):
         return packed, counts
 
     def text_of(self, target: np.ndarray, sentinels: np.ndarray, vocab: Vocab) -> str:
-        """Returns the text of the spans of a target, whose words and bytes count."""
+        """Returns the text of a target's spans, whose words and bytes are counted."""
         spans = np.split(target, np.flatnonzero(np.isin(target, sentinels)))
         return " ".join(vocab.decode(span[1:]).strip() for span in spans[1:])
 
     def spans(self, tokens: int) -> tuple[int, int]:
-        """Returns the number of replaced tokens, and of spans, in a piece of this length."""
+        """Returns how many tokens are replaced, in how many spans, in a piece of this length."""
         replaced = min(max(round(tokens * self.noise_density), 1), max(tokens - 1, 1))
         spans = max(round(replaced / self.mean_noise_span_length), 1)
         return replaced, min(spans, max(tokens - replaced, 1))
 
     def fits(self, tokens: int) -> bool:
-        """Returns whether the source and the target of a piece of this length fit a row."""
+        """Returns whether the source and the target of a piece of this length fit into a row."""
         replaced, spans = self.spans(tokens)
         is_short = tokens - replaced + spans + 1 <= self.source_length
         return is_short and replaced + spans + 1 <= self.length and spans <= len(SENTINELS)
@@ -141,7 +141,7 @@ class SpanCorruption(EncoderTask):
     def corrupted(
         self, tokens: np.ndarray, sentinels: np.ndarray, draw: int
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the source and the target of a piece.  A span that is kept comes first."""
+        """Returns the source and the target of a piece, which begins with a span that is kept."""
         replaced, spans = self.spans(len(tokens))
         random = np.random.default_rng([zlib.crc32(tokens.astype(np.int64).tobytes()), draw])
 

@@ -1,4 +1,4 @@
-"""Renders the messages of a chat by the template that comes with a vocab of Hugging Face."""
+"""Renders the messages of a chat with the template of a Hugging Face tokenizer."""
 
 import datetime
 import functools
@@ -19,25 +19,25 @@ from configs.errors import UserError, brief
 from data.tokenizers.tokenizer_json import CONFIG, SPECIAL_TOKENS, template_text
 
 RESERVED = ("messages", "tools", "documents", "add_generation_prompt")
-"""Variables that no request sets."""
+"""Variables that requests cannot set."""
 
 
 _MARKS = (f"\ufdd0{os.urandom(8).hex()}", f"\ufdd1{os.urandom(8).hex()}")
-"""Stand around answers while a chat is rendered; no text has them."""
+"""Surround answers while a chat is rendered; no text contains them."""
 
 _UNMARKED = "and the template does not mark answers by {% generation %}"
 
 Messages = Sequence[Mapping[str, Any]]
 Spans = list[tuple[int, int]]
-"""First character of each answer, and the one after its last."""
+"""First and end character of each answer."""
 
 
 class BadMessages(ValueError):
-    """Reports why a template refuses messages, such as two of a user in a row."""
+    """Reports why a template refuses messages, such as two user messages in a row."""
 
 
 class _Answers(jinja2.ext.Extension):
-    """Marks what is between `generation` and `endgeneration`: an answer."""
+    """Marks what is between `generation` and `endgeneration` as an answer."""
 
     tags = {"generation"}  # noqa: RUF012
 
@@ -54,7 +54,7 @@ def _refuse(message: str) -> None:
 
 
 def _reason(error: Exception) -> str:
-    """Returns the message of an error that a template causes, as one line that can be encoded."""
+    """Returns the message of a template's error as one line that can be encoded."""
     words = " ".join(str(error).split()).encode(errors="backslashreplace").decode()
     return brief(words.rstrip(".") or type(error).__name__)
 
@@ -67,10 +67,10 @@ def shared(text: str, other: str) -> str:
 
 
 class ChatTemplate:
-    """Writes messages as the text that a model was trained on, up to where its answer begins.
+    """Renders messages as the text that a model was trained on, up to the start of its answer.
 
-    The variables and functions of a template are those of Hugging Face's `apply_chat_template`.
-    It runs in Jinja's sandbox, as there: it cannot reach Python.  Nothing limits its time here.
+    A template has the variables and functions of Hugging Face's `apply_chat_template`.  As there,
+    it runs in Jinja's sandbox, where it cannot reach Python.  Nothing limits its time here.
     """
 
     def __init__(self, text: str, special_tokens: Mapping[str, str]):
@@ -83,24 +83,24 @@ class ChatTemplate:
         environment.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
         try:
             self._template = environment.from_string(text)
-        except Exception as error:  # of any kind: the template decides what fails
+        except Exception as error:  # any type: the template decides what fails
             raise UserError(f"chat template: cannot be read: {_reason(error)}.") from None
 
     def render(self, messages: Messages, variables: Mapping[str, Any] | None = None) -> str:
         """Returns the text of a chat, with the beginning of the next answer.
 
-        Variables are those of the template, such as enable_thinking.
+        `variables` are those of the template, such as enable_thinking.
         """
         return re.sub("|".join(_MARKS), "", self._render(messages, variables, begins=True))
 
     def answers(self, messages: Messages) -> tuple[str, Spans]:
-        """Returns the text of a whole chat, and where the answers of the assistant are in it.
+        """Returns the text of a whole chat, and where the assistant's answers are in it.
 
-        Of a template that does not mark them, an answer is what a message adds to the chat before.
+        If a template does not mark them, an answer is what a message adds to the chat before it.
         """
         text = self._render(messages, None, begins=False)
         if getattr(self._template.environment, "marks_answers", False):
-            parts = re.split("|".join(_MARKS), text)  # every second is an answer
+            parts = re.split("|".join(_MARKS), text)  # every second part is an answer
             ends = [*itertools.accumulate(map(len, parts))]
             return "".join(parts), [*zip(ends[::2], ends[1::2], strict=False)]
         spans, probe = Spans(), [*messages, {"role": "user", "content": "Hi"}]
@@ -123,14 +123,14 @@ class ChatTemplate:
         try:
             fixed = dict(zip(RESERVED, (messages, None, None, begins), strict=True))
             text = self._template.render({**self._special_tokens, **(variables or {}), **fixed})
-            text.encode()  # raises where half of a surrogate pair is in it
-        except Exception as error:  # of any kind: the template decides what fails
+            text.encode()  # raises if it contains half of a surrogate pair
+        except Exception as error:  # any type: the template decides what fails
             raise BadMessages(_reason(error)) from None
         return text
 
 
 def chat_template(files: Mapping[str, str], end: str = "") -> ChatTemplate | None:
-    """Returns the template among the files of a tokenizer; `end` ends a text if no file says."""
+    """Returns the template in a tokenizer's files; `end` is the end token if no file names one."""
     text = template_text(files)
     if text is None:
         return None

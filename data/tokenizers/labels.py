@@ -1,4 +1,4 @@
-"""Maps the labels of examples to ids, as a vocab in which each label is one token."""
+"""Defines a vocab of the labels of examples, in which each label is one token."""
 
 from collections.abc import Iterable, Iterator, Sequence
 

@@ -1,4 +1,4 @@
-"""Reads and applies vocabs of Marian: sub-words of SentencePiece, with the ids of vocab.json."""
+"""Reads and applies Marian vocabs: sub-words of SentencePiece with the ids of vocab.json."""
 
 import base64
 import dataclasses
@@ -62,7 +62,7 @@ class MarianVocab(Vocab):
     """Maps texts of one side to ids and back.
 
     A decoder reads <pad> first, and never generates it.  A text may begin with the tag of its
-    target language, ">>deu<<".
+    target language, such as ">>deu<<".
     """
 
     def __init__(self, model: bytes, name: str = "of Marian"):

@@ -1,4 +1,4 @@
-"""Trains and applies vocabs of SentencePiece's sub-words."""
+"""Trains and applies SentencePiece vocabs."""
 
 import io
 import itertools
@@ -20,8 +20,8 @@ from data.vocab import EOS, PAD, UNK, Tokenizer, Vocab, read_model, thread_count
 logger = logging.getLogger(__name__)
 
 FEW_LINES = 4
-"""Lines that this thread encodes: to start others takes as long as some twenty short lines."""
-_LONGEST_LINE_BYTES = 1 << 20  # SentencePiece's own limit, 4192, leaves out ordinary lines
+"""Up to this many lines, one thread encodes: to start more takes as long as 20 short lines."""
+_LONGEST_LINE_BYTES = 1 << 20  # SentencePiece's default limit, 4192, drops ordinary lines
 
 
 @spec
@@ -61,15 +61,15 @@ class SentencePiece(Tokenizer):
         model, errors = io.BytesIO(), list[Exception]()
 
         def checked() -> Iterator[str]:
-            """Logs how many lines SentencePiece leaves out, and keeps what a corpus raises."""
+            """Logs how many lines SentencePiece leaves out; keeps an error that a corpus raises."""
             left_out = 0
             try:
                 for line in lines:
-                    # A character has at most four bytes; few lines are encoded to be measured.
+                    # A character has at most four bytes: few lines must be encoded to measure them.
                     if len(line) * 4 > _LONGEST_LINE_BYTES:
                         left_out += len(line.encode()) > _LONGEST_LINE_BYTES
                     yield line
-            except Exception as error:  # which SentencePiece would report as an error of its own
+            except Exception as error:  # which SentencePiece would replace with its own
                 errors.append(error)
                 raise
             if left_out:
@@ -82,7 +82,7 @@ class SentencePiece(Tokenizer):
         sentencepiece.set_min_log_level(2)
         try:
             sentencepiece.SentencePieceTrainer.train(
-                # SentencePiece's own sample is another one in each process, whatever the seed.
+                # SentencePiece's own sample differs between processes, whatever the seed.
                 sentence_iterator=_sampled(checked(), self.train_lines),
                 model_writer=model,
                 vocab_size=self.size,
@@ -94,7 +94,7 @@ class SentencePiece(Tokenizer):
                 input_sentence_size=self.train_lines,
                 shuffle_input_sentence=True,
                 max_sentence_length=_LONGEST_LINE_BYTES,
-                # A fixed number: the sums of unigram's training depend on how it shares out lines.
+                # Fixed: the sums of unigram training depend on how threads share the lines.
                 num_threads=4,
                 user_defined_symbols=[word if word.isspace() else "▁" + word for word in words],
                 pad_id=PAD,
@@ -111,7 +111,7 @@ class SentencePiece(Tokenizer):
 
 
 class SentencePieceVocab(Vocab):
-    """Maps text to ids and back by a model of SentencePiece."""
+    """Maps text to ids and back with a SentencePiece model."""
 
     def __init__(self, model: bytes, name: str = "a SentencePiece model"):
         processor = processor_of(model)
@@ -127,7 +127,7 @@ class SentencePieceVocab(Vocab):
                 f"vocab {name}: no id ends a text (its eos_id is {end}).  Train it with "
                 f"--pad_id={PAD} --eos_id={EOS} --unk_id={UNK} --bos_id=-1."
             )
-        # T5's models, as those trained here, have no beginning: a decoder reads padding first.
+        # T5's models, like those trained here, have no begin token: a decoder reads padding first.
         begin = next(i for i in (begin, pad, end) if i >= 0)
         pad_id = pad if pad >= 0 else None
         super().__init__(model, len(ids), begin_id=begin, end_id=end, pad_id=pad_id)
@@ -155,11 +155,11 @@ class SentencePieceVocab(Vocab):
 
 
 def processor_of(model: bytes) -> sentencepiece.SentencePieceProcessor | None:
-    """Returns a model of SentencePiece; None where the bytes are none."""
+    """Loads a SentencePiece model; returns None if the bytes are not one."""
     try:
         processor = sentencepiece.SentencePieceProcessor(model_proto=model)
         for i in range(processor.vocab_size()):
-            processor.id_to_piece(i)  # those of a damaged model are not all text
+            processor.id_to_piece(i)  # the pieces of a damaged model are not all text
     except (RuntimeError, UnicodeDecodeError):
         return None
     return processor
@@ -174,7 +174,7 @@ def _sampled(lines: Iterator[str], count: int) -> Iterator[str]:
         if place < count:
             sample[place] = line
     sample.reverse()
-    while sample:  # lines that are read need no memory
+    while sample:  # frees each line once it is read
         yield sample.pop()
 
 

@@ -1,4 +1,4 @@
-"""Reads and applies vocabs of Hugging Face's tokenizer.json."""
+"""Reads and applies Hugging Face's tokenizer.json."""
 
 import itertools
 import json
@@ -30,10 +30,10 @@ _BYTE = re.compile("<0x[0-9A-Fa-f]{2}>")
 _SENTINEL = re.compile(r"<extra_id_\d+>")
 _NO_CHARACTER = "\N{REPLACEMENT CHARACTER}"
 _PARAMETERS = {"begin": "bos_token", "end": "eos_token", "pad": "pad_token"}
-"""Names by parameter what Hugging Face's settings call a special token."""
+"""The key of each special token in Hugging Face's files, by parameter."""
 
 _KEPT_BEGIN = "begin is chosen"
-"""Key of a bundle: TokenizerJson.begin names the same token as the files."""
+"""Key in a bundle, set if TokenizerJson.begin names the same token as the files."""
 
 Files = dict[str, str]
 
@@ -63,11 +63,11 @@ class TokenizerJson(Tokenizer):
 
 
 class TokenizerJsonVocab(Vocab):
-    """Maps text to ids and back by a tokenizer.json.
+    """Maps text to ids and back with a tokenizer.json.
 
     Special tokens in a text become their ids, as in Hugging Face's library, unless
-    tokenizer_config.json sets split_special_tokens; those that a tokenizer adds around a text are
-    left to who packs it.
+    tokenizer_config.json sets split_special_tokens.  The code that packs a text adds the special
+    tokens around it.
     """
 
     def __init__(self, model: bytes, name: str = TOKENIZER):
@@ -75,17 +75,17 @@ class TokenizerJsonVocab(Vocab):
         files, special = _parts(content, name)
         try:
             self._tokenizer = tokenizers.Tokenizer.from_str(files[TOKENIZER])
-        except Exception as error:  # the library raises no narrower one
+        except Exception as error:  # the library raises nothing more specific
             problem = f"is not a tokenizer.json: {brief(str(error))}."
             raise UserError(f"vocab {name}: {problem}") from None
         added = self._tokenizer.get_added_tokens_decoder().items()
         self._hidden = {i for i, x in added if x.special and not _SENTINEL.fullmatch(x.content)}
-        # Both would change texts: a row's length alone cuts and pads here.
+        # Both would change texts: here, only the length of a row cuts and pads.
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         config = _object(files.get(CONFIG, "{}"), f"vocab {name}: {CONFIG}")
         self._tokenizer.encode_special_tokens = config.get("split_special_tokens") is True
-        by_id: dict[int, str] = {}  # of two tokens of one id, decoding gives the text of one alone
+        by_id: dict[int, str] = {}  # of tokens that share an id, decoding gives only one
         for token, number in self._tokenizer.get_vocab(with_added_tokens=True).items():
             if (other := by_id.setdefault(number, token)) != token:
                 both = " and ".join(sorted(map(repr, (other, token))))
@@ -95,7 +95,7 @@ class TokenizerJsonVocab(Vocab):
                 )
         for each in json.loads(files[TOKENIZER]).get("added_tokens") or ():
             token, number = each["content"], each["id"]
-            if (other := by_id.get(number, token)) != token:  # the library gave the token another
+            if (other := by_id.get(number, token)) != token:  # the library changed the id
                 problem = f"the added token {token!r} has the same id as {other!r}, {number}"
                 raise UserError(f"vocab {name}: {problem}.  Give each its own.")
         ids = {key: self._id(special.get(key), key, name) for key in _PARAMETERS}
@@ -105,7 +105,7 @@ class TokenizerJsonVocab(Vocab):
                 f"vocab {name}: no token is known to end a text ({CONFIG} in its folder has no "
                 f'eos_token).  Set TokenizerJson.end, as in "</s>".{self._known_tokens()}'
             )
-        # What tokenizer.json puts before every text, as Hugging Face's library does.
+        # What tokenizer.json puts before every text, as in Hugging Face's library.
         encoding = self._tokenizer.encode("a")
         before = list(encoding.ids[: [*encoding.special_tokens_mask, 0].index(0)])
         begins = [i for i in (ids["begin"], *before, end) if i is not None]
@@ -127,7 +127,7 @@ class TokenizerJsonVocab(Vocab):
         return [np.asarray(encoding.ids, self.dtype) for encoding in encodings]
 
     def encode_marked(self, text: str, spans: Iterable[tuple[int, int]]) -> np.ndarray:
-        """Returns the ids of a text; those outside the spans of characters as -1 - id."""
+        """Returns the ids of a text; those outside the spans of characters become -1 - id."""
         encoding = self._tokenizer.encode(text, add_special_tokens=False)
         starts, ends = np.array(encoding.offsets, np.int64).reshape(-1, 2).T
         is_inside = np.zeros(len(starts), bool)
@@ -137,7 +137,7 @@ class TokenizerJsonVocab(Vocab):
         return np.where(is_inside, ids, -1 - ids)
 
     def _text(self, ids: list[int]) -> str:
-        # The library would hide the sentinels of a T5 as well, between which the text is.
+        # The library would also hide T5's sentinels, between which the text is.
         shown = [i for i in ids if i not in self._hidden]
         text = self._tokenizer.decode(shown, skip_special_tokens=False)
         if _NO_CHARACTER not in text or '"ByteFallback"' not in self.files[TOKENIZER]:
@@ -167,9 +167,9 @@ class TokenizerJsonVocab(Vocab):
 
 
 def _mark_lone_bytes(tokens: Iterable[str]) -> Iterator[str]:
-    """Replaces bytes that are part of no character.
+    """Replaces bytes that are not part of a character.
 
-    The decoder of a tokenizer.json loses all characters of bytes next to such a byte.
+    Otherwise the decoder of a tokenizer.json loses all byte-encoded characters next to such a byte.
     """
     for are_bytes, group in itertools.groupby(tokens, lambda token: bool(_BYTE.fullmatch(token))):
         if not are_bytes:
@@ -182,16 +182,16 @@ def _mark_lone_bytes(tokens: Iterable[str]) -> Iterator[str]:
 
 
 def read_bundle(path: str, chosen: Mapping[str, str]) -> bytes:
-    """Joins tokenizer.json and the files next to it to the model of a vocab.
+    """Joins tokenizer.json and the files next to it into the model of a vocab.
 
-    chosen names special tokens by parameter, in place of those that the files name.
+    chosen holds special tokens by parameter, which replace those in the files.
     """
     file = path_of(path).expanduser()
     if file.is_dir():
         file = file / TOKENIZER
     elif not file.exists():
         raise UserError(f"TokenizerJson.path: {path}: no such file or folder.")
-    # A folder may have a model of SentencePiece in place of the file.
+    # A folder may have a SentencePiece model instead of the file.
     for other in [file] if file.exists() else sorted(file.parent.glob("*.model")):
         model = read_model(other)
         if not is_bundle(model.lstrip()) and processor_of(model) is not None:
@@ -206,14 +206,14 @@ def read_bundle(path: str, chosen: Mapping[str, str]) -> bytes:
             raise UserError(f"{file}: is not a {TOKENIZER}: it has no model.")
     except UserError as error:
         raise UserError(f"{error}  {how_to_make(file.parent)}") from None
-    if "format" in content:  # a tokenizer.json has none
+    if "format" in content:  # a bundle: tokenizer.json has no such key
         files, special = _parts(content, str(file))
         is_kept = "begin" not in chosen and content.get(_KEPT_BEGIN, False)
     else:
         beside = {name: file.parent / name for name in _BESIDE}
         kept = {name: decoded(read_model(p), str(p)) for name, p in beside.items() if p.exists()}
         files, special = {TOKENIZER: text, **kept}, _special_tokens(kept, str(file.parent))
-        template_text(kept)  # refuses one that is not text
+        template_text(kept)  # refuses a template that is not text
         is_kept = False
     is_kept |= "begin" in chosen and chosen["begin"] == _special_tokens(files).get("begin")
     flag = {_KEPT_BEGIN: True} if is_kept else {}
@@ -231,13 +231,13 @@ def how_to_make(folder: Path) -> str:
 
 
 def eos_token_ids(settings: Mapping[str, Any]) -> list[int]:
-    """Returns the ids at which Hugging Face's library ends a text, given the settings of a file."""
+    """Returns the ids that end a text in Hugging Face's library, given the settings in a file."""
     ends = settings.get("eos_token_id")
     return [i for i in (ends if isinstance(ends, list) else [ends]) if isinstance(i, int)]
 
 
 def is_bundle(model: bytes) -> bool:
-    """Returns whether a file is what `read_bundle` made, and no model of SentencePiece."""
+    """Returns whether a file was made by `read_bundle`, and is not a SentencePiece model."""
     return model.startswith(b"{")
 
 
@@ -254,9 +254,9 @@ def _parts(content: dict[str, Any], name: str) -> tuple[Files, dict[str, str]]:
 
 
 def _special_tokens(files: Files, folder: str = "") -> dict[str, str]:
-    """Returns by parameter the special tokens that the files of a tokenizer name."""
+    """Returns the special tokens in a tokenizer's files, by parameter."""
     special = {}
-    for file in (SPECIAL_TOKENS, CONFIG):  # the last that names one counts
+    for file in (SPECIAL_TOKENS, CONFIG):  # the last file that names one counts
         settings = _object(files.get(file, "{}"), os.path.join(folder, file))
         for key, name in _PARAMETERS.items():
             token = settings.get(name)
@@ -271,7 +271,7 @@ def _object(text: str, name: str) -> dict[str, Any]:
 
 
 def template_text(files: Mapping[str, str]) -> str | None:
-    """Returns the text of the template among the files of a tokenizer, if there is one."""
+    """Returns the text of the template in a tokenizer's files, if there is one."""
     text = files.get(TEMPLATE) or json.loads(files.get(CONFIG, "{}")).get("chat_template")
     named = text if isinstance(text, list) else [{"name": "default", "template": text}]
     try:

@@ -2,10 +2,11 @@
 
     meshloom bench decode --json=bench.json
 
-Speed must not depend on what random weights say, so every system makes the same number of tokens of
-a sentence: its source's, rounded up to a multiple of 4.  The others get batches of sentences of one
-such length, so that none waits for a longer one; Meshloom makes its own, of few shapes.  Each
-system has its best batch size of a few.  A first pass, which compiles, is reported (warm_s).
+Speed must not depend on the output of random weights.  So for each sentence, every system generates
+the same number of tokens: the length of the source, rounded up to a multiple of 4.  The other
+systems get batches of equal lengths, so that no sentence waits for a longer one; Meshloom makes its
+own batches, of few shapes.  Each system runs with its best batch size of a few.  A first pass,
+which compiles, is reported (warm_s).
 """
 
 import importlib
@@ -24,21 +25,21 @@ from scripts.benchmarks.tiny_transformer import D_FF, D_MODEL, HEADS, LAYERS, VO
 from scripts.flag import Flag
 
 WIDTH = 5
-MULTIPLE = 4  # what a number of tokens is rounded up to
+MULTIPLE = 4  # numbers of tokens are rounded up to a multiple of this
 
 
 class Text(NamedTuple):
-    """Holds the lengths of a source, with END, and of its translation, in tokens."""
+    """Holds the tokens of a source, with END, and the number of tokens of its translation."""
 
     source: np.ndarray
     tokens: int
 
 
-Translate = Callable[[Sequence[Text], int], int]  # at a batch size; returns how many tokens it made
+Translate = Callable[[Sequence[Text], int], int]  # given a batch size, returns the number of tokens
 
 
 def batches(texts: Sequence[Text], batch_sequences: int) -> list[list[Text]]:
-    """Batches sources of equal lengths, at most `batch_sequences` each, evenly filled."""
+    """Batches sources of equal lengths: at most `batch_sequences` each, evenly filled."""
     made = []
     for _, group in itertools.groupby(texts, key=lambda text: text.tokens):
         same = list(group)
@@ -48,7 +49,7 @@ def batches(texts: Sequence[Text], batch_sequences: int) -> list[list[Text]]:
 
 
 def meshloom() -> tuple[Translate, dict[str, object]]:
-    """Decodes as `meshloom decode --simulate_devices=2` does, on two cores."""
+    """Decodes like `meshloom decode --simulate_devices=2`, with one device per core."""
     import jax
 
     from layouts.layout import Layout
@@ -57,7 +58,7 @@ def meshloom() -> tuple[Translate, dict[str, object]]:
     from models.decoding.beam import Beam
     from trainer.decoding.decoder import Decoder, Request
 
-    # The operations of one step are too small to be split: each core takes rows of its own.
+    # The operations of one step are too small to split: each core processes rows of its own.
     simulate_devices(rounds.cores())
     layout = Layout(mesh="data:-1", rules="batch:data")
     mesh, model = make_mesh(layout), tiny.transformer(attention=MultiHead()).model(layout)
@@ -78,7 +79,7 @@ def meshloom() -> tuple[Translate, dict[str, object]]:
 
 
 def huggingface(threads: int) -> tuple[Translate, dict[str, object]]:
-    """Returns `generate` of Hugging Face's Marian model, with its key-value cache."""
+    """Runs `generate` of Hugging Face's Marian model, with its key-value cache."""
     import torch
 
     model, about = tiny.marian(threads)
@@ -106,7 +107,7 @@ def huggingface(threads: int) -> tuple[Translate, dict[str, object]]:
 
 
 def ctranslate2() -> tuple[Translate, dict[str, object]]:
-    """Returns CTranslate2 in float32, one batch on each core."""
+    """Runs CTranslate2 in float32, with one batch on each core."""
     ctranslate2 = importlib.import_module("ctranslate2")
     spec = ctranslate2.specs.TransformerSpec.from_config((LAYERS, LAYERS), HEADS)
     fill(spec)
@@ -137,7 +138,7 @@ def ctranslate2() -> tuple[Translate, dict[str, object]]:
 
 
 def fill(spec: Any) -> None:
-    """Sets all weights of a CTranslate2 model at random."""
+    """Sets all weights of a CTranslate2 model to random values."""
     rng = np.random.default_rng(0)
     rows = {
         "self_attention/linear_0": 3 * D_MODEL,
@@ -149,7 +150,7 @@ def fill(spec: Any) -> None:
 
     def set_weight(owner: Any, path: str, value: object) -> None:
         name = path.rpartition("/")[2]
-        if isinstance(value, str):  # it is optional
+        if isinstance(value, str):  # an optional weight
             return
         if name in ("gamma", "beta"):
             setattr(owner, name, np.full(D_MODEL, name == "gamma", np.float32))
@@ -164,7 +165,7 @@ def fill(spec: Any) -> None:
 
 SYSTEMS: dict[str, Callable[[], tuple[Translate, dict[str, object]]]] = {
     "meshloom": meshloom,
-    # PyTorch on all cores, and on one: with so small a model faster, on a busy machine by far.
+    # PyTorch on all cores, and on one, which is faster for so small a model on a busy machine.
     "huggingface": lambda: huggingface(rounds.cores()),
     "huggingface_one_thread": lambda: huggingface(1),
     "ctranslate2": ctranslate2,
@@ -183,7 +184,7 @@ class Flags(ComparisonFlags):
 
 
 def benchmark(flags: Flags) -> None:
-    """Translates in alternating rounds, each system with its best batch size."""
+    """Translates in alternating rounds; each system uses its best batch size."""
     if flags.worker is not None:
         translate, about = SYSTEMS[flags.worker]()
         sources = tiny.sources(flags.sentences, np.random.default_rng(0))
@@ -194,7 +195,7 @@ def benchmark(flags: Flags) -> None:
             start_s = time.perf_counter()
             made = translate(texts, batch_sequences)
             seconds = time.perf_counter() - start_s
-            # Some systems do not return an END at the last place.
+            # Some systems do not return a final END.
             assert tokens - len(texts) <= made <= tokens, f"{made} tokens instead of {tokens}"
             return seconds
 

@@ -1,10 +1,10 @@
-"""Measures greedy decoding with a language model, as a share of the memory's bandwidth.
+"""Measures greedy decoding with a language model, as a share of the memory bandwidth.
 
     meshloom bench generate --shape=1.3b --batch_sizes=1,32
 
-Each new token reads all weights and the cache once, so that the bandwidth of the memory bounds the
-speed.  The bandwidth is measured in the same session, by adding 1 to an array that no cache holds.
-Weights are random, in the type of products; a text is as long as the shape's rows at most.
+Each new token reads all weights and the cache once, so that the memory bandwidth limits the speed.
+The bandwidth is measured in the same session, by adding 1 to an array that is too large for caches.
+Weights are random, in the dtype of computation.  A text is at most as long as the shape's rows.
 """
 
 from typing import Annotated, Any
@@ -14,7 +14,7 @@ from scripts.benchmarks.rounds import Count, JsonFlags, best_seconds, device_sec
 from scripts.flag import Flag
 
 BYTES = 2**28
-"""Size of the array that measures the bandwidth."""
+"""Size of the array that measures the memory bandwidth."""
 
 
 class Flags(JsonFlags):
@@ -31,7 +31,7 @@ class Flags(JsonFlags):
 
 
 def measure(flags: Flags) -> dict[str, Any]:
-    """Returns the speed at each batch size, and the bytes a second that the device moves."""
+    """Returns the speed at each batch size, and the device's memory bandwidth in bytes a second."""
     import jax
     import jax.numpy as jnp
 
@@ -49,9 +49,9 @@ def measure(flags: Flags) -> dict[str, Any]:
     bytes_per_s = 2 * BYTES / device_seconds(lambda: add(array), jax.block_until_ready)
 
     def inputs_of(rows: int, count: int) -> DecodeInputs:
-        """Returns prompts, each to be continued by exactly this many tokens.
+        """Returns prompts, each to be continued with exactly this many tokens.
 
-        The number is an argument of the program, which is compiled once for all of them.
+        The number is an argument of the program, which is compiled once for all numbers.
         """
         return DecodeInputs(
             prompts_BL=jnp.full((rows, flags.prompt), 2, jnp.int32),
@@ -71,7 +71,7 @@ def measure(flags: Flags) -> dict[str, Any]:
         def times(rows: int) -> dict[str, float]:
             warm_s = seconds(lambda: run(rows, new_tokens))
             whole_s = best_seconds(lambda: run(rows, new_tokens))
-            prompt_s = best_seconds(lambda: run(rows, 1))  # what the prompt takes is in both
+            prompt_s = best_seconds(lambda: run(rows, 1))  # the time of the prompt is in both
             token_s = (whole_s - prompt_s) / (new_tokens - 1)
             inputs = inputs_of(rows, new_tokens)
             cache = jax.eval_shape(lambda: initial_cache(model, greedy, new_tokens, params, inputs))
@@ -98,5 +98,5 @@ def measure(flags: Flags) -> dict[str, Any]:
 
 
 def benchmark(flags: Flags) -> None:
-    """Measures each batch size."""
+    """Measures the speed at each batch size."""
     show(measure(flags), flags.json_file)

@@ -1,7 +1,7 @@
 """Defines the language models of the benchmarks, in Meshloom and in PyTorch.
 
-Float32 weights, learned positions, a tied vocabulary, ReLU; no dropout.  On a GPU both libraries
-compute in bfloat16, PyTorch through autocast.
+They have float32 weights, learned positions, a tied vocabulary and ReLU, without dropout.  On a
+GPU, both libraries compute in bfloat16; PyTorch does so through autocast.
 """
 
 from dataclasses import dataclass
@@ -28,10 +28,10 @@ class Shape:
     rows: int
     length: int
     experts: int = 0
-    """Experts of every other layer, each half as wide as a dense layer; a token has two."""
+    """Experts in every other layer, each half as wide as a dense layer; a token has two."""
     loss_chunks: int = 1
     cpu_slices: tuple[int, int] = (1, 1)
-    """Microbatches, and slices of queries, whose activations stay in a processor's cache."""
+    """Microbatches and query slices with activations that fit into a processor's cache."""
 
     @property
     def tokens(self) -> int:
@@ -39,17 +39,17 @@ class Shape:
 
     @property
     def step_flops(self) -> int:
-        """Counts the FLOPs of the products of a step: three times those of a forward pass.
+        """Counts the FLOPs of a step's matrix products, three times those of the forward pass.
 
-        Of attention only the half that causality leaves counts.
+        Attention counts only the half that the causal mask leaves.
         """
-        layer_weights = 4 * self.d_model**2 + 2 * self.d_model * self.d_ff  # that one token meets
+        layer_weights = 4 * self.d_model**2 + 2 * self.d_model * self.d_ff  # weights per token
         products = 2 * (self.layers * layer_weights + self.vocab * self.d_model)
         attention = 2 * self.layers * self.length * self.d_model
         return 3 * self.tokens * (products + attention)
 
     def ids(self) -> np.ndarray:
-        """Draws the tokens of a batch, one more for each row than it has inputs."""
+        """Draws the tokens of a batch: in each row, one more than it has inputs."""
         size = (self.rows, self.length + 1)
         return np.random.default_rng(0).integers(2, self.vocab, size).astype(np.int32)
 
@@ -65,7 +65,7 @@ SHAPES = {
 
 
 def transformer(shape: Shape, *, store: "FloatType" = "float32") -> "Transformer":
-    """Returns Meshloom's model, with the settings that are fastest on this machine's device."""
+    """Returns Meshloom's model, with the fastest settings for this machine's device."""
     import jax
 
     from models.attention.multi_head import MultiHead
@@ -89,12 +89,12 @@ def transformer(shape: Shape, *, store: "FloatType" = "float32") -> "Transformer
         heads=shape.heads,
         d_kv=shape.d_model // shape.heads,
         attention=MultiHead(
-            combined_qkv=on_cpu,  # a GPU's kernels would need copies of its parts
+            combined_qkv=on_cpu,  # a GPU's kernels would copy its parts
             chunks=shape.cpu_slices[1] if on_cpu else 1,
         ),
         positions=Learned(),
         length=shape.length,
-        scan=False,  # a loop would copy each layer's weights and activations out of stacks
+        scan=False,  # a loop would copy each layer's weights and activations out of stacked arrays
         loss_chunks=shape.loss_chunks,
         pattern=tuple(pattern),
         precision=Precision(store=store, compute="float32" if on_cpu else "bfloat16"),
@@ -102,7 +102,7 @@ def transformer(shape: Shape, *, store: "FloatType" = "float32") -> "Transformer
 
 
 def torch_model(shape: Shape) -> "torch.nn.Module":
-    """Returns the dense model in PyTorch: (inputs, targets) to the mean loss."""
+    """Returns the dense model in PyTorch, which maps (inputs, targets) to the mean loss."""
     import torch
     from torch import nn
     from torch.nn import functional

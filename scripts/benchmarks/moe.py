@@ -1,10 +1,10 @@
-"""Compares a layer of experts with a dense one, in alternating rounds.
+"""Compares a Mixture-of-Experts layer with a dense one, in alternating rounds.
 
     meshloom bench moe --json=bench.json
 
-The dense layer has as many products for a token.  Each way to dispatch, and the same two layers in
-PyTorch, has a process of its own; `cost` is a layer's time over that of the dense layer of the same
-library in the same round.
+The dense layer has as many products per token.  Each way to dispatch runs in its own process, and
+so do both layers in PyTorch.  `cost` is a layer's time divided by the time of the same library's
+dense layer in the same round.
 """
 
 import statistics
@@ -64,7 +64,7 @@ def meshloom(kind: str) -> tuple[Pass, dict[str, object]]:
 
 
 def torch(kind: str) -> tuple[Pass, dict[str, object]]:
-    """Returns the same in eager PyTorch: tokens sorted by expert, one product for each expert."""
+    """Returns the same in eager PyTorch: sorts tokens by expert, with one product per expert."""
     import torch
     from torch import nn
     from torch.nn import functional
@@ -108,7 +108,7 @@ class Flags(ComparisonFlags):
 
 
 def benchmark(flags: Flags) -> None:
-    """Measures the layers and prints their times and costs."""
+    """Measures the layers, and prints their times and costs."""
     if flags.worker is not None:
         system = torch if flags.worker.startswith("torch") else meshloom
         once, about = system(flags.worker)

@@ -1,7 +1,7 @@
 """Measures the systems of a benchmark in alternating rounds, each in its own process.
 
-A machine whose speed drifts is then equally unfair to all; a ratio is the median over rounds of one
-round's rates.
+If the machine's speed drifts, this affects all systems equally.  A ratio is the median over rounds
+of the ratio within a round.
 """
 
 import functools
@@ -26,17 +26,17 @@ from scripts.commands.shared_flags import JsonFile
 from scripts.flag import Flag, FlagGroup
 
 Count = Annotated[int, Flag(min=1)]
-Answers = dict[str, float]  # of each system in one round
+Answers = dict[str, float]  # of all systems in one round
 LIBRARIES = {  # that a system needs, by the first word of its name
     "torch": ("torch",),
     "huggingface": ("torch", "transformers"),
     "ctranslate2": ("ctranslate2",),
 }
 MATRIX = {False: 2048, True: 8192}
-"""Rows of the square matrices whose product measures the matrix rate: on a CPU, and on a GPU."""
+"""Rows of the square matrices whose product measures matrix speed: on a CPU, and on a GPU."""
 BASELINE = "baseline_"
 MESHLOOM = (sys.executable, "-m", "scripts.meshloom")
-"""Runs the command of this checkout, or of another one in its folder."""
+"""Runs the command of this checkout, or of another checkout if that is the working directory."""
 
 
 class JsonFlags(FlagGroup):
@@ -62,22 +62,22 @@ class ComparisonFlags(JsonFlags):
 
 
 def seconds(call: Callable[[], object]) -> float:
-    """Measures a call, which waits for its result."""
+    """Measures the seconds of a call, which must wait for its result."""
     start = time.perf_counter()
     call()
     return time.perf_counter() - start
 
 
 def best_seconds(call: Callable[[], object]) -> float:
-    """Measures a call, which waits for its result: the fastest of five after the first."""
+    """Measures a call, which must wait for its result: the fastest of five after the first."""
     call()
     return min(seconds(call) for _ in range(5))
 
 
 def device_seconds(start: Callable[[], Any], wait: Callable[[Any], object]) -> float:
-    """Measures what a call starts on a device.
+    """Measures the time of the work that a call starts on a device.
 
-    Ten calls wait in its queue, so that the time in which the host starts one does not count.
+    Ten calls are queued, so that the host's time to start a call does not count.
     """
 
     def queue() -> None:
@@ -110,13 +110,13 @@ def serve(about: Mapping[str, object], answer: Callable[[str], float]) -> None:
 
 
 def serve_steps(about: Mapping[str, object], run: Callable[[int], object], warmup: int) -> None:
-    """Runs a worker that answers a number of steps with seconds per step, after some warmup."""
+    """Runs a worker that answers a number of steps with the seconds per step, after a warmup."""
     run(warmup)
     serve(about, lambda question: seconds(lambda: run(int(question))) / int(question))
 
 
 class Worker:
-    """Runs one system in a separate process; "memory" requests its peak in bytes."""
+    """Runs one system in a separate process; the question "memory" returns its peak in bytes."""
 
     def __init__(self, *command: str, checkout: Path):
         path = os.pathsep.join(filter(None, [str(checkout), os.environ.get("PYTHONPATH")]))
@@ -143,7 +143,7 @@ class Worker:
 
 
 def starters(bench: str, flags: ComparisonFlags, *more: str) -> dict[str, Callable[[], Worker]]:
-    """Returns what starts each system; with a baseline also Meshloom's from that checkout."""
+    """Returns a function that starts each system; with a baseline, also those of that checkout."""
     command = (*MESHLOOM, "bench", bench, *more)
     checkouts = {"": CHECKOUT}
     if flags.baseline is not None:
@@ -162,14 +162,14 @@ def starters(bench: str, flags: ComparisonFlags, *more: str) -> dict[str, Callab
 
 
 def rounds(workers: Mapping[str, Worker], question: str | int, count: int) -> Iterator[Answers]:
-    """Yields what each system answers to a question; every other round goes backwards."""
+    """Yields the answers of all systems to a question; every other round is in reverse order."""
     for number in range(count):
         order = list(workers)[:: 1 if number % 2 == 0 else -1]
         yield {name: workers[name].ask(question) for name in order}
 
 
 def ended(workers: Mapping[str, Worker], rounds: Sequence[Answers]) -> dict[str, dict[str, Any]]:
-    """Ends the workers; returns what each is, its median seconds and its peak memory."""
+    """Stops the workers; returns each one's description, median seconds and peak memory."""
     systems = {}
     for name, worker in workers.items():
         median_s = statistics.median(answers[name] for answers in rounds)
@@ -182,7 +182,7 @@ def ended(workers: Mapping[str, Worker], rounds: Sequence[Answers]) -> dict[str,
 def compare(
     bench: str, flags: ComparisonFlags, question: str | int, *more: str
 ) -> tuple[dict[str, Any], list[Answers]]:
-    """Asks all systems in alternating rounds; returns what each is, and the rounds."""
+    """Asks all systems in alternating rounds; returns their descriptions, and the rounds."""
     systems = starters(bench, flags, *more)
     groups = [[name] for name in systems] if flags.one_at_a_time else [list(systems)]
     results: dict[str, Any] = {}
@@ -196,7 +196,7 @@ def compare(
 
 
 def ratio(rounds: Sequence[Answers], system: str, other: str) -> dict[str, object]:
-    """Computes how many times as fast a system is as another: the median over rounds, and each."""
+    """Computes how many times as fast as another a system is: the median over rounds, and each."""
     ratios = [answers[other] / answers[system] for answers in rounds]
     return {"ratio": statistics.median(ratios), "ratios": ratios}
 
@@ -211,13 +211,13 @@ def speedups(rounds: Sequence[Answers]) -> dict[str, object]:
 def report(
     flags: ComparisonFlags, result: dict[str, Any], times: Sequence[Answers], **numbers: object
 ) -> None:
-    """Shows what is known of each system, its speedup, and the numbers of the benchmark."""
+    """Shows the description of each system, its speedup, and the numbers of the benchmark."""
     numbers |= {"rounds": flags.rounds, "cores": cores()}
     show(result | speedups(times) | numbers, flags.json_file)
 
 
 def show(result: Mapping[str, object], json_file: str | None) -> None:
-    """Prints the result, and writes it to the file if there is one."""
+    """Prints the result, and writes it to a file if one is given."""
     print(json.dumps(result, indent=2))
     if json_file is not None:
         from scripts.commands.common import write_json  # imports JAX, which --help does without

@@ -2,8 +2,8 @@
 
     meshloom bench serve --model_dir=runs/quickstart --json=bench.json
 
-Each client sends a request as soon as its last one is answered.  The same requests are then decoded
-as the lines of a file, as many together as the server has slots, in alternating rounds, and every
+Each client sends a request as soon as its last one is answered.  In alternating rounds, the same
+requests are decoded as the lines of a file, with as many in a batch as the server has slots.  Every
 answer is compared with the text of `decode`.  Clients, server and decoder share the machine.
 """
 
@@ -32,7 +32,7 @@ TEMPERATURE = 0.8
 
 
 class LoadCase(NamedTuple):
-    """Holds a request."""
+    """Holds the fields of a request."""
 
     prompt: str
     max_tokens: int
@@ -41,7 +41,7 @@ class LoadCase(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """Holds what a client gets."""
+    """Holds what a client receives."""
 
     status: int
     text: str
@@ -50,7 +50,7 @@ class Answer(NamedTuple):
 
 
 def cases_of(count: int, *, full_length: bool = False) -> list[LoadCase]:
-    """Draws `count` requests; all seeds differ."""
+    """Draws `count` requests, all with different seeds."""
     rng = np.random.default_rng(0)
 
     def case(seed: int) -> LoadCase:
@@ -62,7 +62,7 @@ def cases_of(count: int, *, full_length: bool = False) -> list[LoadCase]:
 
 
 def send(connection: http.client.HTTPConnection, case: LoadCase) -> Answer:
-    """Sends a request; waits for its answer."""
+    """Sends a request, and waits for its answer."""
     body = {**case._asdict(), "temperature": TEMPERATURE, "echo": True}
     start = time.perf_counter()
     headers = {"Content-Type": "application/json"}
@@ -90,12 +90,12 @@ def load(port: int, cases: Sequence[LoadCase], clients: int) -> list[Answer]:
 
 @contextlib.contextmanager
 def server(model_dir: str, *flags: str) -> Iterator[int]:
-    """Runs `meshloom serve` in a process; yields its port, and stops it by SIGTERM."""
+    """Runs `meshloom serve` in a process; yields its port, and stops it with SIGTERM at the end."""
     command = [*MESHLOOM, "serve", f"--model_dir={model_dir}", "--port=0", *flags]
     with subprocess.Popen(command, cwd=CHECKOUT, text=True, stderr=subprocess.PIPE) as process:
         try:
             port = announced_port(process)
-            # What else it writes is read, too: a full pipe would stop it.
+            # The rest of its output is read, too: a full pipe would stop it.
             threading.Thread(target=process.communicate, daemon=True).start()
             yield port
             process.terminate()
@@ -107,7 +107,7 @@ def server(model_dir: str, *flags: str) -> Iterator[int]:
 
 
 def announced_port(process: "subprocess.Popen[str]") -> int:
-    """Waits until a server prints where it listens."""
+    """Waits until a server prints its address, and returns the port."""
     assert process.stderr is not None
     lines = []
     for line in process.stderr:
@@ -121,7 +121,7 @@ def announced_port(process: "subprocess.Popen[str]") -> int:
 def decoding(
     model_dir: Path, batch_sequences: int
 ) -> Iterator[Callable[[Sequence[LoadCase]], list[str]]]:
-    """Restores the model; yields what decodes requests as `meshloom decode` does."""
+    """Restores the model; yields a function that decodes requests like `meshloom decode`."""
     from scripts.commands.decoding.decode import decoder_of
     from scripts.commands.shared_flags import CheckpointFlags, SearchFlags
     from scripts.commands.trained import trained_models
@@ -143,7 +143,7 @@ def decoding(
 
 
 def allowed(model_dir: Path, limits: Sequence[int]) -> list[int]:
-    """Returns the limits, each at most what the positions of the model allow."""
+    """Returns the limits, cut to the positions that the model has."""
     from scripts.commands.common import settings
     from trainer.run import Run
 
@@ -153,7 +153,7 @@ def allowed(model_dir: Path, limits: Sequence[int]) -> list[int]:
 
 
 def metric(port: int, name: str) -> float:
-    """Reads a metric without labels."""
+    """Reads a metric that has no labels."""
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as response:
         text = response.read().decode()
     return float(dict(line.rsplit(" ", 1) for line in text.splitlines())[name])
@@ -162,7 +162,7 @@ def metric(port: int, name: str) -> float:
 def summary(
     answers: Sequence[Answer], texts: Sequence[str], serve_s: float, decode_s: float
 ) -> dict[str, Any]:
-    """Summarizes a round: what was lost, what differs, how fast both are."""
+    """Summarizes a round: lost and different answers, and the speed of both sides."""
     latencies = [answer.seconds for answer in answers if answer.status == 200]
     new_tokens = sum(answer.new_tokens for answer in answers)
     pairs = zip(answers, texts, strict=True)
@@ -207,7 +207,7 @@ def measure(flags: Flags, cases: Sequence[LoadCase], max_length: int) -> dict[st
         compiled = -1.0
         while compiled != (now := metric(port, "meshloom_compilations_total")):
             compiled = now
-            load(port, cases, clients)  # the server compiles for sizes that the requests take
+            load(port, cases, clients)  # the server compiles for the sizes that the requests need
         for _ in range(flags.rounds):
             start = time.perf_counter()
             answers = load(port, cases, clients)

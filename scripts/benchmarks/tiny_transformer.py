@@ -1,4 +1,4 @@
-"""Defines what the translation benchmarks share: Transformer-Tiny, and sentence lengths.
+"""Defines Transformer-Tiny and sentence lengths, which the translation benchmarks share.
 
 The model is that of configs/models/transformer_tiny.gin, with 10,000 tied words and random weights.
 """
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 LAYERS, D_MODEL, D_FF, HEADS, VOCAB = 4, 128, 256, 4, 10_000
 PAD, END, FIRST_WORD = 0, 1, 2
-# How many of test_2016_flickr's English sentences have 5, 6, ... of 10,000 joint sub-words.
+# The number of English sentences in test_2016_flickr with 5, 6, ... of 10,000 joint sub-words.
 SENTENCES_BY_LENGTH = [
     2, 3, 21, 37, 77, 81, 105, 115, 95, 91, 82, 62, 52, 36, 42, 16, 16, 13, 11, 12, 6, 3, 2, 5, 3,
     5, 4, 1, 2,
@@ -25,7 +25,7 @@ SHORTEST = 5
 
 
 def sources(count: int, rng: np.random.Generator) -> list[np.ndarray]:
-    """Draws words and END, the shortest first; any count is spread over all lengths."""
+    """Draws sentences of words and END, the shortest first, spread over all lengths."""
     lengths = np.repeat(np.arange(len(SENTENCES_BY_LENGTH)) + SHORTEST, SENTENCES_BY_LENGTH)
     chosen = lengths[np.linspace(0, len(lengths) - 1, count).astype(int)]
     return [sentence(int(length), rng) for length in chosen]
@@ -36,7 +36,7 @@ def sentence(words: int, rng: np.random.Generator) -> np.ndarray:
 
 
 def transformer(**settings: Any) -> "Transformer":
-    """Returns Meshloom's model: that of the file, with some settings changed."""
+    """Returns Meshloom's model from the gin file, with some settings changed."""
     from configs.load import load
     from models.transformer import Transformer
     from trainer.run import Run as Run  # the file names it
@@ -46,9 +46,9 @@ def transformer(**settings: Any) -> "Transformer":
 
 
 def marian(threads: int, **settings: Any) -> tuple[Any, dict[str, object]]:
-    """Returns Hugging Face's model in PyTorch, and what it is."""
+    """Returns Hugging Face's model in PyTorch, and a description of it."""
     torch = importlib.import_module("torch")
-    transformers = importlib.import_module("transformers")  # unknown to mypy: no part of the lock
+    transformers = importlib.import_module("transformers")  # mypy does not know it: not in the lock
     transformers.logging.set_verbosity_error()
     torch.set_num_threads(threads)
     torch.manual_seed(0)
@@ -70,6 +70,6 @@ def marian(threads: int, **settings: Any) -> tuple[Any, dict[str, object]]:
 
 
 def padded(sentences: list[np.ndarray]) -> np.ndarray:
-    """Joins sentences in one array, PAD after the end of the shorter ones."""
+    """Joins sentences into one array, with PAD after the end of shorter ones."""
     length = max(map(len, sentences))
     return np.stack([np.pad(ids, (0, length - len(ids)), constant_values=PAD) for ids in sentences])

@@ -1,8 +1,8 @@
-"""Compares training speed with an equal model in PyTorch, in alternating rounds.
+"""Compares training speed with the same model in PyTorch, in alternating rounds.
 
     meshloom bench train --json=bench.json
 
-PyTorch runs eagerly as "torch" and through torch.compile as "torch_compiled".
+"torch" runs PyTorch eagerly, and "torch_compiled" runs it through torch.compile.
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ Batch = dict[str, Any]
 
 
 class Trainer:
-    """Trains a model of Meshloom's on one device."""
+    """Trains a Meshloom model on one device."""
 
     def __init__(self, spec: Any, rows: int, microbatches: int, label_smoothing: float = 0.0):
         from layouts.layout import Layout
@@ -46,7 +46,7 @@ class Trainer:
         self._state = init_state(self._step_spec, self._mesh)
 
     def train(self, batches: Iterable[Batch]) -> None:
-        """Trains a step on each batch, and waits for the last."""
+        """Trains one step on each batch, and waits for the last."""
         import jax
 
         from trainer.step import train_step
@@ -63,7 +63,7 @@ Run = Callable[[int], object]  # runs a number of steps and waits for the last
 
 
 def meshloom(shape: Shape) -> tuple[Run, dict[str, object]]:
-    """Returns Meshloom's training step, with the settings that are fastest here."""
+    """Returns Meshloom's training step, with the fastest settings for this device."""
     import jax
     import jax.numpy as jnp
 
@@ -80,7 +80,7 @@ def meshloom(shape: Shape) -> tuple[Run, dict[str, object]]:
     batch = trainer.to_device(arrays)
     size = rounds.MATRIX[platform == "gpu"]
     dtype = jnp.bfloat16 if platform == "gpu" else jnp.float32
-    square = jax.random.normal(jax.random.key(0), (size, size), dtype)  # ones are faster
+    square = jax.random.normal(jax.random.key(0), (size, size), dtype)  # ones would be faster
     product = jax.jit(jnp.matmul)
     product_s = rounds.device_seconds(lambda: product(square, square), jax.block_until_ready)
     about = {"jax": jax.__version__, "device": kind, "matrix_flops_per_s": 2 * size**3 / product_s}
@@ -88,7 +88,7 @@ def meshloom(shape: Shape) -> tuple[Run, dict[str, object]]:
 
 
 def torch(shape: Shape, compiled: bool) -> tuple[Run, dict[str, object]]:
-    """Returns the same model in PyTorch: fused AdamW, scaled-dot-product attention."""
+    """Returns the same model in PyTorch, with fused AdamW and scaled-dot-product attention."""
     import torch
 
     gpu = torch.cuda.is_available()
@@ -131,7 +131,7 @@ class Flags(ComparisonFlags):
 
 
 def benchmark(flags: Flags) -> None:
-    """Measures the speed of each system, and that of Meshloom relative to the others."""
+    """Measures the speed of each system, and Meshloom's speed relative to the others."""
     shape = SHAPES[flags.shape]
     if flags.worker is not None:
         compiled = flags.worker == "torch_compiled"

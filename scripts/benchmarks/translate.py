@@ -2,10 +2,10 @@
 
     meshloom bench translate --json=bench.json
 
-Lengths of the random pairs are those of Multi30k: sources as in test_2016_flickr, targets
-1.03 +- 0.175 times as long.  Meshloom packs the pairs into rows; Marian gets batches of pairs
-sorted by length, each of at most as many padded target tokens as Meshloom's batch has places.  A
-round trains on all pairs once, and counts the target tokens without padding.
+The random pairs have the lengths of Multi30k: sources as in test_2016_flickr, and targets 1.03 +-
+0.175 times as long.  Meshloom packs the pairs into rows.  Marian gets batches of pairs sorted by
+length, with at most as many padded target tokens as Meshloom's batch has positions.  A round trains
+on all pairs once, and counts the target tokens without padding.
 """
 
 from collections.abc import Callable, Iterator
@@ -29,7 +29,7 @@ Epoch = Callable[[], object]  # trains on all pairs once, and waits for the last
 
 
 def pairs_of(count: int) -> Pairs:
-    """Draws sources and targets, END counted, in random order."""
+    """Draws sources and targets, each with END, in random order."""
     rng = np.random.default_rng(0)
     sources = tiny.sources(count, rng)
     words = np.maximum(1, np.rint(rng.normal(1.03, 0.175, count) * [len(ids) for ids in sources]))
@@ -46,7 +46,7 @@ def meshloom(pairs: Pairs) -> tuple[Epoch, dict[str, object]]:
 
     spec = tiny.transformer(dropout=DROPOUT, loss_chunks=2)
     trainer = Trainer(spec, ROWS, MICROBATCHES, SMOOTHING)
-    # Packing adds the END that the sentences have.
+    # The sentences have an END; packing adds its own.
     sources, targets = ([ids[:-1] for ids in side] for side in zip(*pairs, strict=True))
     packer = Packer(Side(LENGTH), Side(LENGTH))
     packer.add(targets, sources)
@@ -62,7 +62,7 @@ def meshloom(pairs: Pairs) -> tuple[Epoch, dict[str, object]]:
 
 
 def marian(pairs: Pairs) -> tuple[Epoch, dict[str, object]]:
-    """Returns Hugging Face's model in eager PyTorch: fused AdamW, scaled-dot-product attention."""
+    """Returns Hugging Face's model in eager PyTorch, with fused AdamW and its attention kernel."""
     import torch
     from torch.nn import functional
 
@@ -103,7 +103,7 @@ def marian(pairs: Pairs) -> tuple[Epoch, dict[str, object]]:
 
 
 def sorted_batches(pairs: Pairs) -> Iterator[Pairs]:
-    """Batches pairs of about equal lengths, with at most BATCH_TOKENS padded target tokens."""
+    """Batches pairs of similar lengths, with at most BATCH_TOKENS padded target tokens."""
     batch: Pairs = []
     for pair in sorted(pairs, key=lambda pair: (len(pair[1]), len(pair[0]))):
         if batch and (len(batch) + 1) * len(pair[1]) > BATCH_TOKENS:
@@ -123,7 +123,7 @@ class Flags(ComparisonFlags):
 
 
 def benchmark(flags: Flags) -> None:
-    """Trains in alternating rounds and prints the speeds."""
+    """Trains in alternating rounds, and prints the speeds."""
     pairs = pairs_of(flags.pairs)
     if flags.worker is not None:
         epoch, about = meshloom(pairs) if flags.worker == "meshloom" else marian(pairs)

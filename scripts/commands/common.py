@@ -1,4 +1,4 @@
-"""Reads settings and input of the commands, and writes their output."""
+"""Reads the settings and input of commands, and writes their output."""
 
 import contextlib
 import json
@@ -33,7 +33,7 @@ DATA_DIR = Path("~/.cache/meshloom")
 
 
 def settings(model_dir: Path | None, gin_file: Strings, gin_param: Strings) -> Config:
-    """Returns the given settings, over those that a model directory holds."""
+    """Returns the given settings, which override those in a model directory."""
     if model_dir is not None:
         return ModelDir(model_dir).load(gin_file, gin_param)
     if not gin_file and not gin_param:
@@ -42,7 +42,7 @@ def settings(model_dir: Path | None, gin_file: Strings, gin_param: Strings) -> C
 
 
 def refuse_dispatch(gin_param: Strings) -> None:
-    """Refuses a way to dispatch tokens, given to a command that drops none."""
+    """Refuses a setting of Moe.dispatch for a command that drops no tokens."""
     for setting in gin_param:
         if setting.partition("=")[0].strip().endswith("Moe.dispatch"):
             raise UserError(
@@ -52,7 +52,7 @@ def refuse_dispatch(gin_param: Strings) -> None:
 
 
 def data_dir_of(given: Path | None, model_dir: Path | None = None) -> Path:
-    """Returns the directory of tokenized tasks: the given one, the run's, or that of all runs."""
+    """Returns the directory of tokenized tasks: the given one, the run's, or the default."""
     if given is not None:
         return given
     last = None if model_dir is None else ModelDir(model_dir).record
@@ -77,10 +77,10 @@ def check_same_settings(config: Config) -> None:
 
 
 def warn_unused(config: Config, *used: type | str, kinds: tuple[type, ...] = (object,)) -> None:
-    """Warns of settings that nothing uses, of these kinds of specs.
+    """Warns about settings of these kinds of specs that nothing uses.
 
-    A file may have settings of a spec that a later binding replaces, as SentencePiece's where
-    --gin_param names another tokenizer: they are no mistake.
+    A later binding may replace a spec that has settings in a file, such as SentencePiece's if
+    --gin_param names another tokenizer.  This is not a mistake.
     """
     replaced = config.replaced()
     for binding in config.unused(*used):
@@ -90,9 +90,9 @@ def warn_unused(config: Config, *used: type | str, kinds: tuple[type, ...] = (ob
 
 
 def task_of(config: Config) -> Task:
-    """Returns the task that the settings name; a run's other settings may be missing.
+    """Returns the task that the settings name; other settings of a run may be missing.
 
-    Warns of settings of data that nothing uses.
+    Warns about settings of data that nothing uses.
     """
     task = config.value("Run.task")
     task = task if isinstance(task, Task) else config.make(Task)
@@ -102,9 +102,9 @@ def task_of(config: Config) -> Task:
 
 
 def with_known_steps(run: Run, model_dir: Path | None, data_dir: Path | None) -> Run:
-    """Returns a run of epochs with its steps, where its record or prepared data has the rows.
+    """Returns a run of epochs with its steps, if its record or prepared data knows the rows.
 
-    A note says how many steps it has, or that the data is missing.
+    Prints how many steps it has, or that the data is missing.
     """
     if run.epochs is None:
         return run
@@ -126,13 +126,13 @@ def with_known_steps(run: Run, model_dir: Path | None, data_dir: Path | None) ->
 
 
 def epochs_text(run: Run, rows: int) -> str:
-    """Says how many steps a run of epochs has."""
+    """Describes how many steps a run of epochs has."""
     steps = run.with_steps(rows).total_steps
     return f"Run.epochs = {run.epochs:g}: {steps:,} steps, for {rows:,} training rows."
 
 
 def input_lines(path: str) -> list[str]:
-    """Reads a file, plain, .gz, .xz or .zst, or the standard input, in process 0 for all."""
+    """Reads a plain, .gz, .xz or .zst file, or the standard input, once for all processes."""
     if path == "-":
         raw_lines = decoded_lines(sys.stdin.buffer, "standard input")
         return from_first_process(lambda: list(map(without_carriage_return, raw_lines)))
@@ -141,9 +141,9 @@ def input_lines(path: str) -> list[str]:
 
 @contextlib.contextmanager
 def open_output(path: str) -> Iterator[TextIO]:
-    """Opens a file that appears under its name only when it is whole, or the standard output.
+    """Opens the standard output, or a file that appears under its name only once it is complete.
 
-    What processes other than 0 write is dropped.
+    Drops what processes other than 0 write.
     """
     if path in STREAMS:
         yield sys.stdout

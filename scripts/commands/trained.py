@@ -1,4 +1,4 @@
-"""Opens the checkpoints of a run, and sizes the batches of a trained model."""
+"""Opens the checkpoints of a run, and computes batch sizes for a trained model."""
 
 import contextlib
 import dataclasses
@@ -33,10 +33,10 @@ def trained_models(
     *,
     drop_tokens: bool = False,
 ) -> Iterator[ModelRestorer]:
-    """Opens the checkpoints of a run, and checks that the layout given now fits its model.
+    """Opens the checkpoints of a run, and checks that the given layout fits its model.
 
-    `trace_fns` returns what is then traced; an error of JAX in it that the layout causes becomes
-    one message.  Without dropped tokens, a way to dispatch them is refused.
+    `trace_fns` returns functions to trace; a JAX error in one that the layout causes becomes one
+    message.  If no tokens are dropped, a setting of Moe.dispatch is refused.
     """
     if not drop_tokens:
         common.refuse_dispatch(flags.gin_param)
@@ -59,7 +59,7 @@ def trained_models(
 
 
 def note_layout(layout: Layout, mesh: Mesh, origins: Mapping[str, str]) -> None:
-    """Prints the layout of several devices before compilation, and which devices are left out.
+    """Prints the layout of several devices before compilation, and warns of idle devices.
 
     XLA can abort the process while it partitions a program; this line then names the layout.
     """
@@ -73,14 +73,14 @@ def note_layout(layout: Layout, mesh: Mesh, origins: Mapping[str, str]) -> None:
 
 
 def decode_trace_fn(run: Run, search: Search, *, with_suffix: bool = False) -> TraceFn:
-    """Returns what traces the decoding of one batch with the smallest sizes that have all parts."""
+    """Returns a function that traces decoding of one batch, with the smallest size of each part."""
     source, suffix = SHORTEST * run.task.has_source, SHORTEST * with_suffix
     shape = DecodeShape(search, run.batch_sequences, source, SHORTEST, SHORTEST, suffix)
     return functools.partial(trace_generate, shape=shape)
 
 
 def single_checkpoint(checkpoints: Checkpoints, which: str) -> int | None:
-    """Returns the step that --checkpoint chooses, of a command that takes one; None: the latest."""
+    """Returns the step for --checkpoint of a command that accepts only one; None is the latest."""
     steps = chosen_steps(checkpoints, which)
     if len(steps) != 1:
         raise UserError("--checkpoint=all: this command needs one checkpoint: latest, best, STEP.")
@@ -88,7 +88,7 @@ def single_checkpoint(checkpoints: Checkpoints, which: str) -> int | None:
 
 
 def batch_of(trained: TrainedModel, batch_sequences: int | None) -> int:
-    """Returns the batch size, the run's by default, rounded up to the shards of the batch."""
+    """Returns the batch size, the run's by default, rounded up to a multiple of batch shards."""
     run, layout, mesh = trained.run, trained.model.layout, trained.mesh
     rows = whole_batch(run, layout, mesh.shape, batch_sequences or run.batch_sequences)
     check_batch_memory(run, layout, mesh, rows)

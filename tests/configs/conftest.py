@@ -1,11 +1,11 @@
-"""Fixtures of gin files."""
+"""Defines fixtures for gin files."""
 
 import pytest
 
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """Enters an empty folder, into which `write` puts gin files."""
+    """Changes to an empty folder, in which `write` creates gin files."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

@@ -1,4 +1,4 @@
-"""What the tests of the data share: what is logged, and the pairs of a source."""
+"""Defines what the data tests share: log lines, and the pairs of a source."""
 
 import contextlib
 import logging
@@ -10,7 +10,7 @@ from data.sources.pairs import Pair, Pairs, tagged
 
 
 class LineHandler(logging.Handler):
-    """Keeps the text of each record."""
+    """Keeps the text of each log record."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -22,7 +22,7 @@ class LineHandler(logging.Handler):
 
 @contextlib.contextmanager
 def kept_log_lines() -> Iterator[list[str]]:
-    """Gives what data logs, line by line, as it comes."""
+    """Yields a list of the lines that `data` logs, as they come."""
     handler, logger = LineHandler(), logging.getLogger("data")
     level = logger.level
     logger.setLevel(logging.INFO)
@@ -41,7 +41,7 @@ def log_lines() -> Iterator[list[str]]:
 
 
 def pairs_of(source: Pairs, split: str) -> Iterator[Pair]:
-    """Yields the pairs of a split as the model reads them: each source line with its tag."""
+    """Yields the pairs of a split as a model reads them, each source line with its tag."""
     for part in source.parts_of(split).values():
         for text, target in part.untagged(split):
             yield Pair(tagged(text, part.tag), target)

@@ -1,4 +1,4 @@
-"""The command line inside the test's process: fast, and its output at hand."""
+"""Runs the command line inside the test's process, which is fast and keeps its output."""
 
 import dataclasses
 from collections.abc import Callable
@@ -23,7 +23,7 @@ Meshloom = Callable[..., Answer]
 
 
 def call(*arguments: str) -> int:
-    """The exit code of `meshloom` with these arguments, on the devices that the tests have."""
+    """Runs `meshloom` with these arguments on the devices of the tests; returns the exit code."""
     with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as exit:
         patch.setattr(devices, "start_devices", lambda *_: None)
         exits.exits(lambda: cli.cli.main(arguments, standalone_mode=False))
@@ -42,7 +42,7 @@ def run(capsys: pytest.CaptureFixture[str]) -> Meshloom:
 
 @dataclasses.dataclass
 class Place:
-    """A folder with a text, and what a command needs to train on it."""
+    """Holds a folder with a text, and the flags to train on it."""
 
     folder: Path
     text: Path
@@ -67,7 +67,7 @@ def place(tmp_path: Path) -> Place:
 
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Place:
-    """A model of four steps with checkpoints at two and four; tests may read it."""
+    """Trains a model for four steps, with checkpoints at two and four; tests may only read it."""
     folder = tmp_path_factory.mktemp("trained")
     place = Place(folder, write_text(folder / "text.txt"))
     with optax_promotion():

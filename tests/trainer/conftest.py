@@ -1,4 +1,4 @@
-"""What the tests of the trainer share: types as optax wants them, and what is logged."""
+"""Defines what the trainer tests share: type promotion for optax, and log lines."""
 
 import logging
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ from tests.toys import optax_promotion
 
 
 class LineHandler(logging.Handler):
-    """Keeps the text of each record."""
+    """Keeps the text of each log record."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -27,7 +27,7 @@ def optax_types() -> Iterator[None]:
 
 @pytest.fixture
 def log_lines() -> Iterator[list[str]]:
-    """What the trainer logs, line by line, as it comes."""
+    """Yields a list of the lines that the trainer logs, as they come."""
     handler = LineHandler()
     logger = logging.getLogger("trainer")
     level = logger.level

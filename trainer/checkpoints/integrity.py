@@ -1,7 +1,7 @@
 """Distinguishes complete checkpoints from damaged ones.
 
-A manifest, written last, lists the files: the small ones with checksums.  The chunks of the arrays
-in the large ones carry checksums of their own, which are verified wherever they are read.
+A manifest, which is written last, lists the files, with checksums of the small ones.  Large files
+hold the chunks of arrays.  Each chunk has its own checksum, which every read verifies.
 """
 
 import asyncio
@@ -34,9 +34,9 @@ from trainer.resume.history import MANIFEST
 
 T = TypeVar("T")
 CHECKSUM_UP_TO_BYTES = 1 << 24
-"""Larger files hold arrays alone; here their size is enough, so that a look stays cheap."""
+"""Larger files hold only arrays.  `verify` compares just their sizes, which is cheap."""
 WRITES_S = 30.0
-"""How long a save that fails waits for its other writes."""
+"""How long a failed save waits for its other writes."""
 
 
 class DamagedCheckpoint(Exception):
@@ -44,13 +44,13 @@ class DamagedCheckpoint(Exception):
 
 
 class ListingHandler(ocp.PyTreeCheckpointHandler):
-    """Saves as Orbax does, and lists the files that belong to the checkpoint.
+    """Saves like Orbax, and adds a list of the checkpoint's files.
 
-    Orbax renames the folder after `finalize`: the list is there, or the checkpoint is not.
+    Orbax renames the folder after `finalize`, so every finished checkpoint has the list.
     """
 
     async def async_save(self, directory: Any, args: Any) -> Any:
-        # Without the arrays, which would stay in memory until the next save.
+        # Holds no arrays: they would stay in memory until the next save.
         names = ("metric", "higher_is_better", "run", "step")
         self._listed = functools.partial(Manifest, **{n: getattr(args, n) for n in names})
         return await super().async_save(directory, args=args)
@@ -67,8 +67,8 @@ class ListingHandler(ocp.PyTreeCheckpointHandler):
 def checksum_chunks() -> None:
     """Makes zstd write its checksum (of XXH64) after each chunk of an array.
 
-    It verifies the checksum as it decompresses the chunk, which costs next to nothing; a CRC-32C
-    after the compressed chunk takes another pass.  Orbax has no setting for the codecs of zarr3.
+    Decompressing a chunk then verifies the checksum at almost no cost.  A CRC-32C of the compressed
+    chunk would need another pass.  Orbax has no setting for the codecs of zarr3.
     """
     build = tensorstore_utils._build_zarr3_metadata
 
@@ -85,9 +85,9 @@ def checksum_chunks() -> None:
 
 @functools.cache
 def wait_for_writes() -> None:
-    """Makes a save that fails wait for its other writes, before Orbax closes the event loop.
+    """Makes a failed save wait for its other writes before Orbax closes the event loop.
 
-    TensorStore prints a traceback for each write that ends after that.
+    Otherwise, TensorStore prints a traceback for each write that ends later.
     """
     run = asyncio_utils._run_sync_via_new_loop
 
@@ -105,7 +105,7 @@ def wait_for_writes() -> None:
 @ocp.args.register_with_handler(ListingHandler, for_save=True, for_restore=True)
 @dataclasses.dataclass
 class Save(ocp.args.PyTreeSave):
-    """Holds what to save, its step and metric, which way that is better, and the run's record."""
+    """Holds what to save, its step, its metric and the metric's direction, and the run's record."""
 
     metric: float | None = None
     higher_is_better: bool = False
@@ -121,13 +121,13 @@ def fingerprint(file: epath.Path) -> list[int]:
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class Manifest:
-    """Lists the files of a checkpoint, each with its fingerprint, its metric and its run."""
+    """Lists a checkpoint's files with their fingerprints, and holds its metric and its run."""
 
     metric: FiniteFloat | None
     higher_is_better: bool
     files: dict[str, Annotated[list[NonNegativeInt], Field(min_length=1, max_length=2)]]
     run: dict[str, Any] | None = None
-    """The record of the run, signed by itself; older versions wrote none."""
+    """The signed record of the run; older versions wrote none."""
     step: NonNegativeInt | None = None
     """The step that was saved, which names its folder; older versions wrote none."""
 
@@ -137,12 +137,12 @@ class Manifest:
 
     @classmethod
     def parse(cls, text: str) -> "Manifest":
-        """Raises ValueError or TypeError where the text is not what `dump` wrote."""
+        """Parses the output of `dump`; raises ValueError or TypeError for any other text."""
         return cls(**verified(dict(json.loads(text))))
 
 
 def read_manifest(folder: epath.Path) -> Manifest:
-    """Returns the list of a checkpoint's files, by name, and its metric."""
+    """Reads the manifest of a checkpoint."""
     with reading(folder, MANIFEST):
         return Manifest.parse((folder / MANIFEST).read_text())
 
@@ -155,16 +155,16 @@ def reading(folder: epath.Path, name: str) -> Iterator[None]:
     except Exception as error:
         if problem := remote.failure(error):
             raise RunError(f"{folder}: {problem}") from error
-        # Of a null byte in the name, or of a manifest that holds something else, too.
+        # Also from a null byte in the name, or from a manifest with other contents.
         if isinstance(error, OSError | ValueError | TypeError | RecursionError):
             raise DamagedCheckpoint(f"{name} is missing or unreadable") from error
         raise
 
 
 def verify(folder: epath.Path, step: int | None = None) -> None:
-    """Raises `DamagedCheckpoint` unless every file is there as it was saved, for this step.
+    """Raises `DamagedCheckpoint` unless every file is unchanged since it was saved for this step.
 
-    Of large files it knows the size; their arrays are verified as they are read.
+    Compares only the sizes of large files; reading their arrays verifies the contents.
     """
     manifest = read_manifest(folder)
     if manifest.step not in (None, step):
@@ -179,15 +179,15 @@ def verify(folder: epath.Path, step: int | None = None) -> None:
 
 
 def read(call: Callable[[], T]) -> T:
-    """Returns what the call reads; an error in the data is damage."""
+    """Returns the result of a call that reads, and reports errors in the data as damage."""
     try:
         return call()
     except (MemoryError, TypeError, jax.errors.JaxRuntimeError):
         raise
-    except Exception as error:  # Orbax raises Exception itself for an array that ends too early
+    except Exception as error:  # Orbax raises a bare Exception for a truncated array
         _hide_abandoned_reads()
         cause: BaseException = error
-        while cause.__cause__ is not None:  # Orbax's error prints all the settings of TensorStore's
+        while cause.__cause__ is not None:  # Orbax's message has all of TensorStore's settings
             cause = cause.__cause__
         if problem := remote.failure(cause):
             raise RunError(problem) from error
@@ -195,7 +195,7 @@ def read(call: Callable[[], T]) -> T:
 
 
 def on_all_processes(call: Callable[[], T]) -> T:
-    """Returns what the call reads; what is damaged for one process is damaged for all."""
+    """Returns the result of a call that reads; damage in one process is damage in all."""
     damage = None
     try:
         result = call()
@@ -211,7 +211,7 @@ def on_all_processes(call: Callable[[], T]) -> T:
 
 @functools.cache
 def _hide_abandoned_reads() -> None:
-    """Keeps Python from printing a page for each read that Orbax abandons once another failed."""
+    """Keeps Python from printing a page for each read that Orbax abandons after a failed one."""
     show = sys.unraisablehook
 
     def show_others(unraisable: "sys.UnraisableHookArgs") -> None:
@@ -224,7 +224,7 @@ def _hide_abandoned_reads() -> None:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class StreamedArray:
-    """Describes an array whose slices along the first axis are read one at a time, as it is saved.
+    """Describes an array whose slices along the first axis are read one at a time during the save.
 
     Each slice is a chunk of the checkpoint.
     """
@@ -233,7 +233,7 @@ class StreamedArray:
     dtype: np.dtype[Any]
     read: Callable[[slice], np.ndarray]
     rows: int
-    """Places of the first axis in a slice."""
+    """Size of a slice along the first axis."""
 
     @property
     def slices(self) -> list[slice]:
@@ -242,7 +242,7 @@ class StreamedArray:
 
 
 class StreamedHandler(ocp.type_handlers.NumpyHandler):
-    """Saves streamed arrays as Orbax saves those of JAX, one after another."""
+    """Saves streamed arrays one at a time, in Orbax's format for JAX arrays."""
 
     def typestr(self) -> str:
         return "jax.Array"
@@ -259,7 +259,7 @@ class StreamedHandler(ocp.type_handlers.NumpyHandler):
     async def _write(
         self, values: Sequence[StreamedArray], infos: Sequence[ocp.type_handlers.ParamInfo]
     ) -> None:
-        """Writes arrays in the first process, each slice once the one before is on disk."""
+        """Writes arrays in the first process, each slice after the previous one is on disk."""
         for value, info in zip(values, infos, strict=True):
             await info.await_path_creation()
             if jax.process_index() > 0:

@@ -12,16 +12,16 @@ FAILURES_PER_CHIP_DAY = 5e-4
 """Llama 3 (Grattafiori et al. 2024, section 3.3.4) saw 419 interruptions of 16,384 GPUs in 54 days,
 4.7e-4; OPT-175B (Zhang et al. 2022, section 2.5) 105 of 992 in 60 days, 1.8e-3."""
 MEASURED_STEPS = 10
-"""After a start, before the first save, which says what a save costs."""
+"""Steps from a start to its first save, which shows the cost of a save."""
 LONGEST_S = HOUR_S
-"""Between two saves of an automatic interval, as not only failures end runs."""
+"""Longest automatic interval between saves, since runs do not end only by failures."""
 
 
 def best_interval(save_s: float, step_s: float, failures_per_s: float, write_s: float = 0) -> int:
-    """Returns the steps between saves that cost the least (Young 1974).
+    """Returns the number of steps between saves that costs the least (Young 1974).
 
-    They balance the time of saves with the steps that failures repeat.  A shorter interval than
-    `write_s` would let the next save wait.
+    It balances the time for saves against the steps that are repeated after failures.  An interval
+    shorter than `write_s` would make the next save wait.
     """
     interval_s = math.sqrt(2 * save_s / max(failures_per_s, 1e-30))
     return max(1, math.ceil(write_s / step_s), round(interval_s / step_s))
@@ -29,7 +29,7 @@ def best_interval(save_s: float, step_s: float, failures_per_s: float, write_s: 
 
 @dataclasses.dataclass
 class SaveInterval:
-    """Says at which steps a run saves.  All processes of a run agree on them."""
+    """Decides at which steps a run saves.  All processes of a run agree on them."""
 
     every: int | Literal["auto"]
     first_step: int

@@ -1,7 +1,7 @@
-"""Saves and restores local checkpoints: the newest state, of which each host has its shards.
+"""Saves and restores local checkpoints: each host keeps its shards of the newest state.
 
-A restart reads them rather than the older checkpoint of the model directory.  The shards of a host
-that was replaced come from replicas on other hosts.
+A restart loads them instead of the older checkpoint in the model directory.  The shards of a
+replaced host come from replicas on other hosts.
 """
 
 import contextlib
@@ -39,8 +39,8 @@ logger = logging.getLogger(__name__)
 class LocalCheckpoints(contextlib.AbstractContextManager["LocalCheckpoints"]):
     """Saves and restores the newest state of a run, which `state` describes.
 
-    Each process has a folder of its own, as several may share a host.  A run that ends without an
-    error removes it.
+    Each process has its own folder, since several processes may share a host.  A run that ends
+    without an error removes it.
     """
 
     def __init__(self, local_dir: Path, model_dir: Path, state: Tree, mesh: Mesh):
@@ -77,7 +77,7 @@ class LocalCheckpoints(contextlib.AbstractContextManager["LocalCheckpoints"]):
 
     def __exit__(self, kind: object, *error: object) -> None:
         self._wait()
-        if kind is None:  # a checkpoint has the last state
+        if kind is None:  # a regular checkpoint has the last state
             shutil.rmtree(self.folder, ignore_errors=True)
             with contextlib.suppress(OSError):  # other processes of this host have folders there
                 Path(self.folder.parent).rmdir()
@@ -85,9 +85,9 @@ class LocalCheckpoints(contextlib.AbstractContextManager["LocalCheckpoints"]):
             self._manager.close()
 
     def save(self, step: int, state: Tree) -> None:
-        """Starts to save.  The state may be donated at once.  After a failure it saves no more.
+        """Starts to save; the state may be donated at once.  A failure ends all saving.
 
-        The state before is kept until all processes have saved this one.
+        The previous state is kept until all processes have saved this one.
         """
         self._wait()
         gather(None)
@@ -104,14 +104,14 @@ class LocalCheckpoints(contextlib.AbstractContextManager["LocalCheckpoints"]):
             self._failed(error)
 
     def restore(self, newer_than: int | None) -> tuple[Tree, int] | None:
-        """Restores the newest state that the processes have together; None where they have none.
+        """Restores the newest state for which the processes together have all shards, or None.
 
-        All processes call it.  It removes what is older, and what other runs or layouts saved.
+        All processes call it.  It removes older states, and states of other runs or layouts.
         The settings of a run without any checkpoint may change: then there is nothing to restore.
         """
-        own = [] if newer_than is None else self._whole_steps(newer_than)
-        for step in sorted(set[int]().union(*gather(own)), reverse=True):
-            arrays = self._read(step) if step in own else None
+        saved_here = [] if newer_than is None else self._undamaged_steps(newer_than)
+        for step in sorted(set[int]().union(*gather(saved_here)), reverse=True):
+            arrays = self._read(step) if step in saved_here else None
             saved_by = gather(arrays is not None)
             abstract, structure = jax.tree.flatten(self._state)
             is_saved = np.vectorize(lambda device, of=saved_by: of[device.process_index])
@@ -124,8 +124,8 @@ class LocalCheckpoints(contextlib.AbstractContextManager["LocalCheckpoints"]):
         self._keep(None)
         return None
 
-    def _whole_steps(self, newer_than: int) -> list[int]:
-        """Returns the steps that this process has saved, in this run and under this layout."""
+    def _undamaged_steps(self, newer_than: int) -> list[int]:
+        """Returns the newer, undamaged steps that this process saved in this run and layout."""
         steps = list[int]()
         for step in self._listed():
             try:
@@ -139,7 +139,7 @@ class LocalCheckpoints(contextlib.AbstractContextManager["LocalCheckpoints"]):
         return steps
 
     def _read(self, step: int) -> list[jax.Array] | None:
-        """Reads the shards of this process, if they are whole."""
+        """Reads the shards of this process; returns None if they are damaged."""
         item = nested(self._state)
         args = ocp.args.PyTreeRestore(item, ocp.checkpoint_utils.construct_restore_args(item))
         try:
@@ -165,7 +165,7 @@ class LocalCheckpoints(contextlib.AbstractContextManager["LocalCheckpoints"]):
         options = ocp.CheckpointManagerOptions(
             create=False, cleanup_tmp_directories=True, save_root_metadata=False,
             multiprocessing_options=self._processes,
-            # Else a process may wait for a signal that another one has deleted.
+            # Otherwise, a process may wait for a signal that another one has deleted.
             async_options=ocp.AsyncOptions(create_directories_asynchronously=False),
         )  # fmt: skip
         handlers = {ITEM: self._handler}
@@ -185,9 +185,9 @@ class LocalCheckpoints(contextlib.AbstractContextManager["LocalCheckpoints"]):
 
 
 def unchanged_starts(history: Sequence[Start]) -> list[str]:
-    """Returns the times of the last starts, newest first, as far as each continued the one before.
+    """Returns the times of the last starts, newest first, each of which continued the one before.
 
-    One that changed a setting did not, nor one that went back to an older checkpoint.
+    A start that changed a setting, or went back to an older checkpoint, ends the list.
     """
     newest_first = [*reversed(history)]
     times = [start.time for start in newest_first[:1]]
@@ -199,7 +199,7 @@ def unchanged_starts(history: Sequence[Start]) -> list[str]:
 
 
 def placement(state: Tree, mesh: Mesh) -> str:
-    """Returns a checksum of the shapes and types of arrays, and of which devices have what."""
+    """Returns a checksum of the arrays' shapes, types and shardings, and of the mesh's devices."""
     arrays = [(p, x.shape, str(x.dtype), str(x.sharding.spec)) for p, x in by_path(state).items()]
     devices = [(device.id, device.process_index) for device in mesh.devices.flat]
     return f"{zlib.crc32(repr((mesh.shape_tuple, devices, arrays)).encode()):08x}"
@@ -211,9 +211,9 @@ def completed(
     is_saved: np.ndarray,
     mesh: Mesh,
 ) -> list[jax.Array] | None:
-    """Returns arrays of which some devices of the mesh have shards; None where too few have.
+    """Returns arrays whose lost shards are copied from replicas; None if some have no replica.
 
-    The others take their shards from replicas.
+    `is_saved` marks the devices of the mesh that still have their shards.
     """
     names = mesh.axis_names
     axes = tuple(tuple(sorted(free_axes(x.sharding.spec, names))) for x in abstract)
@@ -237,6 +237,6 @@ def _zeros(x: jax.ShapeDtypeStruct) -> jax.Array:
 
 
 def _maximum(shard: jax.Array, axes: tuple[str, ...]) -> jax.Array:
-    """Returns the bits that one device at least has, where others may have zeros."""
+    """Returns the bits of the devices that have the shard; other devices have zeros."""
     bits = lax.bitcast_convert_type(shard, f"uint{8 * shard.dtype.itemsize}")
     return lax.bitcast_convert_type(lax.pmax(bits, axes), shard.dtype) if axes else shard

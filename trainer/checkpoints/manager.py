@@ -1,7 +1,7 @@
 """Saves checkpoints in the background, verifies them, and restores them under any layout.
 
-A checkpoint's step says how many updates have been made.  Orbax writes and reads the arrays; here
-is what it leaves to its user: which checkpoints to keep, and how to recognize a damaged one.
+A checkpoint's step is the number of updates so far.  Orbax reads and writes the arrays; this
+module chooses which checkpoints to keep, and recognizes damaged ones.
 """
 
 import contextlib
@@ -38,11 +38,11 @@ Score = tuple[float | None, bool]  # a metric, if there is one, and whether a hi
 Described = Mapping[str, jax.ShapeDtypeStruct]  # arrays of a checkpoint, by path
 
 OPTIONAL = "spikes"
-"""The part of a state that checkpoints lack which a run saved before it was switched on."""
+"""The part of a state that is missing in checkpoints from before a run enabled it."""
 RAISED = ("raised an exception", "background save thread", "Save Finalize", "Checkpointer failed")
-"""What Orbax logs, with a traceback, in each thread that an error passes before it raises it."""
+"""Messages that Orbax logs, with tracebacks, in each thread that an error passes through."""
 LISTED = 10
-"""Arrays named in an error."""
+"""The most arrays that an error lists."""
 
 logger = logging.getLogger(__name__)
 logging.getLogger("absl").addFilter(lambda record: not any(x in str(record.msg) for x in RAISED))
@@ -52,9 +52,9 @@ logging.getLogger("absl").addFilter(lambda record: not any(x in str(record.msg) 
 class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
     """Saves and restores the checkpoints in `<model_dir>/checkpoints`.  Only `save` changes them.
 
-    Keeps the newest `keep_last`, and the one with the best metric as well.  Each checkpoint says
-    itself which way its metric is better; `higher_is_better` is what `save` writes there.  As a
-    context manager, waits at the end for what is being saved.
+    Keeps the newest `keep_last`, and the one with the best metric as well.  Each checkpoint records
+    whether a higher metric is better; `save` records `higher_is_better`.  As a context manager,
+    waits at the end for a save in progress.
     """
 
     model_dir: epath.PathLike
@@ -64,7 +64,7 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
 
     def __post_init__(self) -> None:
         self.folder = epath.Path(absolute(path_of(self.model_dir))) / CHECKPOINTS
-        # In remote storage a file says that a checkpoint is complete: nothing can be renamed.
+        # Remote storage cannot rename, so a file marks a checkpoint as complete.
         by_file = ocp.path.atomicity.CommitFileTemporaryPath
         self._commit = by_file if is_remote(self.folder) else None
         if str(self.folder).startswith(s3.SCHEME):
@@ -72,7 +72,7 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
         self._manager: ocp.CheckpointManager | None = None
         self._reader = ocp.PyTreeCheckpointHandler()
         self._current: int | None = None  # the step saved or restored last
-        self._noted: int | None = None  # the step that the record has as saved
+        self._noted: int | None = None  # the last saved step in the run's record
         self._damaged: list[int] = []
         self._scores: dict[int, Score] = {}
 
@@ -103,18 +103,18 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
 
     @property
     def best(self) -> int | None:
-        """Returns the step with the best metric, the later of equals; None where none has one."""
+        """Returns the step with the best metric, the later of equals; None if none has a metric."""
         return self.best_of(self.steps())
 
     def best_of(self, steps: Sequence[int]) -> int | None:
-        """Returns the best step by the metric of the last one; others may have another metric."""
+        """Returns the best step among those whose metrics have the direction of the last one."""
         scores = ((step, *self._score(step)) for step in sorted(steps))
         known = [(step, m, higher) for step, m, higher in scores if m is not None]
         signed = [(m if up else -m, step) for step, m, up in known if up == known[-1][2]]
         return max(signed, default=(0, None))[1]
 
     def files(self, step: int) -> list[tuple[str, int, int]]:
-        """Lists those files of a checkpoint that are there: name, size, time of the last change."""
+        """Lists the files of a checkpoint that exist: name, size, time of the last change."""
         listed = list[tuple[str, int, int]]()
         with contextlib.suppress(DamagedCheckpoint):
             for name in integrity.read_manifest(self._path(step)).files:
@@ -124,21 +124,21 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
         return listed
 
     def identity(self, steps: Sequence[int]) -> str:
-        """Returns a checksum of the lists of files of checkpoints, which others do not share."""
+        """Returns a checksum of checkpoints' lists of files, which identifies the checkpoints."""
         files = [sorted(integrity.read_manifest(self._path(step)).files.items()) for step in steps]
         return f"{zlib.crc32(json.dumps(files).encode()):08x}"
 
     def describe(self, step: int) -> Described:
-        """Describes every array of a checkpoint by its path; none is loaded."""
+        """Describes every array of a checkpoint by its path, without loading any."""
         try:
             return self._saved(step)
         except DamagedCheckpoint as reason:
             raise self._unusable({step: str(reason)}) from reason
 
     def damage(self, step: int, *, reads_arrays: bool = False) -> str | None:
-        """Describes how a checkpoint is damaged; None where it is complete.
+        """Describes how a checkpoint is damaged; returns None if it is complete.
 
-        Of large files it compares the sizes, or reads every array, one at a time.
+        Compares only the sizes of large files, unless it also reads every array, one at a time.
         """
         try:
             arrays = self._saved(step)
@@ -151,7 +151,7 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
     def arrays(
         self, step: int, shapes: Mapping[str, tuple[int, ...]]
     ) -> Iterator[tuple[str, np.ndarray]]:
-        """Yields arrays of these paths and shapes, one after another, whatever their sharding."""
+        """Yields arrays of these paths and shapes, one at a time, whatever their sharding."""
         try:
             saved = self._saved(step)
             self._compare(step, saved, shapes)
@@ -188,9 +188,9 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
     # Saving
 
     def save(self, step: int, state: Tree, metric: float | None = None) -> None:
-        """Starts to save.  The state may be donated at once; a step already saved is left alone.
+        """Starts to save; the state may be donated at once.  Skips a step that is already saved.
 
-        Damaged checkpoints, and those of a future that a run left by going back, are set aside.
+        Sets aside damaged checkpoints, and later ones from before the run went back.
         """
         self.wait()
         if step == self._current:
@@ -209,7 +209,7 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
             raise self._failed(error) from error
 
     def wait(self) -> None:
-        """Waits until the last save is on disk; raises what went wrong with it."""
+        """Waits until the last save is on disk; raises its error if it failed."""
         try:
             if self._manager is not None:
                 self._manager.wait_until_finished()
@@ -220,12 +220,12 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
             raise self._failed(error) from error
 
     def wait_for_latest(self) -> int | None:
-        """Returns the newest checkpoint, once the one that is being saved is on disk."""
+        """Returns the newest checkpoint, after waiting for a save in progress."""
         self.wait()
         return self.latest
 
     def check(self) -> None:
-        """Raises what went wrong with the last save if it has ended; waits for nothing."""
+        """Raises the error of the last save if it has failed; does not wait."""
         if self._manager is not None and not self._manager.is_saving_in_progress():
             self.wait()
 
@@ -235,8 +235,8 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
         records = starts(path_of(self.model_dir))
         self._record = records[-1].dump() if records else None
         if is_remote(self.folder):
-            # Orbax removes what a killed save left and then lists the folder, which would be gone
-            # without this object, which nothing reads.
+            # Orbax removes the rest of a killed save and then lists the folder.  Only this object,
+            # which nothing reads, keeps the folder in existence.
             if jax.process_index() == 0:
                 (self.folder / ".keep").write_bytes(b"")
             gather(None)  # all wait until it is there
@@ -249,16 +249,16 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
             lightweight_initialize=True,  # reads nothing that may be damaged
         )
         arrays = ocp.type_handlers.ArrayHandler(
-            # Below, to let each replica write its slice costs more than it saves: a compilation
-            # per shape and device.
+            # For smaller arrays, replicas that each write a slice cost more than they save: a
+            # compilation per shape and device.
             min_slice_bytes_for_replica_parallel=1 << 20,
-            # Where an array lived on that machine is of no use on another.
+            # The array's devices on this machine are of no use on another.
             enable_write_sharding_file=False,
         )
         registry = ocp.type_handlers.create_type_handler_registry(
             (jax.Array, arrays), (integrity.StreamedArray, integrity.StreamedHandler())
         )
-        # What is compressed and not yet written takes memory: an eighth of the state at a time.
+        # Compressed data takes memory until it is written: an eighth of the state at a time.
         sizes = [math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(state)]
         limit_gb = max(0.1, 2e-9 * max(sizes), 1e-9 * sum(sizes) / (8 * jax.process_count()))
         handler = integrity.ListingHandler(
@@ -272,9 +272,9 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
             manager.close()
 
     def _failed(self, error: Exception) -> RunError:
-        """Clears away the save that failed, and says what happened."""
+        """Removes the remains of the failed save, and returns an error that explains it."""
         step, self._current, self._manager = self._current, None, None
-        reason = failure(self.folder, error)  # before what was written is removed
+        reason = failure(self.folder, error)  # before the remains are removed
         if jax.process_index() == 0:
             for unfinished in self.folder.glob(f"{step}.orbax-checkpoint-tmp*"):
                 # Other writes may still be under way; then a later save removes what they leave.
@@ -295,26 +295,26 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
         gather(None)  # all wait until they are renamed
         self._damaged = []
         if steps:
-            self._close()  # it remembers what it saw
+            self._close()  # it caches the steps that it saw
 
     # Restoring
 
     def restore(self, abstract_state: Tree, step: int | None = None) -> tuple[Tree, int]:
-        """Restores a step, or the newest that is whole, placed as the shardings say.
+        """Restores a step, or the newest undamaged one, with the given shardings.
 
-        The state is without its `OPTIONAL` part where the checkpoint is.
+        The state has no `OPTIONAL` part if the checkpoint has none.
         """
         self.wait()
         steps = self.steps()[::-1] if step is None else [step]
-        state, self._current, self._damaged = self._first_whole(abstract_state, steps)
+        state, self._current, self._damaged = self._first_undamaged(abstract_state, steps)
         return state, self._current
 
     def restore_params(self, abstract_params: Tree, step: int) -> Tree:
-        """Returns the weights of a checkpoint.  Its opt_state is not read."""
-        return self._first_whole({"params": abstract_params}, [step])[0]["params"]
+        """Returns the weights of a checkpoint without reading its opt_state."""
+        return self._first_undamaged({"params": abstract_params}, [step])[0]["params"]
 
     def average(self, steps: Sequence[int], abstract_params: Tree) -> Tree:
-        """Averages the weights of several checkpoints, added one at a time in float32."""
+        """Averages the weights of several checkpoints, adding one at a time in float32."""
         add = jax.jit(lambda total, params: jax.tree.map(jnp.add, total, params), donate_argnums=0)
         float32 = jax.tree.map(lambda leaf: leaf.update(dtype=jnp.float32), abstract_params)
         total = self.restore_params(float32, steps[0])
@@ -324,7 +324,7 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
             lambda weight, leaf: (weight / len(steps)).astype(leaf.dtype), total, abstract_params
         )
 
-    def _first_whole(self, abstract: Tree, steps: Sequence[int]) -> tuple[Tree, int, list[int]]:
+    def _first_undamaged(self, abstract: Tree, steps: Sequence[int]) -> tuple[Tree, int, list[int]]:
         damaged: dict[int, str] = {}
         for step in steps:
             try:
@@ -338,7 +338,7 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
         raise self._unusable(damaged)
 
     def _load(self, abstract: Tree, step: int) -> Tree:
-        """Reads the arrays of a checkpoint that is whole and fits.  All processes agree on that."""
+        """Reads the arrays of a checkpoint; if it is damaged, all processes raise."""
         saved = integrity.on_all_processes(lambda: self._saved(step))
         if not any(path.startswith(f"{OPTIONAL}/") for path in saved):
             abstract = {name: part for name, part in abstract.items() if name != OPTIONAL}
@@ -349,7 +349,7 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
         return jax.tree.unflatten(jax.tree.structure(abstract), [arrays[path] for path in leaves])
 
     def _saved(self, step: int) -> Described:
-        """Returns shapes and types on disk, once every file is known to be there and whole."""
+        """Verifies the files of a checkpoint, and returns the shapes and types of its arrays."""
         if not self._path(step).parent.exists():
             raise DamagedCheckpoint("there is none")
         integrity.verify(self._path(step), step)
@@ -392,8 +392,8 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
 class _KeepBest(policies.PreservationPolicy):
     """Keeps the best checkpoint.
 
-    Orbax's BestN reads metrics from a file of Orbax's, which may be damaged; here the manifest has
-    them, and a checkpoint without a metric is not kept for that.
+    Orbax's BestN reads metrics from Orbax's own file, which may be damaged.  This policy reads
+    them from the manifest, and does not keep checkpoints just because they have no metric.
     """
 
     checkpoints: Checkpoints
@@ -410,7 +410,7 @@ class _KeepBest(policies.PreservationPolicy):
 
 
 def failure(folder: epath.Path, error: Exception) -> str:
-    """Says in one line why a save into a folder failed."""
+    """Explains in one line why a save to a folder failed."""
     is_full = any(words in str(error) for words in ("No space left", "quota", "File too large"))
     is_local = not is_remote(folder)
     return describe_full(path_of(folder.parent), error) if is_full and is_local else one_line(error)
@@ -422,11 +422,11 @@ def by_path(tree: Tree) -> dict[str, Any]:
 
 
 def _part(path: str) -> str:
-    """Returns what a command restores whole: a moving average, or what is first in the path."""
+    """Returns the part that a command restores as a unit: a moving average, or the first name."""
     before, average, _ = path.partition("/average/")
     return f"{before}{average}" if average else path.split("/")[0]
 
 
 def nested(tree: Tree) -> Tree:
-    """Returns dicts in place of tuples, and nothing where there is no array: what is on disk."""
+    """Returns the tree as it is on disk: dicts in place of tuples, and no empty nodes."""
     return traverse_util.unflatten_dict(by_path(tree), sep="/")

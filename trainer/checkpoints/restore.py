@@ -1,4 +1,4 @@
-"""Restores the weights of trained models under any layout, and pads states as a layout says."""
+"""Restores the weights of trained models under any layout, and pads states for a layout."""
 
 import contextlib
 import dataclasses
@@ -33,27 +33,27 @@ from trainer.step import State, TrainStepSpec, abstract_state, train_step_spec
 
 logger = logging.getLogger(__name__)
 EMA = "ema"
-"""In place of a number of checkpoints to average: the moving average that each of them has."""
+"""Selects the saved moving average instead of a number of checkpoints to average."""
 WITHOUT_EFFECT = r"^Precision\.|dropout$|aux_loss$|z_loss$|jitter$"
-"""Settings of a model that change what it decodes by round-off at most."""
+"""Settings of a model that affect what it decodes only by round-off."""
 
 
 @dataclasses.dataclass(frozen=True)
 class StatePadding:
-    """Pads and unpads states of training, or parts of them."""
+    """Pads and unpads training states, or parts of them."""
 
     step_spec: TrainStepSpec
     mesh: Mesh
 
     @functools.cached_property
     def padded(self) -> State:
-        """Returns shapes, types and placements on devices."""
+        """Returns the shapes, types and shardings of the padded state."""
         return abstract_state(self.step_spec, self.mesh)
 
     @functools.cached_property
     def unpadded(self) -> State:
-        """Returns the same without padding, as it is saved; arrays that have some are replicated
-        along those axes."""
+        """Returns the same for the unpadded state, which is what is saved.  Arrays with padding are
+        replicated along the padded axes."""
         even = self.step_spec.without_padding()
         if even is self.step_spec:
             return self.padded
@@ -67,10 +67,10 @@ class StatePadding:
         return self._like(self.padded, state)
 
     def add_base(self, state: State, run: Run) -> None:
-        """Adds to an unpadded state the weights that training does not change: those that adapters
-        are added to, or of a teacher.
+        """Adds to an unpadded state the weights that training does not change: the base weights of
+        adapters, or a teacher's.
 
-        A state that was saved knows their step and checksum, which is 0 in a new one.
+        A saved state has their step and checksum; in a new state, the checksum is 0.
         """
         assert run.base is not None  # as a run checks
         setting, folder = run.base
@@ -112,7 +112,7 @@ class StatePadding:
 def all_resized(
     arrays: list[jax.Array], forms: tuple[tuple[tuple[int, ...], jax.P], ...]
 ) -> list[jax.Array]:
-    """Pads with zeros or cuts arrays to other shapes, and places them."""
+    """Pads arrays with zeros or cuts them to other shapes, and sets their shardings."""
     return [resized(x, *form) for x, form in zip(arrays, forms, strict=True)]
 
 
@@ -127,7 +127,7 @@ class TrainedModel:
     mesh: Mesh
     step: int
     averaged_steps: Sequence[int] = ()
-    """The steps whose mean the weights are; one where nothing is averaged."""
+    """The steps whose weights are averaged; a single one if nothing is averaged."""
 
 
 def chosen_steps(checkpoints: Checkpoints, which: str) -> list[int | None]:
@@ -158,7 +158,7 @@ def chosen_steps(checkpoints: Checkpoints, which: str) -> list[int | None]:
 
 
 def weights_path(run: Run, average: str | None) -> str:
-    """Returns where a checkpoint has the weights of a step, or their moving average."""
+    """Returns the path of the weights, or of their moving average, in a checkpoint."""
     if average != EMA:
         return "params"
     if run.ema is None:
@@ -170,7 +170,7 @@ def weights_path(run: Run, average: str | None) -> str:
 
 
 def averaged_steps(checkpoints: Checkpoints, step: int | None, average_text: str) -> list[int]:
-    """Returns the last few steps up to one, or up to the newest."""
+    """Returns the last few steps up to `step`, or up to the newest."""
     average = int(average_text) if re.fullmatch(r"[0-9]{1,9}", average_text) else 0
     if not average:
         raise UserError(
@@ -240,8 +240,8 @@ class ModelRestorer(contextlib.AbstractContextManager["ModelRestorer"]):
 
 
 def restore_adapters(model_dir: Path, trained: TrainedModel) -> tuple[Run, Params, int]:
-    """Restores the newest adapters of a run, and their step; they must have been trained with these
-    weights."""
+    """Returns a run with its newest adapters and their step.  The adapters must have been trained
+    with these weights."""
     directory = ModelDir(model_dir)
     run = directory.load().make(Run)
     directory.vocabs(run.task)  # raises if the vocabulary, or the checkpoints, are of another run
@@ -264,7 +264,7 @@ def restore_adapters(model_dir: Path, trained: TrainedModel) -> tuple[Run, Param
 
     @jax.jit
     def checksum_there(params: Params) -> jax.Array:
-        """Returns the checksum of weights in the types that the run has them in."""
+        """Returns the checksum of the weights in the types that the run uses."""
         return checksum(jax.tree.map(lambda x, like: x.astype(like.dtype), params, base))
 
     with Checkpoints(model_dir) as checkpoints, jax.set_mesh(trained.mesh):

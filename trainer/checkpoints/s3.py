@@ -1,4 +1,4 @@
-"""Makes Orbax write to S3: TensorStore has a driver for it, which Orbax 0.12 does not ask for."""
+"""Makes Orbax write to S3: TensorStore has a driver for S3, but Orbax 0.12 does not use it."""
 
 import functools
 import os
@@ -15,7 +15,7 @@ _KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
 
 @functools.cache
 def add_s3() -> None:
-    """Gives paths of S3 the settings of those of Google Cloud Storage, with another driver."""
+    """Gives S3 paths the settings of Google Cloud Storage paths, but with another driver."""
     build = tensorstore_utils.build_kvstore_tspec
 
     @functools.wraps(build)
@@ -35,7 +35,7 @@ def _on_s3(spec: Any) -> Any:
 
 @functools.cache
 def _driver() -> dict[str, Any]:
-    """Returns the driver with the endpoint that s3fs uses; TensorStore looks for none itself."""
+    """Returns the driver with s3fs's endpoint, which TensorStore does not look up itself."""
     from botocore import credentials, session
 
     driver: dict[str, Any] = {"driver": "s3"}
@@ -43,7 +43,7 @@ def _driver() -> dict[str, Any]:
     if not re.match(r"https://s3\..*amazonaws\.com", s3.endpoint_url):  # it finds Amazon's itself
         driver |= {"endpoint": s3.endpoint_url, "aws_region": s3.region_name}
     keys = session.Session().get_credentials()
-    # TensorStore fails to read some files of ~/.aws; keys of a role, which change, it gets itself.
+    # TensorStore fails to read some files of ~/.aws, but gets a role's changing keys itself.
     if keys and not isinstance(keys, credentials.RefreshableCredentials):
         frozen = keys.get_frozen_credentials()
         os.environ |= {name: key for name, key in zip(_KEYS, frozen[:3], strict=True) if key}

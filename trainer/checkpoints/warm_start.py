@@ -1,4 +1,4 @@
-"""Takes first weights from another run; a dense one gives each expert a copy (sparse upcycling).
+"""Initializes weights from another run; a dense one gives each expert a copy (sparse upcycling).
 
 Komatsuzaki et al. 2022.
 """
@@ -25,22 +25,22 @@ from trainer.checkpoints.manager import Checkpoints, Described
 Array = jax.Array
 logger = logging.getLogger(__name__)
 NEW_WITH_EXPERTS = re.compile("/mlp/(router_DE|router_bias_E|bias_E|shared/.*)$")
-"""Weights that no dense model has, which stay as they are initialized."""
+"""Weights that dense models lack; they keep their initial values."""
 
 
 class WeightSource(NamedTuple):
-    """Names the saved weight that a new one starts from, or the layers of it."""
+    """Names the saved weight that a new one starts from, or some of its layers."""
 
     path: str
     layers: slice | int | None = None
     """None: all."""
     total: int = 0
-    """Layers that the saved weight has, where `layers` chooses some of them."""
+    """Number of layers of the saved weight, if `layers` selects some of them."""
     copied: bool = False
     """Whether each expert gets a copy."""
 
     def shape(self, axes: str, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Returns the shape that the saved weight must have, from that of the new one."""
+        """Returns the shape that the saved weight must have, given the new one's shape."""
         without = "E" * self.copied + "N" * (self.layers is not None)
         sizes = zip(axes, shape, strict=True)
         kept = tuple(size for axis, size in sizes if axis not in without)
@@ -49,7 +49,7 @@ class WeightSource(NamedTuple):
 
 @jax.jit
 def checksum(weights: Params) -> Array:
-    """Returns a number that depends on the bits of all weights, and on no layout."""
+    """Returns a checksum of the bits of all weights, which does not depend on the layout."""
     total = jnp.zeros((), jnp.uint32)
     for weight in jax.tree.leaves(weights):
         bits = jax.lax.bitcast_convert_type(weight, f"uint{8 * weight.dtype.itemsize}")
@@ -65,15 +65,15 @@ def warm_started(
     step: int | None = None,
     setting: str = "Run.start_from",
 ) -> tuple[Params, int]:
-    """Returns the weights of a checkpoint of another run in place of these, and its step.
+    """Returns these weights with the values of another run's checkpoint, and that one's step.
 
-    It is the newest unless a step is given.  Routers and shared experts that the other run does not
-    have stay as they are.  Errors name the setting.
+    Uses the newest checkpoint unless a step is given.  Routers and shared experts that the other
+    run lacks stay as they are.  Errors name `setting`.
     """
     new = traverse_util.flatten_dict(params, sep="/")
 
     def layout_of(path: str) -> Layout:
-        """Returns the layout that reads the letters of a weight as the axes of its part."""
+        """Returns the layout in which the letters of a weight are the axes of its part."""
         named = set(zip(axes_of_path(path), model.weights()[path].axes, strict=True))
         return with_axes(model.layout, *(x for x in model.spec.declared_axes if x[:2] in named))
 
@@ -125,9 +125,9 @@ def warm_started(
 def weight_sources(
     new: dict[str, Array], spec: ModelSpec, saved: Described, title: str
 ) -> dict[str, WeightSource]:
-    """Returns the source of each weight but new routers; raises all that does not fit at once.
+    """Returns the source of each weight except new routers; one error lists all mismatches.
 
-    A run with first blocks gives its layers to the same blocks alone.
+    The layers of a run with first blocks fit only the same blocks.
     """
     first = [path for path in saved if "/first/" in path]
     layers = {} if first else layers_of_blocks(spec)
@@ -152,7 +152,7 @@ def weight_sources(
 
 
 def layers_of_blocks(spec: ModelSpec) -> dict[str, tuple[int, slice | int]]:
-    """Returns, by the path of a block, the layers of its stack, and which of them it is."""
+    """Returns, by path of a block, its stack's number of layers, and which of them it has."""
     layers = dict[str, tuple[int, slice | int]]()
     if not isinstance(spec, TransformerSpec):
         return layers
@@ -167,7 +167,7 @@ def layers_of_blocks(spec: ModelSpec) -> dict[str, tuple[int, slice | int]]:
 
 
 def _candidates(path: str, layers: dict[str, tuple[int, slice | int]]) -> list[WeightSource]:
-    """Returns the same path, and the dense model's for a layer of a pattern and for an expert."""
+    """Returns the same path, and a dense model's path for layers of a pattern and for experts."""
     candidates = [WeightSource(path)]
     for block, (total, which) in layers.items():
         if path.startswith(f"{block}/"):
@@ -183,7 +183,7 @@ def _candidates(path: str, layers: dict[str, tuple[int, slice | int]]) -> list[W
 
 
 def converted(layout: Layout, saved: Array, source: WeightSource, new: Array, path: str) -> Array:
-    """Returns the saved weight in the shape, type and placement of the new one."""
+    """Returns the saved weight in the shape, type and sharding of the new one."""
     axes = axes_of_path(path)
     if source.layers is not None:  # it was restored with all layers on each device
         saved = saved[source.layers]

@@ -27,7 +27,7 @@ trace_cache = jax.jit(initial_cache, static_argnums=(0, 1, 2))
 
 
 class Request(NamedTuple):
-    """Holds what to decode for one line, in tokens."""
+    """Describes what to decode for one line, in tokens."""
 
     prompt: Ids
     """What the text begins with."""
@@ -37,9 +37,9 @@ class Request(NamedTuple):
     min_new_tokens: int = 1
     """The minimum number of new tokens, EOS included."""
     source: Ids | None = None
-    """What is translated, with its end."""
+    """The text to translate, with its end token."""
     is_answer: bool = False
-    """Whether the text is what follows the prompt, without it."""
+    """Whether the decoded text leaves out the prompt."""
 
 
 class TokenHypothesis(NamedTuple):
@@ -55,7 +55,7 @@ Hypotheses = list[TokenHypothesis]  # of one request, the best first
 
 
 class BatchShape(NamedTuple):
-    """Holds the rows of a batch, and the padded lengths of its texts; 0 where there are none."""
+    """Holds the number of rows of a batch, and the padded lengths of its texts; 0 for no texts."""
 
     rows: int
     source: int
@@ -74,21 +74,21 @@ class Decoder:
     search: Search
     batch_sequences: int
     begin_id: int = PAD
-    """What the model reads before a text."""
+    """The token that the model reads before a text."""
     stop_ids: tuple[int, ...] = (EOS,)
-    """What ends a text, first the end of what the model was trained on."""
+    """Tokens that end a text; the first is the end token of the training data."""
     reads_begin: bool = True
-    """Whether it reads it before a prompt, too; otherwise it reads the prompt alone."""
+    """Whether the model also reads `begin_id` before a prompt; if not, it reads only the prompt."""
     banned_ids: tuple[int, ...] = ()
-    """What no text has."""
+    """Tokens that no text may have."""
     suffix: tuple[int, ...] = ()
-    """Ranks samples by its likelihood after each; if it is empty, by the samples' likelihood."""
+    """Ranks samples by the likelihood of these tokens after each; if empty, by the samples' own."""
 
     def decode(self, requests: Sequence[Request]) -> Iterator[list[tuple[int, Hypotheses]]]:
-        """Yields, batch by batch, some of the requests with their hypotheses, the best first.
+        """Yields batches of request numbers with their hypotheses, the best first.
 
-        The result of a request depends on that request alone, not on its batch.  The next batch
-        starts before this one is fetched, so that no device waits for the slowest one.
+        A result depends only on its request, not on the batch.  The next batch starts before this
+        one is fetched, so no device waits for the slowest one.
         """
         shards = batch_shards(self.model.layout, self.mesh.shape, rows_are_groups=True)
         batches = batches_of(requests, self.batch_sequences, shards)
@@ -105,7 +105,7 @@ class Decoder:
         return self._finish(requests, self._start(requests, shape))
 
     def check_memory(self, shapes: Sequence[BatchShape]) -> None:
-        """Raises where the cache of the largest batch does not fit."""
+        """Raises if the cache of the largest batch does not fit."""
         largest = max(shapes, key=lambda shape: shape.rows * sum(shape[1:]), default=None)
         if largest is not None:
             rows, source, prompt, new_tokens = largest
@@ -117,7 +117,7 @@ class Decoder:
             check_cache_memory(self.params, cache, self.mesh)
 
     def _start(self, batch: Sequence[Request], shape: BatchShape) -> DecodeOutput:
-        """Starts to decode a batch of this shape; requests for a single token fill it up."""
+        """Starts to decode a batch, padded to its shape with requests for a single token."""
         rows, source, prompt, new_tokens = shape
         filled = [*batch, *[Request([], 1)] * (rows - len(batch))]
         whole = [request.prompt for request in filled]
@@ -144,7 +144,7 @@ class Decoder:
             return generate(self.model, self.search, new_tokens, self.params, inputs)
 
     def _finish(self, batch: Sequence[Request], output: DecodeOutput) -> list[Hypotheses]:
-        """Returns the hypotheses of each request of a batch, when it is decoded."""
+        """Returns the hypotheses of each request, once the batch is decoded."""
         arrays = [array[: len(batch)] for array in fetched(output)]
         texts = []
         for request, tokens, scores, log_p in zip(batch, *arrays, strict=True):
@@ -167,14 +167,14 @@ class Decoder:
 
 
 def with_finite_score(hypotheses: Hypotheses) -> Hypotheses:
-    """Returns the hypotheses of a text, all with finite scores; raises where there are none."""
+    """Returns the hypotheses of a text, all with finite scores; raises if there are none."""
     if not hypotheses:
         raise RunError("A text has no finite log-probability: the model computes NaN or infinity.")
     return hypotheses
 
 
 def prepared(model: Decodable, params: Any, mesh: Mesh) -> Any:
-    """Returns weights as decoding reads them, so that no batch prepares them again."""
+    """Returns weights prepared for decoding, so batches need not prepare them again."""
     with jax.set_mesh(mesh):
         return jax.jit(model.prepare)(params)
 
@@ -182,7 +182,7 @@ def prepared(model: Decodable, params: Any, mesh: Mesh) -> Any:
 def abstract_inputs(
     layout: Layout, mesh: Mesh | AbstractMesh, rows: int, source: int, prompt: int, suffix: int = 0
 ) -> DecodeInputs:
-    """Returns the shapes of what is decoded, of sources if they have a length."""
+    """Returns the shapes of decoding inputs, with sources if `source` is not 0."""
 
     def array(axes: str, *shape: int, dtype: Any = np.int32) -> Any:
         return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, layout.place(axes)))
@@ -203,14 +203,14 @@ def batches_of(
 ) -> list[tuple[list[int], BatchShape]]:
     """Batches requests of similar lengths, the longest first; returns their indices and shapes.
 
-    Every second batch begins with its shortest texts: no device gets the longer ones of all.
+    Every second batch is reversed, so no device always gets the longest texts.
     """
     by_lengths: dict[tuple[int, int], list[int]] = {}
     for i, request in enumerate(requests):
         by_lengths.setdefault(shape_of(request), []).append(i)
     batches = []
     for lengths, same in sorted(by_lengths.items(), reverse=True):
-        # The shortest texts are last, in the batch that empty rows fill up.
+        # The shortest texts are last, in the batch that is padded with empty rows.
         same.sort(key=lambda i: requests[i].max_new_tokens, reverse=True)
         # A single text needs no empty rows: its shape is compiled for it anyway.
         rows = shards if len(same) == 1 else rows_of_batch(len(same), batch_size, shards)
@@ -223,21 +223,21 @@ def batches_of(
 
 
 def rows_of_batch(requests: int, batch_sequences: int, shards: int) -> int:
-    """Returns the rows of batches for a number of requests: an eighth if all fit in one batch.
+    """Returns the rows of each batch: an eighth of `batch_sequences` if all requests fit in that.
 
-    There are no sizes in between: compiling one takes longer than decoding the empty rows.
+    There are no sizes in between: compiling them would take longer than decoding empty rows.
     """
     few = -(-batch_sequences // (8 * shards)) * shards
     return few if requests <= few else batch_sequences
 
 
 def padded(length: int) -> int:
-    """Returns the padded length of rows with this many tokens, one of few to compile."""
+    """Rounds a number of tokens up to one of few lengths, so there are few shapes to compile."""
     return max(SHORTEST, 1 << (length - 1).bit_length())
 
 
 def shape_of(request: Request) -> tuple[int, int]:
-    """Returns the padded lengths of source and prompt; 0 where there is none."""
+    """Returns the padded lengths of source and prompt, 0 if there is none."""
     source = 0 if request.source is None else padded(len(request.source))
     return source, padded(len(request.prompt)) if len(request.prompt) else 0
 
@@ -247,7 +247,7 @@ def split_begins(
 ) -> tuple[list[int], list[Ids]]:
     """Returns the token that the model reads first for each prompt, and the rest of the prompts.
 
-    That is `begin_id`, or the first token of the prompt where the model reads no begin token.
+    That is `begin_id`, or the prompt's first token if the model reads no begin token.
     """
     if reads_begin:
         return [begin_id] * len(prompts), [*prompts]
@@ -264,5 +264,5 @@ def rows_of(lists: Sequence[Ids], length: int) -> np.ndarray:
 
 
 def until_end(tokens: np.ndarray, stop_ids: Collection[int]) -> list[int]:
-    """Returns the tokens before the first end; of a text that was cut, all."""
+    """Returns the tokens before the first stop token, or all if there is none."""
     return list(itertools.takewhile(lambda token: token not in stop_ids, tokens.tolist()))

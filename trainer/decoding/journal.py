@@ -22,9 +22,9 @@ Hypotheses = list[list[Any]]
 class Journal(contextlib.AbstractContextManager["Journal"]):
     """Keeps the finished lines of an output; OUTPUT.made holds the settings that made it.
 
-    While lines are missing, OUTPUT.part has a JSON object with the settings and one for each
-    finished line.  For a remote output that file is on this machine, and OUTPUT.lock keeps other
-    processes from writing it.
+    Until the output is complete, OUTPUT.part has a JSON object with the settings and one for each
+    finished line.  For a remote output, that file is on this machine, and OUTPUT.lock keeps other
+    processes from writing the output.
     """
 
     output: Path
@@ -36,14 +36,14 @@ class Journal(contextlib.AbstractContextManager["Journal"]):
         self._open = contextlib.ExitStack()  # the file, and a lock
 
     def is_done(self) -> bool:
-        """Returns whether the output is there already, made by these settings."""
+        """Returns whether the output exists; raises if other settings made it."""
         if not self.output.exists():
             return False
         self._compare(self.output, whole_lines(self.settings_file)[:1])
         return True
 
     def open(self) -> dict[int, Hypotheses]:
-        """Returns the lines that are done; from here on `add` keeps more."""
+        """Opens the journal and returns its finished lines; `add` appends more."""
         if header := whole_lines(self.journal_file)[:1]:
             self._compare(self.journal_file, header)
         with write_errors(self.journal_file, "give another --output"):
@@ -54,7 +54,7 @@ class Journal(contextlib.AbstractContextManager["Journal"]):
             lock = self.output.with_name(self.output.name + ".lock")
             self._open.enter_context(lock_object(lock, self.output, "decoding", "--output"))
         entries = whole_lines(self.journal_file)
-        # What a crash left half-written at the end is not taken over.
+        # Drops a last line that a crash left half-written.
         kept = "".join(map(_line, entries or [{"settings": self.settings}]))
         if self.journal_file.read_bytes().startswith(kept.encode()):
             self._file.truncate(len(kept.encode()))
@@ -67,14 +67,14 @@ class Journal(contextlib.AbstractContextManager["Journal"]):
         self._open.close()
 
     def add(self, entries: Iterable[tuple[int, Hypotheses]]) -> None:
-        """Keeps some lines; after this no crash loses them."""
+        """Appends some lines; after that, no crash loses them."""
         for line, hypotheses in entries:
             self._file.write(_line({"line": line, "hypotheses": hypotheses}))
         self._file.flush()
         os.fsync(self._file.fileno())
 
     def finish(self, write: Callable[[TextIO], None]) -> None:
-        """Writes the output under its name, in one go, and takes the journal away."""
+        """Writes the output atomically, and removes the journal."""
         with atomic_open(self.output) as file:
             write(file)
             atomic_write(self.settings_file, _line({"settings": self.settings}))

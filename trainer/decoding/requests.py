@@ -1,4 +1,4 @@
-"""Decodes lines of text: makes requests of them, and texts of the tokens that result."""
+"""Decodes lines of text: turns lines into requests, and decoded tokens into texts."""
 
 import dataclasses
 import functools
@@ -21,13 +21,13 @@ from trainer.evaluate import Progress, no_progress
 logger = logging.getLogger(__name__)
 
 CHRF2 = CHRF()
-SAME = 100.0  # what a text scores against itself
+SAME = 100.0  # of a text against itself
 
 
 def consensus(samples: Sequence[str]) -> int:
-    """Returns the index of the sample that most agrees with all; of equals, the first.
+    """Returns the index of the sample that agrees most with all samples; of equals, the first.
 
-    That is the minimum Bayes risk under chrF.
+    This is minimum Bayes risk decoding under chrF.
     """
     of_samples = utilities(samples)
     return of_samples.index(max(of_samples))
@@ -36,7 +36,7 @@ def consensus(samples: Sequence[str]) -> int:
 def utilities(samples: Sequence[str]) -> list[float]:
     """Returns the mean sentence chrF of each sample against all, in percent.
 
-    Each counts itself as full agreement, which orders them as the mean against the others does.
+    Each sample also counts itself, as full agreement, which does not change the order.
     """
     counts = Counter(samples)
 
@@ -54,17 +54,17 @@ class DecodeOptions:
 
     seed: int = 0
     length_factor: float = 1.5
-    """A translation has at most this many tokens for each of its source, ..."""
+    """A translation has at most this number of tokens for each source token, ..."""
     length_extra: int = 10
-    """... and these."""
+    """... plus this number."""
     max_tokens: int | None = None
-    """The maximum number of new tokens, in place of the two above."""
+    """The maximum number of new tokens, instead of the two above."""
     min_tokens: int = 0
     prefix: str | None = None
     """What every translation begins with."""
     tag: str | None = None
     consensus: bool = False
-    """Of the samples of a line, take the one that is most like all of them (chrF)."""
+    """Choose the sample of a line that is most like all of them (chrF)."""
     rescore_suffix: str | None = None
     """Rank the samples of a line by the likelihood of this text after each."""
 
@@ -113,9 +113,9 @@ def translation_requests(
     max_length: int | None,
     name: str | None = None,
 ) -> list[Request]:
-    """Makes requests to translate each line; lines longer than a row are cut and counted.
+    """Makes requests to translate each line; truncates lines longer than a row, and warns of them.
 
-    `name` says in a warning which text they are of, where there are several.
+    `name` identifies the text in a warning, if there are several.
     """
     tag = chosen_tag(options.tag, task.tags)
     source_length = task.row_lengths["source_length"]
@@ -177,7 +177,7 @@ def rank(hypotheses: list[Hypothesis], options: DecodeOptions) -> list[Hypothesi
 
 
 def check_search(options: DecodeOptions, search: object) -> None:
-    """Refuses options that need samples where there are none."""
+    """Rejects options that need samples if the search gives none."""
     names = ["--consensus"] if options.consensus else []
     names += [] if options.rescore_suffix is None else ["--rescore_suffix"]
     if len(names) > 1:
@@ -187,7 +187,7 @@ def check_search(options: DecodeOptions, search: object) -> None:
 
 
 def suffix_of(options: DecodeOptions, vocabs: Vocabs) -> tuple[int, ...]:
-    """Returns the tokens by which samples are ranked; none where they are not."""
+    """Returns the tokens whose likelihood ranks samples; none without `rescore_suffix`."""
     if options.rescore_suffix is None:
         return ()
     ids = vocabs.target.encode_continuation(options.rescore_suffix)
@@ -197,14 +197,14 @@ def suffix_of(options: DecodeOptions, vocabs: Vocabs) -> tuple[int, ...]:
 
 
 def check_tag(tag: str | None, task: Task) -> None:
-    """Refuses a language tag for a task without languages."""
+    """Rejects a language tag for a task without languages."""
     if tag is not None and not task.has_source:
         raise UserError(f"--tag={tag}: {task.name} is not a translation task.  Remove the flag.")
 
 
 @dataclasses.dataclass(frozen=True)
 class LineDecoder:
-    """Decodes lines of text: translates or continues them, as the task has it."""
+    """Decodes lines of text: translates or continues them, depending on the task."""
 
     decoder: Decoder
     task: Task
@@ -214,7 +214,7 @@ class LineDecoder:
     """The positions that the model has learned; None is no limit."""
 
     def requests(self, lines: Sequence[str], name: str | None = None) -> list[Request]:
-        """Makes requests of lines; `name` is as in `translation_requests`."""
+        """Makes requests from lines; `name` is as in `translation_requests`."""
         task, options = self.task, self.options
         if options.max_tokens is not None and options.min_tokens > options.max_tokens:
             raise UserError(
@@ -233,9 +233,9 @@ class LineDecoder:
     def decode(
         self, requests: Sequence[Request], lines: Sequence[int]
     ) -> Iterator[list[tuple[int, list[Hypothesis]]]]:
-        """Yields, batch by batch, some of the lines with their texts, the best first.
+        """Yields batches of line numbers with their texts, the best first.
 
-        An empty source is its own translation.
+        The translation of an empty source is empty.
         """
         if blank := [line for line in lines if is_blank(requests[line], self.vocabs)]:
             yield [(line, [Hypothesis("", 0.0, 0.0)]) for line in blank]

@@ -18,13 +18,13 @@ from trainer.step import token_losses
 
 @dataclasses.dataclass(frozen=True)
 class Score:
-    """Holds the natural log-likelihood of a line and its end; the end is a token, but no word."""
+    """Holds the log-likelihood (natural) of a line with its end, which is a token but no word."""
 
     log_likelihood: float
     words: int
     tokens: int
     pieces: int
-    """Parts that are scored each without the ones before; 0 of a pair that has no score."""
+    """Number of parts that are scored independently; 0 for a pair that has no score."""
 
 
 def row_losses(
@@ -54,10 +54,10 @@ def score_lines(
     progress: Progress = no_progress,
     tag: str | None = None,
 ) -> list[Score]:
-    """Scores each line alone, however lines are packed into rows.
+    """Scores each line independently of how lines are packed into rows.
 
-    A line longer than a row is scored in pieces, each without the ones before it.  Of a pair the
-    target is scored; the score of a pair that is longer than a row is NaN.
+    A line longer than a row is scored in pieces, each without the previous ones.  For a pair, only
+    the target is scored; a pair that is longer than a row scores NaN.
     """
     check_tag(tag, trained.run.task)
     if not lines:

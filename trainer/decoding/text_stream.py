@@ -1,40 +1,40 @@
-"""Makes text of tokens as they come, and finds where it stops."""
+"""Turns tokens into text as they arrive, and detects where the text stops."""
 
 import bisect
 from collections.abc import Collection, Iterable, Sequence
 
 from data.vocab import Vocab
 
-UNFINISHED = "\N{REPLACEMENT CHARACTER}"  # what the bytes of half a character decode to
+UNFINISHED = "\N{REPLACEMENT CHARACTER}"  # the text of an incomplete character
 
 
 class TextStream:
-    """Keeps how much of a text has been given out, and whether it has reached a stop.
+    """Tracks how much of a text has been returned, and whether it has reached a stop.
 
-    Only the last tokens are detokenized at each call, so that a text takes as long as its tokens.
+    Each call detokenizes only the last tokens, so the total time is linear in the tokens.
     """
 
     def __init__(
         self, vocab: Vocab, prompt: Iterable[int], stops: Sequence[str], *, apart: bool = False
     ):
         self.vocab, self.prompt, self.stops = vocab, [*map(int, prompt)], stops
-        self.stop_ids: Collection[int] = ()  # tokens that stop it, too
+        self.stop_ids: Collection[int] = ()  # tokens that also stop the text
         self.prompt_text = vocab.text(self.prompt)
-        # A text apart from its prompt begins as one alone, without the space before it.
+        # A text apart from its prompt begins like an independent one, without a space.
         self._before, self._text_before = ([], "") if apart else (self.prompt, self.prompt_text)
         self.stopped_after: int | None = None
-        """Tokens up to the end of a stop."""
+        """Number of tokens up to the end of the stop."""
         self._given, self._ids = list[str](), [*self.prompt]
         self._whole, self._context = len(self.prompt), len(self.prompt) - len(self._before)
-        """Tokens that end with a whole character, and where the last of them begin, after which
-        others are detokenized: the first one of a text may lose its space."""
+        """Number of tokens up to the last complete character, and the start of the last of them.
+        New tokens are detokenized together with those: a text's first token may lose its space."""
         self._context_text = self._text_before
         self._kept = ""
-        """Text of whole characters that is not given out, as a stop may begin with it."""
+        """Complete characters that are held back, because a stop may begin with them."""
 
     @property
     def text(self) -> str:
-        """Returns what has been given out."""
+        """Returns the text that has been returned so far."""
         return "".join(self._given)
 
     @property
@@ -42,10 +42,10 @@ class TextStream:
         return self.stopped_after is not None
 
     def add(self, tokens: Sequence[int], *, is_done: bool) -> str:
-        """Returns what all the new tokens so far add to the text that was given out.
+        """Returns the text that all new tokens so far add to what has been returned.
 
-        What may become part of a stop, or a whole character, is kept back until it is known.  The
-        stop that is complete first ends the text, however many tokens come at once.
+        Text that may become part of a stop, or of a character, is held back.  The stop that is
+        completed first ends the text, however many tokens arrive at once.
         """
         new = tokens[len(self._ids) - len(self.prompt) :]
         if self.is_stopped or not (new or is_done):
@@ -57,7 +57,7 @@ class TextStream:
         if is_done:
             added = self._text_of(self._ids[len(self.prompt) :])[len(self.text) :]
         else:
-            # What the tokens after the last whole character add.
+            # What the tokens after the last complete character add.
             added = self.vocab.text(self._ids[self._context :])[len(self._context_text) :]
             added = self._kept + added
         stops = [(at + len(stop), at) for stop in self.stops if (at := added.find(stop)) >= 0]
@@ -73,7 +73,7 @@ class TextStream:
         return added
 
     def _settled(self, added: str) -> str:
-        """Returns what stays as it is, of what was added; keeps the rest, if it is whole."""
+        """Returns the final part of the added text, and holds back the rest."""
         if added.endswith(UNFINISHED) or added == self._kept:
             return ""
         last_text = self.vocab.text(self._ids[self._whole :])
@@ -88,19 +88,19 @@ class TextStream:
         return settled
 
     def _tokens_until(self, start: int, stop: str) -> int:
-        """Returns how many new tokens there are up to the end of a stop."""
+        """Returns the number of new tokens up to the end of a stop."""
         tokens = self._ids[len(self.prompt) :]
         return bisect.bisect_left(
             range(len(tokens)), True, key=lambda n: stop in self._text_of(tokens[:n])[start:]
         )
 
     def _text_of(self, tokens: Sequence[int]) -> str:
-        """Returns what tokens add to the prompt."""
+        """Returns the text that tokens add to the prompt."""
         return self.vocab.text([*self._before, *tokens])[len(self._text_before) :]
 
 
 def start_of_stop(text: str, stop: str) -> int:
-    """Returns where the longest beginning of a stop begins that ends a text."""
+    """Returns the start of the longest end of a text with which a stop begins."""
     at = text.find(stop[0], max(len(text) - len(stop) + 1, 0))
     while at >= 0 and not stop.startswith(text[at:]):
         at = text.find(stop[0], at + 1)

@@ -1,4 +1,4 @@
-"""Reports what the routers of a step did, layer by layer."""
+"""Summarizes how the routers of a step distributed tokens, by layer."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,7 +11,7 @@ Layer = dict[str, Any]
 
 
 def stats_by_layer(loads: Mapping[str, Any]) -> dict[str, Layer]:
-    """Returns the numbers of each layer with experts, by stack and number: "decoder 1"."""
+    """Returns the statistics of each MoE layer, by stack and number: "decoder 1"."""
     stats = dict[str, Layer]()
     for stack, stacked in sorted(loads.items()):
         first = sum(path.startswith("first/") for path in stacked)
@@ -45,7 +45,7 @@ def layer_stats(load: Load) -> Layer:
 
 
 def scalars(layers: dict[str, Layer]) -> dict[str, float]:
-    """Returns the same as single numbers, for curves."""
+    """Returns the same statistics as scalars, for curves."""
     numbers: dict[str, float] = {}
     for name, layer in layers.items():
         numbers |= {f"{name}/{key}": float(layer[key]) for key in ("idle", "entropy", "aux", "z")}

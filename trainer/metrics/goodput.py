@@ -1,4 +1,4 @@
-"""Adds up where the time of a run went, over all its starts, from the files of its folder."""
+"""Sums up how a run spent its time, over all its starts, from the files in its folder."""
 
 import logging
 import math
@@ -24,9 +24,9 @@ IN_STEPS = ("device", "data", "host")
 
 
 def spent_seconds(model_dir: Path) -> dict[str, float]:
-    """Returns the seconds of a run by use, those of `USES`; nothing where its files lack times.
+    """Returns the seconds of a run for each of `USES`; nothing if its files lack times.
 
-    They begin with the first start, and end with the last line of metrics or evaluations.
+    The time begins with the first start, and ends with the last line of metrics or evaluations.
     """
     kept, checks = (timed_lines(model_dir / x) for x in (jsonl.METRICS, jsonl.EVALUATIONS))
     records = [(r.step, datetime.fromisoformat(r.time).timestamp()) for r in starts(model_dir)]
@@ -38,7 +38,7 @@ def spent_seconds(model_dir: Path) -> dict[str, float]:
     lines, ends = sorted([*kept, *replaced], key=itemgetter(WALL_TIME)), [*begins[1:], math.inf]
     pieces = [
         (step, begin, end, of_start)
-        for (step, begin), end in zip(records, ends, strict=False)  # no record has one end
+        for (step, begin), end in zip(records, ends, strict=False)  # without records, one end
         if (of_start := between(lines, begin, end))  # another start made no step
     ]
     if not pieces:
@@ -56,7 +56,7 @@ def spent_seconds(model_dir: Path) -> dict[str, float]:
 
 
 def describe(seconds: Mapping[str, float]) -> str:
-    """Says where the time of a run went, the largest first."""
+    """Describes how a run spent its time, the largest use first."""
     total_s = sum(seconds.values())
     shares = {use: spent_s / total_s for use, spent_s in seconds.items()}
     rest = sorted((use for use in shares if use != "steps"), key=shares.__getitem__, reverse=True)
@@ -66,11 +66,11 @@ def describe(seconds: Mapping[str, float]) -> str:
 
 
 def _spent(step: int, begin: float, lines: Sequence[Line], kept: int | None) -> dict[str, float]:
-    """Returns the seconds of a start at a step, whose steps after `kept` were made again."""
+    """Returns the seconds by use of a start at `step`, whose steps after `kept` were repeated."""
     names, steps = ("host", *ACTIVITIES), [step, *(line["step"] for line in lines)]
     totals = [{name: line.get(f"{name}_total_s") or 0.0 for name in names} for line in lines]
     last = made = totals[-1]
-    if kept is not None:  # the steps between two lines are taken to be equally long
+    if kept is not None:  # assumes that the steps between two lines take equally long
         spent = {name: [0.0, *(each[name] for each in totals)] for name in IN_STEPS}
         made = {name: float(np.interp(kept, steps, spent[name])) for name in IN_STEPS}
     seconds = last | {name: made[name] for name in IN_STEPS}
@@ -83,12 +83,12 @@ def _spent(step: int, begin: float, lines: Sequence[Line], kept: int | None) -> 
 
 
 def timed_lines(path: Path) -> list[Line]:
-    """Returns the lines of a file that say when they were written, in this order."""
+    """Returns the lines of a file that have a time, ordered by this time."""
     lines = [line for line in jsonl.read_lines(path) if jsonl.is_number(line.get(WALL_TIME))]
     return sorted(lines, key=itemgetter(WALL_TIME))
 
 
 def between(lines: Sequence[Line], begin: float, end: float) -> Sequence[Line]:
-    """Returns the lines written in a period of time, from lines in this order."""
+    """Returns the lines written in a period of time, from lines ordered by time."""
     first, last = (bisect_left(lines, time, key=itemgetter(WALL_TIME)) for time in (begin, end))
     return lines[first:last]

@@ -1,4 +1,4 @@
-"""Reads files of one JSON object a line, and writes numbers as JSON has them."""
+"""Reads files with one JSON object per line, and prepares numbers for JSON."""
 
 import functools
 import logging
@@ -15,17 +15,17 @@ logger = logging.getLogger(__name__)
 Line = dict[str, Any]
 METRICS, EVALUATIONS = "metrics.jsonl", "evaluations.jsonl"
 DAMAGED, REPLACED = ".damaged", ".replaced"
-"""End the names of the files for damaged lines, and for those of steps that are made again."""
+"""Suffixes of the files for damaged lines, and for lines of steps that are repeated."""
 WALL_TIME = "wall_time"
 """When a line was written, in seconds since 1970."""
 LARGEST = 1e39
-"""Of the finite numbers that float32 computes."""
+"""Above all finite numbers in float32."""
 
 
 def read_lines(path: Path, *numbers: str) -> list[Line]:
-    """Returns the whole lines of a metrics file in which these numbers are not null.
+    """Returns the undamaged lines of a metrics file in which these numbers are not null.
 
-    Others cost only themselves.
+    Damaged lines are skipped with a warning.
     """
     lines, damaged = split_lines(path, *numbers)
     if damaged:
@@ -42,8 +42,8 @@ def warn_once(text: str) -> None:
 def split_lines(path: Path, *numbers: str) -> tuple[list[Line], list[str]]:
     """Returns the objects with a step and these numbers, and the text of all other lines.
 
-    A skipped step has null for what was NaN or infinite.  A last line without an end, which a kill
-    cut short, is neither.
+    A skipped step has null in place of NaN or infinity.  A last line without a line end, which was
+    cut short when a process was killed, is in neither list.
     """
     if not lookup.exists(path):
         return [], []
@@ -65,14 +65,14 @@ def split_lines(path: Path, *numbers: str) -> tuple[list[Line], list[str]]:
 
 
 def is_number(value: object) -> bool:
-    """Returns whether a value of a line is a number that can be drawn."""
+    """Returns whether a value of a line is a number that can be plotted."""
     if type(value) is int:
         return abs(value) < 1 << 63
     return type(value) is float and not LARGEST < abs(value) < math.inf
 
 
 def finite(value: Any) -> Any:
-    """Replaces what is infinite, or no number, which JSON lacks, by None."""
+    """Replaces infinity and NaN, which JSON lacks, by None."""
     if isinstance(value, dict):
         return {name: finite(part) for name, part in value.items()}
     if isinstance(value, list | tuple):

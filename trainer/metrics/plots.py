@@ -19,7 +19,7 @@ SCALE = 14.0  # of smoothing, in steps
 
 
 class RunPlots:
-    """Draws the plots for which metrics.jsonl and evaluations.jsonl have the numbers."""
+    """Draws the plots for which metrics.jsonl and evaluations.jsonl have data."""
 
     def __init__(self, model_dir: Path):
         self.train = read_lines(model_dir / METRICS, "loss")
@@ -38,16 +38,16 @@ class RunPlots:
         }
 
     def total(self, name: str, steps: Sequence[float]) -> np.ndarray:
-        """Sums a number of the steps, such as their tokens, up to each of some steps.
+        """Sums a number per step, such as tokens, up to each of the given steps.
 
-        A line of metrics stands for all steps since the line before.
+        A line of metrics counts for all steps since the previous line.
         """
         logged, each = curve(self.train, name)
         sums = np.cumsum([0.0, *np.array(each) * np.diff([0, *logged])])
         return np.interp(steps, [0, *logged], sums)
 
     def names(self) -> list[str]:
-        """Returns the names of the plots that there are; none before the first step."""
+        """Returns the names of the available plots; none before the first step."""
         if not self.train:
             return []
         drawable = {
@@ -60,7 +60,7 @@ class RunPlots:
         return [name for name, can_draw in drawable.items() if can_draw]
 
     def save(self, folder: Path, *names: str) -> dict[str, bytes]:
-        """Writes plots as PNG files, those that there are, and returns them."""
+        """Writes those of the named plots that are available as PNG files, and returns them."""
         drawn = {name: self.png(name) for name in self.names() if name in names}
         for name, png in drawn.items():
             atomic_write(folder / f"{name}.png", png)
@@ -154,8 +154,8 @@ class RunPlots:
 
 
 def compared(runs: Mapping[str, RunPlots], split: str, name: str) -> bytes:
-    """Draws a number of several runs, of "training" or "validation", over their steps, their
-    tokens, the hours of their steps and, where all know them, their FLOPs, as a PNG file."""
+    """Plots a "training" or "validation" number of several runs, as a PNG file.  The x axes are
+    steps, tokens, hours of steps and, if all runs have them, model FLOPs."""
     count = 3 + all(curve(run.train, "model_flops")[0] for run in runs.values())
 
     def draw(pyplot: Any) -> Any:
@@ -179,7 +179,7 @@ def compared(runs: Mapping[str, RunPlots], split: str, name: str) -> bytes:
                 axes.set(xlabel=xlabel)
         for axes in panels:
             axes.grid(alpha=0.3)
-            axes.locator_params(axis="x", nbins=4)  # long numbers do not touch
+            axes.locator_params(axis="x", nbins=4)  # so long numbers do not touch
         panels[0].set(ylabel=f"{split} {name.replace('_', ' ')}")
         figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
         return figure
@@ -188,7 +188,7 @@ def compared(runs: Mapping[str, RunPlots], split: str, name: str) -> bytes:
 
 
 def draw_load(axes: Any, load: np.ndarray, **options: Any) -> Any:
-    """Draws loads as colours, white where they are even."""
+    """Draws loads as colours; an even load is white."""
     style = {"aspect": "auto", "interpolation": "nearest", "cmap": "RdBu_r"}
     drawn = axes.imshow(load, vmin=0, vmax=2, **style, **options)
     axes.locator_params(integer=True)  # there is no half of an expert, nor of a step
@@ -196,13 +196,13 @@ def draw_load(axes: Any, load: np.ndarray, **options: Any) -> Any:
 
 
 def curve(lines: list[Line], name: str) -> tuple[list[float], list[float]]:
-    """Returns the steps at which there is a number of this name, and the numbers."""
+    """Returns the steps that have a number of this name, and the numbers."""
     lines = [line for line in lines if is_number(line.get(name))]
     return [line["step"] for line in lines], [line[name] for line in lines]
 
 
 def of_one_shape(lines: list[Line], key: str) -> list[Line]:
-    """Returns the lines whose numbers under a key have the names that they have in most lines."""
+    """Returns the lines whose value under a key has the most common structure."""
     lines = [line for line in lines if isinstance(line.get(key), dict)]
     shapes = [jax.tree.structure(line[key]) for line in lines]
     usual = [shape for shape, _ in Counter(shapes).most_common(1)]
@@ -212,10 +212,10 @@ def of_one_shape(lines: list[Line], key: str) -> list[Line]:
 def smoothed(values: list[float]) -> list[float]:
     """Fits a parabola around each value, where a neighbour at distance k weighs exp(-k / scale).
 
-    A mean of the values before would lag: it is above a falling loss.  A mean of both sides lags at
-    the ends, and a fitted line is above a bend.  A loss falls faster at the start, so fewer
-    neighbours count there: the scale is a tenth of the number of the value.  Infinite values and
-    NaN, as of a run that diverged, leave a gap and weigh nothing.
+    A mean of the previous values would lag behind a falling loss.  A centered mean lags at the
+    ends, and a fitted line is above a bend.  A loss falls faster at the start, so fewer neighbours
+    count there: the scale is a tenth of the value's number.  Infinite values and NaN, as in a run
+    that diverged, leave a gap and have no weight.
     """
     value_S = np.asarray(values, np.float64)
     is_finite_S = np.isfinite(value_S)
@@ -235,7 +235,7 @@ def smoothed(values: list[float]) -> list[float]:
 
 
 def import_pyplot() -> Any:
-    """Imports matplotlib when a plot is drawn: that is slow, and it is in an extra."""
+    """Imports matplotlib only to draw a plot: the import is slow, and the package is an extra."""
     with extra_required("plot", "a plot"):
         import matplotlib
 
@@ -249,7 +249,7 @@ def png_of(draw: Callable[[Any], Any]) -> bytes:
     """Returns the figure that a function makes with pyplot, as a PNG file."""
     pyplot = import_pyplot()
     figure, file = draw(pyplot), io.BytesIO()
-    with warnings.catch_warnings():  # a name may have signs that the font lacks
+    with warnings.catch_warnings():  # a name may have characters that the font lacks
         warnings.filterwarnings("ignore", "Glyph .* missing from font")
         figure.savefig(file, dpi=120, format="png")
     pyplot.close(figure)

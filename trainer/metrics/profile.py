@@ -32,7 +32,7 @@ ASYNC_LINE = "Async XLA Ops"  # of TPUs: transfers that overlap with operations
 
 
 def parse_profile_steps(text: str, steps: int) -> range:
-    """Parses a range of steps, its last one included; it must be within the steps of the run."""
+    """Parses an inclusive range of steps, which must be within the steps of the run."""
     match = re.fullmatch(r"(\d{1,18}):(\d{1,18})", text)
     first, last = (int(match[1]), int(match[2])) if match else (0, 0)
     if not 1 <= first <= last <= steps:
@@ -51,7 +51,7 @@ class Profile(Observer):
         self._target, self._steps = model_dir / PROFILE_FOLDER, steps
         self._open = contextlib.ExitStack()
         self._compiled: Any = None  # a CompiledStep, before the first step
-        self._is_whole = False
+        self._is_complete = False
 
     def on_compiled(self, compiled: CompiledStep) -> None:
         self._compiled = compiled
@@ -68,7 +68,7 @@ class Profile(Observer):
 
     def on_step(self, result: StepResult) -> None:
         if result.step == self._steps[-1]:
-            self._is_whole = True
+            self._is_complete = True
             self.close()
 
     def close(self) -> None:
@@ -80,7 +80,7 @@ class Profile(Observer):
     def _write_parts(self, folder: Path, compiled: CompiledStep) -> None:
         """Writes the time by part; none if steps are missing, replayed or of several programs."""
         rows, first, last = list[dict[str, Any]](), self._steps[0], self._steps[-1]
-        if self._is_whole and compiled is self._compiled and compiled.run.replay_every is None:
+        if self._is_complete and compiled is self._compiled and compiled.run.replay_every is None:
             newest = max(folder.rglob("*.xplane.pb"), key=lambda file: file.stat().st_mtime)
             runs = len(self._steps) * len(compiled.mesh.local_devices)
             with warnings.catch_warnings(category=DeprecationWarning, action="ignore"):  # jaxlib's
@@ -102,7 +102,7 @@ def time_by_part(profile: Path, program: str, runs: int) -> list[dict[str, Any]]
     Args:
         profile: the file that `jax.profiler` wrote.
         program: the text of the program.
-        runs: how often the devices ran it, all together; the sums are of one run.
+        runs: how often all devices together ran it; the sums are per run.
     """
     compiled = CompiledText.read(program)
     instructions = {i.name: i for c in compiled.computations.values() for i in c.values()}
@@ -112,7 +112,7 @@ def time_by_part(profile: Path, program: str, runs: int) -> list[dict[str, Any]]
     for line in itertools.chain.from_iterable(lines):
         for event in line.events if line.name != ASYNC_LINE else ():
             stats = dict(event.stats)
-            # Events of TPUs have the whole instruction as their name.
+            # On TPUs, the name of an event is the entire instruction.
             name = stats.get("hlo_op") or event.name.removeprefix("%").partition(" ")[0]
             if stats.get("hlo_module", module) == module:
                 spent_ns[name] += event.duration_ns
@@ -128,9 +128,9 @@ def time_by_part(profile: Path, program: str, runs: int) -> list[dict[str, Any]]
 def part_of_operation(
     instruction: Instruction, instructions: Mapping[str, Instruction], compiled: CompiledText
 ) -> str:
-    """Returns the part of an operation; of one without a name, that of what it computes or reads.
+    """Returns the part of an operation; without a name, the part of what it computes or reads.
 
-    XLA combines collectives, whose names it joins, and rewrites products without their names.
+    XLA joins the names of collectives that it combines, and drops names of products it rewrites.
     """
     if instruction.op_name:
         parts = {part_of(name) for name in instruction.op_name.split(":")} - {OTHER} or {OTHER}
@@ -141,7 +141,7 @@ def part_of_operation(
 
 
 def kind_of_time(instruction: Instruction, compiled: CompiledText) -> str:
-    """Returns the kind of an operation: of `TIMED`."""
+    """Returns the kind of an operation, which is one of `TIMED`."""
     if re.sub("-(start|done)$", "", instruction.opcode).removeprefix("ragged-") in KINDS:
         return "traffic_s"
     fused = (compiled.computations[name].values() for name in called(instruction))

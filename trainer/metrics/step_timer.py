@@ -14,7 +14,7 @@ ACTIVITIES: tuple[Activity, ...] = get_args(Activity)
 class StepTimer:
     """Measures the seconds between steps, and by activity.
 
-    The first step is in no mean; the totals by activity hold all since the timer was made.
+    The means exclude the first step; the totals by activity include everything.
     """
 
     def __init__(self) -> None:
@@ -24,7 +24,7 @@ class StepTimer:
 
     @contextlib.contextmanager
     def spending(self, activity: Activity) -> Iterator[None]:
-        """Counts the time within; a profile shows it under this name."""
+        """Adds the time within to an activity; a profile shows it under the activity's name."""
         before = time.perf_counter()
         with jax.profiler.TraceAnnotation(activity):
             yield

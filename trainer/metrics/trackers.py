@@ -1,6 +1,6 @@
-"""Defines what a run's numbers are sent to: TensorBoard, Weights & Biases.
+"""Defines the trackers that receive a run's numbers: TensorBoard, Weights & Biases.
 
-The package of a service is optional, and imported only where a run names the service.
+The package of a service is optional, and imported only if a run names the service.
 """
 
 import abc
@@ -35,7 +35,7 @@ class TrackedRun:
     """Local folder of the run's files."""
     name: str
     first_step: int
-    """Updates that were made before; 0 in a new run."""
+    """Updates before this start; 0 in a new run."""
     settings: Mapping[str, Any]
     """Value of each setting, by its name in gin files."""
 
@@ -44,14 +44,14 @@ class Tracker:
     """Receives the numbers of a run."""
 
     def log(self, step: int, numbers: Numbers) -> None:
-        """Takes numbers of a step, by names such as "train/loss"."""
+        """Records numbers of a step, by names such as "train/loss"."""
         raise NotImplementedError(f"{type(self).__name__} has no log")
 
     def flush(self) -> None:
-        """Writes what is waiting, before a checkpoint is saved; no save waits for a service."""
+        """Writes pending numbers before a checkpoint is saved; no save waits for a service."""
 
     def close(self, *, succeeded: bool) -> None:
-        """Ends the run there."""
+        """Ends the tracked run."""
         raise NotImplementedError(f"{type(self).__name__} has no close")
 
 
@@ -64,7 +64,7 @@ class TrackerSpec(abc.ABC):
     """File of the model directory that keeps the run's id at the service."""
 
     def check(self) -> None:
-        """Refuses a service whose package is not installed."""
+        """Rejects a service whose package is not installed."""
         if importlib.util.find_spec(self.PACKAGE) is None:
             name = type(self).__name__
             raise UserError(
@@ -112,9 +112,9 @@ class EventFiles(Tracker):
     """Writes TensorBoard events."""
 
     def __init__(self, run: TrackedRun):
-        from tensorboardX import SummaryWriter  # imports PyTorch where there is one: seconds
+        from tensorboardX import SummaryWriter  # imports PyTorch if it is installed: seconds
 
-        # TensorBoard hides what earlier files have of this step and of later ones.
+        # TensorBoard hides this step and later ones of earlier files.
         hidden = run.first_step + 1 if run.first_step else None
         self._events = SummaryWriter(str(run.folder / "events"), purge_step=hidden, flush_secs=10)
 
@@ -130,9 +130,9 @@ class EventFiles(Tracker):
 
 
 class Background(Tracker):
-    """Calls a service in a thread: a slow one delays no step, and a failing one ends no run.
+    """Calls a service in a thread, so a slow one delays no step, and a failing one ends no run.
 
-    After the first error, which is logged, the service gets nothing more.
+    After the first error, which is logged, the service receives nothing more.
     """
 
     def __init__(self, name: str, connect: Callable[[], Tracker]):
@@ -165,7 +165,7 @@ class Background(Tracker):
 
 
 class WandBRun(Tracker):
-    """Logs to a run of Weights & Biases: a new one, or that of the model directory."""
+    """Logs to a Weights & Biases run: a new one, or the one of the model directory."""
 
     def __init__(self, spec: WandB, run: TrackedRun):
         import wandb
@@ -181,7 +181,7 @@ class WandBRun(Tracker):
         )
 
     def log(self, step: int, numbers: Numbers) -> None:
-        # A resumed run repeats the steps after its checkpoint; the service refuses what it has.
+        # A resumed run repeats the steps after its checkpoint; the service rejects those it has.
         if step >= self._run.step:
             self._run.log({**numbers}, step=step)
 
@@ -190,7 +190,7 @@ class WandBRun(Tracker):
 
 
 def known_id(path: Path, make: Callable[[], str]) -> str:
-    """Returns the id in a file, or makes one and keeps it there."""
+    """Returns the id in a file, or makes one and stores it there."""
     if path.exists():
         return path.read_text(encoding="utf-8").strip()
     made = make()

@@ -1,4 +1,4 @@
-"""Observes a run: writes its numbers and a plot of the loss; warns of its routers.
+"""Observes a run: writes its numbers and a plot of the loss, and warns about its routers.
 
 Numbers go to metrics.jsonl, evaluations.jsonl and the trackers.
 """
@@ -27,14 +27,14 @@ from trainer.run import Run
 logger = logging.getLogger(__name__)
 WARN_EVERY = 100  # steps
 DROPPED_BOUND = 0.25  # of the choices of a layer
-LOAD_BOUND = 8.0  # times the even share that one expert gets
+LOAD_BOUND = 8.0  # times the even share of an expert
 
 
 class MetricsFile:
     """Appends JSON objects to a file, one per line, each with its step."""
 
     def __init__(self, path: Path, first_step: int):
-        """Opens the file.  Damaged lines, and those after `first_step`, whose steps are made again,
+        """Opens the file.  Damaged lines, and lines after `first_step`, whose steps are repeated,
         move to other files of the folder."""
         self._path = path
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -72,7 +72,7 @@ class MetricsWriter(Observer):
 
     model_dir: Path
     step_flops: Mapping[int, float] = dataclasses.field(default_factory=dict)
-    """By the number of steps before each stage."""
+    """FLOPs of a step in each stage, by the number of steps before the stage."""
     peak_flops: float | None = None
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
@@ -96,14 +96,14 @@ class MetricsWriter(Observer):
             self._open.callback(lambda close: close(succeeded=self._succeeded), tracker.close)
 
     def on_step(self, result: StepResult) -> None:
-        """Writes a step's numbers; those of layers with experts go under "experts".
+        """Writes a step's numbers, with those of MoE layers under "experts".
 
-        Each skipped step has a line, in which what is NaN or infinite is null.
+        Each skipped step also gets a line, with null in place of NaN or infinity.
         """
         is_due = self._run.at_interval(result.step, self._run.log_every)
         if not is_due and not result.line.get("skipped"):
             return
-        # The rate of the model's own FLOPs, and its share of what the devices can do.
+        # The rate of model FLOPs, and its share of the devices' peak.
         begins = (begin for begin in self.step_flops if begin < result.step)
         flops = self.step_flops.get(max(begins, default=0))
         step_s, peak = result.line.get("step_s"), self.peak_flops
@@ -116,7 +116,7 @@ class MetricsWriter(Observer):
         self._track("experts", {"step": result.step, **scalars(layers)})
 
     def on_evaluation(self, line: Line, parts: Mapping[str, Part]) -> None:
-        """Writes an evaluation's numbers; those of a mixture's parts go under "parts"."""
+        """Writes an evaluation's numbers, with those of a mixture's parts under "parts"."""
         line = jsonl.finite(line)
         self._evaluations.write({**line, "parts": parts} if parts else line)
         self._track("validation", line)
@@ -124,7 +124,7 @@ class MetricsWriter(Observer):
         self._track("validation_loss", {"step": line["step"], **losses})
 
     def before_save(self, step: int) -> None:
-        """Makes the lines last as long as the checkpoint, whose run takes them for granted."""
+        """Writes all lines to disk, because a run that continues from the checkpoint needs them."""
         self._train.sync()
         self._evaluations.sync()
         for tracker in self._trackers:
@@ -158,7 +158,7 @@ class LossPlot(Observer):
 
 
 class RouterWarnings(Observer):
-    """Logs the warnings of a step now and then."""
+    """Logs warnings about the routers every `WARN_EVERY` steps."""
 
     def on_start(self, run: Run, first_step: int) -> None:
         self._run = run
@@ -170,7 +170,7 @@ class RouterWarnings(Observer):
 
 
 def warnings(layers: dict[str, Layer], router: Router | None) -> list[str]:
-    """Names the layers that drop too much or use their experts too unevenly, and the remedy."""
+    """Names the layers that drop too much or load experts too unevenly, with a remedy."""
     messages = []
     more_slots, more_even = remedy(router, "capacity_factor"), remedy(router, "aux_loss")
     for name, layer in layers.items():

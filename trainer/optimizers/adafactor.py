@@ -1,9 +1,8 @@
-"""Makes Adafactor from its settings, and from parts in optax's form, for weights that are stacked
-or padded.
+"""Makes Adafactor as optax transformations, for weights that may be stacked or padded.
 
-Adafactor looks at a weight's two longest axes and at its root mean square.  Neither may mix layers,
-or the result would depend on how layers are stored; nor experts, or its moments would not lie where
-the experts do.  Every mean divides by the weight's true size.  Trees are weights by path.
+Adafactor uses a weight's two longest axes and its root mean square.  Neither may span layers, or
+the result would depend on how layers are stored.  Neither may span experts, or the moments would
+not be sharded like the experts.  Every mean divides by the unpadded size.  Trees are dicts by path.
 """
 
 import dataclasses
@@ -58,7 +57,7 @@ class Adafactor(OptimizerSpec):
             raise UserError("Adafactor.first_moment: there is none.  Set Adafactor.momentum.")
 
     def transform(self, steps: int, weights: Infos, layout: Layout) -> optax.GradientTransformation:
-        """Returns the update of these weights, by path; their shapes here have no padding."""
+        """Returns the transformation of these weights, by path; `weights` has unpadded shapes."""
         scaling = FactoredScaling(self.decay, self.factored_from, weights)
         parts = [
             optax.GradientTransformation(scaling.init, scaling.update),
@@ -78,7 +77,7 @@ class Adafactor(OptimizerSpec):
 
 
 class Moments(NamedTuple):
-    """Holds the second moments of one weight; one that is not kept has size 1."""
+    """Holds the second moments of one weight; unused ones have size 1."""
 
     row: Array
     column: Array
@@ -105,7 +104,7 @@ class FactoredScaling:
         for path, gradient in gradients.items():
             old = Moments(*(tree[path] for tree in state[1:]))
             update, moments[path] = self._scaled(path, gradient, old, rate)
-            # A moment of the padding that nothing was ever added to would make 0 x infinity.
+            # A moment of the padding that is still zero would give 0 x infinity.
             padded = self.infos[path].shape != gradient.shape
             updates[path] = jnp.where(gradient == 0, 0, update) if padded else update
         return updates, factored_state(optax.safe_increment(state.count), moments)
@@ -118,7 +117,7 @@ class FactoredScaling:
         return Moments(jnp.zeros_like(row), jnp.zeros_like(column), none)
 
     def _factored_axes(self, path: str) -> tuple[int, int] | None:
-        """Returns the second longest and the longest axis, where the second is long enough."""
+        """Returns the second longest and the longest axis, or None if the second is too short."""
         true, stacked = self.infos[path].shape, self.infos[path].stacked
         order = stacked + np.argsort(true[stacked:])
         if len(order) < 2 or true[order[-2]] < self.factored_from:
@@ -126,7 +125,7 @@ class FactoredScaling:
         return int(order[-2]), int(order[-1])
 
     def _scaled(self, path: str, grad: Array, old: Moments, rate: Array) -> tuple[Array, Moments]:
-        """Returns a grad over the root of its second moment, and the new moments."""
+        """Returns a gradient over the root of its second moment, and the new moments."""
 
         def mixed(old: Array, new: Array) -> Array:
             return (rate * old + (1.0 - rate) * new).astype(old.dtype)
@@ -146,14 +145,14 @@ class FactoredScaling:
 
 
 def factored_state(count: Array, moments: dict[str, Moments]) -> optax.FactoredState:
-    """Returns optax's state: one tree of weights for each part of the moments."""
+    """Returns optax's state, with one tree of weights for each field of `Moments`."""
     places = range(len(Moments._fields))
     trees = ({path: parts[i] for path, parts in moments.items()} for i in places)
     return optax.FactoredState(count, *trees)
 
 
 def clip_by_rms(max_rms: float, infos: Infos) -> optax.GradientTransformation:
-    """Scales an update down to this root mean square.  Algorithm 5."""
+    """Scales an update down to this root mean square if it is larger.  Algorithm 5."""
     return optax.stateless(
         lambda updates, _: {
             path: update / jnp.maximum(1.0, rms(update, infos[path]) / max_rms)
@@ -163,7 +162,7 @@ def clip_by_rms(max_rms: float, infos: Infos) -> optax.GradientTransformation:
 
 
 def scale_by_weight_rms(min_rms: float, infos: Infos) -> optax.GradientTransformation:
-    """Scales an update by the weight's root mean square, or this where that is less.  Section 8."""
+    """Scales an update by the weight's root mean square, but at least by this one.  Section 8."""
     return optax.stateless(
         lambda updates, params: {
             path: update * jnp.maximum(rms(params[path], infos[path]), min_rms)

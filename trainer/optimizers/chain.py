@@ -1,4 +1,4 @@
-"""Provides what optimizers share: clipping, weight decay, weights by path, a moving average."""
+"""Provides what optimizers share: clipping, weight decay, weights by path, moving averages."""
 
 from collections.abc import Collection
 from typing import Any, NamedTuple, TypeAlias
@@ -15,8 +15,8 @@ from trainer.optimizers.schedules import Schedule
 Tree = Any
 Transform: TypeAlias = optax.GradientTransformation
 FIRST_UPDATES = 10.0
-"""After t updates the average moves by at least this / (this + t): the first has it forget the
-weights that the run began with.  TensorFlow's ExponentialMovingAverage has 9 / (10 + t)."""
+"""After t updates, the average moves by at least this / (this + t), so the first update replaces
+the initial weights.  TensorFlow's ExponentialMovingAverage has 9 / (10 + t)."""
 
 
 def clip(norm: float | None) -> Transform:
@@ -33,7 +33,7 @@ def finish(parts: list[Transform], decay: float, rate: Schedule, weights: Infos)
 
 
 def by_path(transform: Transform) -> Transform:
-    """Passes the transform its weights by path."""
+    """Passes weights to a transformation by path."""
 
     def flat(tree: Tree) -> Tree:
         return traverse_util.flatten_dict(tree, sep="/")
@@ -46,7 +46,7 @@ def by_path(transform: Transform) -> Transform:
 
 
 def split(paths: Collection[str], first: Transform, second: Transform) -> Transform:
-    """Updates the weights with these paths by the first transform, and all others by the second."""
+    """Applies the first transform to the weights with these paths, and the second to all others."""
 
     def parts(flat: Tree) -> tuple[Tree, Tree]:
         chosen = {path: x for path, x in flat.items() if path in paths}
@@ -66,9 +66,9 @@ def split(paths: Collection[str], first: Transform, second: Transform) -> Transf
 
 
 def placed_by_compiler(transform: Transform) -> Transform:
-    """Lets XLA place what a transform computes; its updates and state are placed as they were.
+    """Lets XLA choose the shardings in a transform; its updates and state keep their shardings.
 
-    So a transform runs under every layout that JAX's explicit sharding has no rules for.
+    The transform then also runs under layouts that JAX's explicit sharding has no rules for.
     """
 
     def update(updates: Tree, state: Tree, params: Tree) -> tuple[Tree, Tree]:
@@ -83,15 +83,15 @@ class AverageState(NamedTuple):
 
     inner: Any
     average: Any
-    """In float32, or the type of the weights where that is wider."""
+    """In float32, or in the type of the weights if that is wider."""
     updates: jax.Array
 
 
 def keep_average(transform: Transform, decay: float) -> Transform:
-    """Adds to the state an exponential moving average of the weights after each update.
+    """Adds an exponential moving average of the weights to the state, and updates it.
 
-    It decodes better than the last ones.  What an update leaves to others, as a router's balance,
-    enters with the next one.
+    The average decodes better than the last weights.  Changes outside the update, such as a
+    router's balance, enter with the next one.
     """
 
     def init(params: Any) -> AverageState:

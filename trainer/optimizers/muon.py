@@ -59,7 +59,7 @@ class Muon(AdamW):
 
 
 def is_matrix(path: str, info: WeightInfo) -> bool:
-    """Returns whether a weight is a matrix of a layer; embeddings and the softmax's are not."""
+    """Returns whether a weight is a matrix of a layer; embeddings and the softmax are not."""
     reads_all = set(info.axes[info.stacked :]) <= set(info.reads)
     in_layers = info.axes[0] == "layers" or "/first/" in path
     return in_layers and bool(info.reads) and not reads_all

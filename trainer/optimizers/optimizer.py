@@ -13,7 +13,7 @@ from trainer.optimizers.schedules import ScheduleSpec
 
 FloatType = Literal["float32", "bfloat16"]
 Infos = Mapping[str, WeightInfo]
-"""By the path of a weight."""
+"""Infos of weights, by path."""
 
 
 @abstract_spec

@@ -1,8 +1,8 @@
 """Defines learning rates over updates.
 
-One convention: update n of a run, counted from 1, has the rate that optax's schedules have at count
-n.  So the first update moves the weights, update `warmup_steps` has the peak, and the last one has
-the final rate.
+By convention, update n of a run, counted from 1, has the rate of optax's schedules at count n.  So
+the first update moves the weights, update `warmup_steps` has the peak, and the last update has the
+final rate.
 """
 
 import abc

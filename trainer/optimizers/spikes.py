@@ -12,8 +12,8 @@ from configs.spec import Count, Positive, spec
 Array = jax.Array
 VALUES = ("loss", "grad_norm")
 DECAY = 0.99  # of the mean and the variance
-FIRST_STEPS = 20  # before which there is no bound: the statistics are of too few steps
-LEAST_DEVIATION = 0.01  # of the mean: no bound is tighter where a loss hardly varies
+FIRST_STEPS = 20  # without a bound, because the statistics are of too few steps
+LEAST_DEVIATION = 0.01  # of the mean, so the bound is not too tight if a loss hardly varies
 
 
 class SpikeState(NamedTuple):
@@ -63,8 +63,8 @@ class SkipSpikes:
     def observe(self, state: SpikeState, values: Array) -> tuple[SpikeState, Array]:
         """Returns the statistics after a step, and whether to skip its update.
 
-        A value beyond its bound counts as the bound: one spike hardly moves it, and it follows a
-        loss that stays high, as after a change of the data.
+        A value beyond its bound counts as the bound.  So one spike hardly moves the bound, but the
+        bound follows a loss that stays high, as after a change of the data.
         """
         bounds = self.bounds(state)
         is_spike = ~(jnp.isfinite(values) & (values <= bounds))
@@ -87,8 +87,8 @@ class SkipSpikes:
     ) -> tuple[dict[str, Any], dict[str, Array]]:
         """Returns the state after a step, and further metrics.
 
-        A skipped step changes only its number and these statistics: no weight, no bias of a
-        router, no moment or average.  The schedule counts it.
+        A skipped step changes only the step number and these statistics: no weight, no bias of a
+        router, no moment or average.  The schedule counts the step.
         """
         state: SpikeState = before["spikes"]
         values = jnp.stack([metrics[name].astype(float) for name in VALUES])

@@ -1,4 +1,4 @@
-"""Plans a run with one kind of change at a time, to name those that make its step faster."""
+"""Plans a run with one kind of change at a time, to find changes that make its step faster."""
 
 import dataclasses
 import functools
@@ -25,10 +25,10 @@ logger = logging.getLogger(__name__)
 
 
 def alternatives(plan: StepPlan, stages: Sequence[Run]) -> list[dict[str, Any]]:
-    """Lists the plan's run with other settings of one kind: those that fit first, by their times.
+    """Lists variants of the plan's run with one kind of change: those that fit first, by time.
 
-    Time and memory are those of a trace, times the ratio of the plan's to those of its own trace.
-    The settings are legal in all stages of the run.
+    Time and memory come from traces, scaled by the ratio of the plan to its own trace.
+    All settings are legal in all stages of the run.
     """
     topology, needed_bytes = plan.topology, plan.memory.needed_bytes
     assert topology is not None and plan.step_s is not None
@@ -63,7 +63,7 @@ def alternatives(plan: StepPlan, stages: Sequence[Run]) -> list[dict[str, Any]]:
 def single_changes(
     run: Run, stages: Sequence[Run], layout: Layout, topology: Topology
 ) -> Iterator[Candidate]:
-    """Yields the run itself, then with other recomputations, dispatch, microbatches, layouts."""
+    """Yields the run, then variants with other recomputation, dispatch, microbatches, layouts."""
     yield Candidate(run, layout)
     if isinstance(run.model, Transformer):
         for model in recomputations(run.model, offload=True):
@@ -101,5 +101,5 @@ def settings(candidate: Candidate) -> dict[str, Any]:
 
 
 def dispatched(dispatch: Dispatch, part: FeedForward) -> FeedForward:
-    """Returns experts whose tokens reach them in this way, and other parts as they are."""
+    """Returns MoE layers with this dispatch, and other parts unchanged."""
     return dataclasses.replace(part, dispatch=dispatch) if isinstance(part, Moe) else part

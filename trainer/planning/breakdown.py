@@ -15,20 +15,20 @@ PART_OF_SCOPE = {
     "softmax_loss": "softmax", "optimizer": "optimizer",
 }  # fmt: skip
 OTHER = "other"
-TIMED = ("products_s", "other_s", "traffic_s")  # what adds to a step
+TIMED = ("products_s", "other_s", "traffic_s")  # what adds up to a step
 MAX_LINES = 6  # of operations other than products
 
 
 def part_of(scopes: str) -> str:
-    """Returns the part of the model of an operation: that of the innermost of its named scopes."""
+    """Returns the part of the model of an operation, given by its innermost known scope."""
     parts = (PART_OF_SCOPE.get(name) for name in reversed(re.findall(r"\w+", scopes)))
     return next((part for part in parts if part is not None), OTHER)
 
 
 def time_by_part(plan: StepPlan, collectives: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Lists what each part of the model takes of a step, the longest first.
+    """Lists the time of each part of the model in a step, the longest first.
 
-    `least_s` is the time of its products at the peak of the matrix units.
+    `least_s` is the time of a part's products at the peak of the matrix units.
     """
     if plan.topology is None:
         return []
@@ -46,7 +46,7 @@ def time_by_part(plan: StepPlan, collectives: Iterable[Mapping[str, Any]]) -> li
 
 
 def seconds_of(row: Mapping[str, Any]) -> float:
-    """Returns what a part of the model takes of a step."""
+    """Returns the seconds that a part of the model adds to a step."""
     return sum(row[kind] for kind in TIMED)
 
 

@@ -1,4 +1,4 @@
-"""Calls a function in a child process, where an abort of the TPU compiler ends no command."""
+"""Calls functions in a child process, so an abort of the TPU compiler ends no command."""
 
 import functools
 import multiprocessing
@@ -55,7 +55,7 @@ def in_child(
 
 
 def describe_abort(exit_code: int | None, log: str) -> str:
-    """Describes the end of a process in one line."""
+    """Explains in one line how a process ended."""
     name = f"exit code {exit_code}"
     if exit_code is not None and exit_code < 0:
         name = signal.Signals(-exit_code).name
@@ -70,7 +70,7 @@ def describe_abort(exit_code: int | None, log: str) -> str:
 
 
 def _answer(sender: Connection, log: str, call: Callable[[], Any]) -> None:
-    """Sends an error's class, or None, and its text or what the call returns."""
+    """Sends an error's class and text, or None and the result of the call."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends this process
     threading.Thread(target=end_with_parent, daemon=True).start()
     os.dup2(os.open(log, os.O_WRONLY), 2)

@@ -1,4 +1,4 @@
-"""Counts what a program costs one device, from its trace or as compiled."""
+"""Counts the cost of a program on one device, from its trace or as compiled."""
 
 import contextlib
 import dataclasses
@@ -27,7 +27,7 @@ from trainer.run import Run
 
 GIB = 2**30
 TEMPORARIES = "activations and temporaries"
-MAX_EXCESS_FLOPS = 0.05  # of those of the trace
+MAX_EXCESS_FLOPS = 0.05  # as a share of the trace's
 T = TypeVar("T")
 
 
@@ -40,19 +40,19 @@ class MemoryUse(NamedTuple):
     """CPU, TPU or GPU; None for an estimate from the trace."""
     compile_s: float | None = None
     out_of_memory: bool = False
-    """Whether the compiler gave up: then it says what it needs in all, and the rest is from the
-    trace."""
+    """Whether the compiler ran out of memory.  Then the total is the compiler's, and the rest is
+    from the trace."""
 
 
 class Counts(NamedTuple, Generic[T]):
-    """Counts what a program costs one device: its work, as a whole or by phase, and its memory."""
+    """Holds the cost of a program on one device: its work, in total or by phase, and its memory."""
 
     work: T
     memory: MemoryUse
 
 
 def slice_mesh(sizes: dict[str, int], topology: Topology | None) -> AbstractMesh:
-    """Makes a mesh to trace on, of the chips of a slice or of any device."""
+    """Makes a mesh to trace on, with the chips of a slice or with unspecified devices."""
     if topology is None:
         return abstract_mesh(sizes)
     return abstract_mesh(sizes, topology.chip.kind, topology.chip.platform)
@@ -66,7 +66,7 @@ class TracedFunction:
     layout: Layout
     mesh: Mesh | AbstractMesh
     traced: Any
-    """What `trace` of a jitted function returns."""
+    """The result of `trace` of a jitted function."""
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -90,7 +90,7 @@ class TracedFunction:
 
 @dataclasses.dataclass(frozen=True)
 class ProgramPlan:
-    """Holds what the plans of training and of decoding have in common."""
+    """Holds the fields that plans of training and of decoding share."""
 
     mesh: Mapping[str, int]
     topology: Topology | None
@@ -105,7 +105,7 @@ class ProgramPlan:
 
     @property
     def fits(self) -> bool | None:
-        """Returns whether one device's memory is large enough; None if its size is unknown."""
+        """Returns whether the program fits in a device's memory; None if its size is unknown."""
         if self.topology is None:
             return None
         needed_bytes, available_bytes = self.memory.needed_bytes, self.topology.chip.memory_bytes
@@ -113,7 +113,7 @@ class ProgramPlan:
 
 
 class Compilation(NamedTuple):
-    """Holds an executable, or how much memory the compiler would have needed."""
+    """Holds an executable, or the memory that the compiler would have needed."""
 
     executable: Any
     text: str | None
@@ -124,7 +124,7 @@ class Compilation(NamedTuple):
     """Memory without the arguments, if a device has no room for the executable."""
 
     def memory_of_failed(self, estimate: MemoryUse, argument_bytes: int) -> MemoryUse:
-        """Returns the estimate from the trace, its temporaries as the compiler requires them."""
+        """Returns the estimate from the trace, with the temporaries that the compiler needs."""
         assert self.needed_bytes is not None
         needed_bytes = self.needed_bytes + argument_bytes
         others = {cause: size for cause, size in estimate.bytes_by_cause.items()
@@ -183,7 +183,7 @@ def count_compiled(step: TracedFunction, text: CompiledText, read_bytes: int = 0
 def time_on_slice(
     topology: Topology, device_coords: np.ndarray, sizes: Mapping[str, int], counts: WorkCounts
 ) -> Timing:
-    """Predicts seconds from the compiler's cycles, or else from the FLOPs and bytes of the work.
+    """Predicts seconds from the compiler's cycles or, without them, from FLOPs and bytes.
 
     Cycles include the time to read memory; a trace's products do not.
     """

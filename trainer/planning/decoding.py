@@ -33,13 +33,13 @@ trace_together = jax.jit(generate_together, static_argnums=(0, 1, 2))
 
 
 class Phases(NamedTuple, Generic[T]):
-    """Holds something of the work before the first token, of each token, and of a suffix."""
+    """Holds a value for each phase: before the first token, for each token, and for a suffix."""
 
     prefill: T
-    """Of sources and prompts."""
+    """For sources and prompts."""
     token: T
     suffix: T | None = None
-    """Of the suffix after all samples, if one ranks them."""
+    """For the suffix after all samples, if one ranks them."""
 
 
 DecodeWork = Phases[WorkCounts]
@@ -57,13 +57,13 @@ class TracedDecode(counts.TracedFunction):
     """Sources and requests."""
     cache: Any
     jaxpr: Jaxpr
-    """The trace of one loop for the whole mesh, even if each device runs a separate loop.
+    """The trace of one loop for the entire mesh, even if each device runs a separate loop.
 
-    What no token needs, such as the logits of a prompt, is removed."""
+    Computations that no token needs, such as a prompt's logits, are removed."""
 
     @property
     def loop(self) -> Any:
-        """Finds the loop over new tokens."""
+        """Returns the loop over new tokens."""
         loops = (eqn for eqn in self.jaxpr.eqns if eqn.primitive.name == "while")
         return next(eqn for eqn in loops if NEW_TOKENS in str(eqn.source_info.name_stack))
 
@@ -73,7 +73,7 @@ class TracedDecode(counts.TracedFunction):
 
     @property
     def array_bytes(self) -> dict[str, int]:
-        """Sums the bytes of the arguments and of the cache on one device, without padding."""
+        """Returns the bytes of the arguments and of the cache on one device, without padding."""
         trees = {"parameters": self.params, "inputs": self.inputs, "cache": self.cache}
         return {name: shard_bytes(tree) for name, tree in trees.items()}
 
@@ -108,7 +108,7 @@ class TracedDecode(counts.TracedFunction):
 
 
 def work_of_parts(whole: WorkCounts, token: WorkCounts, suffix: WorkCounts | None) -> DecodeWork:
-    """Splits the work of a text or trace that counts one iteration of its loop."""
+    """Splits the work of a program that counts a single iteration of its loop."""
     prefill = whole.without(token)
     return DecodeWork(prefill if suffix is None else prefill.without(suffix), token, suffix)
 
@@ -134,7 +134,7 @@ def estimate_decode(step: TracedDecode) -> DecodeCounts:
 
 
 def compile_decode(step: TracedDecode) -> DecodeCounts:
-    """Compiles decoding for its mesh, which may be of absent devices; counts what it does."""
+    """Compiles decoding for its mesh, whose devices may be absent, and counts its cost."""
     compilation, sizes = counts.compile_for(step.traced, step.mesh), step.array_bytes
     if compilation.needed_bytes is not None:
         argument_bytes = sizes["parameters"] + sizes["inputs"]
@@ -174,19 +174,19 @@ class DecodePlan(counts.ProgramPlan):
 
     @property
     def weight_bytes(self) -> int:
-        """Sums the bytes of one copy of the weights."""
+        """Returns the bytes of one copy of the weights."""
         return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(self.step.params))
 
     @property
     def cache_bytes(self) -> int:
-        """Sums the bytes of the cache on all devices."""
+        """Returns the bytes of the cache on all devices."""
         return self.devices * self.step.array_bytes["cache"]
 
     @functools.cached_property
     def model_flops(self) -> int:
-        """Counts the FLOPs of all outputs that the model needs, nothing computed twice.
+        """Counts the FLOPs that the model needs for all outputs, without computing anything twice.
 
-        On one device: elsewhere the trace has the shapes of a device where experts are exchanged.
+        Traces on one device: on several, exchanged experts would give the trace per-device shapes.
         """
         run = dataclasses.replace(self.step.run, model=self.step.run.model.active)
         layout = Layout(mesh="one:1", rules="")
@@ -196,12 +196,12 @@ class DecodePlan(counts.ProgramPlan):
 
     @property
     def executed_flops(self) -> int:
-        """Counts the same with what several devices compute redundantly."""
+        """Counts the executed FLOPs, including those that several devices compute redundantly."""
         return self.devices * self.step.output_flops(self.work)
 
     @property
     def traced_flops(self) -> int:
-        """Counts the same by the trace."""
+        """Counts the executed FLOPs of the trace."""
         return self.devices * self.step.output_flops(self.step.work)
 
     @property
@@ -215,20 +215,20 @@ class DecodePlan(counts.ProgramPlan):
 
     @property
     def tokens_per_s(self) -> float | None:
-        """Predicts the new tokens a second, of one text a row."""
+        """Predicts the new tokens per second, with one text per row."""
         if self.output_s is None:
             return None
         return self.step.shape.rows * self.step.shape.new_tokens / self.output_s
 
     @property
     def unexpected_collectives(self) -> tuple[str, ...]:
-        """Finds traffic of a token that differs from what the layout implies."""
+        """Returns the traffic of a token that differs from what the layout implies."""
         expected = self.step.work.token.collectives
         return tuple(unexpected_traffic(self.work.token.collectives, expected, self.mesh))
 
 
 def plan_decode(step: TracedDecode, topology: Topology | None, counted: DecodeCounts) -> DecodePlan:
-    """Makes a plan; predicts times on a slice."""
+    """Makes a plan, with predicted times if it is for a slice."""
     device_coords, timings = step.device_coords(topology), None
     if topology is not None and device_coords is not None:
         time_of = functools.partial(counts.time_on_slice, topology, device_coords, step.sizes)
@@ -240,6 +240,6 @@ def plan_decode(step: TracedDecode, topology: Topology | None, counted: DecodeCo
 def count_compiled_decode(
     run: Run, layout: Layout, sizes: dict[str, int], topology: Topology, shape: DecodeShape
 ) -> DecodeCounts:
-    """Counts decoding as compiled for a slice, which may be absent.  Call it in a child."""
+    """Counts decoding as compiled for a slice, which may be absent.  Call it in a child process."""
     mesh = topology_mesh(topology.name, sizes, layout.order)
     return compile_decode(trace_decode(run, layout, mesh, shape))

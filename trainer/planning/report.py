@@ -1,4 +1,4 @@
-"""Lists a plan's figures under stable names; predicts the cost of a step that is compiled."""
+"""Lists a plan's figures under stable names, and predicts the cost of a compiled step."""
 
 import json
 import linecache
@@ -32,7 +32,7 @@ from trainer.planning.training import StepPlan
 logger = logging.getLogger(__name__)
 MAX_WEIGHTS = 12  # in a list of the largest
 SCHEMA_VERSION = 2
-"""Rises with each change of a key, a unit or a meaning; new keys leave it as it is."""
+"""Increases when a key, a unit or a meaning changes, but not for new keys."""
 
 
 class Figure(NamedTuple):
@@ -43,7 +43,7 @@ class Figure(NamedTuple):
     unit: str = ""
     """One of bytes, s, hours, chip-hours, FLOPs, tokens/s, share; empty for counts and names."""
     null: str = ""
-    """What it means where there is none."""
+    """The meaning of null."""
 
 
 FIGURES = {
@@ -55,7 +55,7 @@ FIGURES = {
 def as_json(
     plan: StepPlan, assumed: Assumptions = ASSUMED, price: float | None = None
 ) -> dict[str, Any]:
-    """Lists every figure of a training plan; None where it is not known."""
+    """Lists every figure of a training plan; None if it is not known."""
     step_s, topology, timing = plan.step_s, plan.topology, plan.timing
     steps = plan.run.steps
     hours = None if step_s is None or steps is None else step_s * steps / HOUR_S
@@ -92,7 +92,7 @@ def as_json(
 
 
 def decode_as_json(plan: DecodePlan) -> dict[str, Any]:
-    """Lists every figure of a decoding plan; None where it is not known."""
+    """Lists every figure of a decoding plan; None if it is not known."""
     shape, timings = plan.step.shape, plan.timings
     search, work = shape.search, plan.work
     latencies = dict[str, Any]()
@@ -147,7 +147,7 @@ def common_figures(plan: StepPlan | DecodePlan) -> dict[str, Any]:
 
 
 def collectives(plan: StepPlan | DecodePlan, counted: Iterable[Collective]) -> list[dict[str, Any]]:
-    """Lists all collectives, starting with those of which a device receives the most bytes."""
+    """Lists all collectives, starting with the most received bytes per device."""
     if isinstance(plan, StepPlan):
         paths = [weight.path for weight in plan.weights]
     else:
@@ -173,16 +173,16 @@ def collectives(plan: StepPlan | DecodePlan, counted: Iterable[Collective]) -> l
 
 
 def weight_on(source: str, names: Collection[str]) -> str:
-    """Returns the first weight that a line, "models/feed_forward/mlp.py:95", names; "" is none."""
+    """Returns the first weight that a line, such as "models/parts.py:95", names; else ''."""
     match = re.match(r"(.+):(\d+)", source)
     line = linecache.getline(str(CHECKOUT / match[1]), int(match[2])) if match else ""
     return next(filter(names.__contains__, re.findall(r"\w+", line)), "")
 
 
 def by_line(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Sums the collectives of one kind along the same mesh axes for the same line of the model.
+    """Sums the collectives of the same kind and mesh axes for the same line of the model.
 
-    The slowest come first; if no times are known, those that receive the most bytes.
+    The slowest come first or, if no times are known, those that receive the most bytes.
     """
     sums: dict[tuple, dict[str, Any]] = {}
     for row in rows:
@@ -195,9 +195,9 @@ def by_line(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 class CostPrediction(Observer):
-    """Predicts the cost of a step before the first one runs, and compares its time at the end.
+    """Predicts the cost of a step before the first one runs, and compares the time at the end.
 
-    Keeps the prediction as plan.json in the model directory.
+    Writes the prediction to plan.json in the model directory.
     """
 
     def __init__(self, model_dir: Path):
@@ -217,7 +217,7 @@ class CostPrediction(Observer):
 
 
 def predict(compiled: CompiledStep) -> tuple[StepPlan, str]:
-    """Reads the compiled program for its memory, FLOPs and traffic; on TPUs, predicts its time.
+    """Reads memory, FLOPs and traffic from the compiled program; on TPUs, predicts its time.
 
     Returns the predicted cost of a step in numbers, and in one or two lines.
     """
@@ -227,7 +227,7 @@ def predict(compiled: CompiledStep) -> tuple[StepPlan, str]:
         text, how_counted = text_of(c.executable), ""
         compilation = Compilation(c.executable, text, step.platform, c.compile_s)
         counted = training.count_step(step, compilation)
-    except Exception as error:  # of the text of a newer compiler: training continues
+    except Exception as error:  # a newer compiler's text may not parse: training continues
         counted = training.estimate_step(step)
         how_counted = f"  Counted from its trace, because its text cannot be read: {error!r}."
     topology = Topology.of(mesh.devices) if step.platform == "TPU" else None
@@ -236,7 +236,7 @@ def predict(compiled: CompiledStep) -> tuple[StepPlan, str]:
 
 
 def summary(plan: training.StepPlan, how_counted: str = "") -> str:
-    """Returns memory, FLOPs and traffic of a step in a line, and its time, if known, in another."""
+    """Describes memory, FLOPs and traffic of a step in a line, and any known time in another."""
     causes = sorted(plan.memory.bytes_by_cause.items(), key=lambda item: -item[1])
     parts = ", ".join(f"{name} {size_text(size)}" for name, size in causes if size)
     received = sum(collective.received_bytes for collective in plan.work.collectives)
@@ -255,7 +255,7 @@ def summary(plan: training.StepPlan, how_counted: str = "") -> str:
 
 
 def compare(step_s: float, predicted_s: float | None) -> str:
-    """Returns how long steps took and what was predicted."""
+    """Compares the measured time of steps with the prediction."""
     if predicted_s is None:
         return f"Step time: {step_s:.3g} s."
     error = step_s / predicted_s - 1

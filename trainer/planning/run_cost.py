@@ -1,7 +1,7 @@
-"""Predicts what a whole run costs: its steps, checkpoints, evaluations and failures.
+"""Predicts the cost of an entire run: its steps, checkpoints, evaluations and failures.
 
-A device fails at any time with the same probability. The run then starts again from its newest
-complete checkpoint. Checkpoints are written while training continues, so a save stops it only until
+Devices fail at a constant rate.  After a failure, the run restarts from its newest complete
+checkpoint.  Checkpoints are written while training continues, so a save stops training only until
 the state is in the hosts' memory.
 """
 
@@ -14,27 +14,27 @@ if TYPE_CHECKING:  # the command line reads the defaults below without JAX
     from trainer.planning.training import StepPlan
 
 RATES = (0.5, 4.0)
-"""Ends of the range of failures, by the given rate."""
+"""The range of failure rates, relative to the given rate."""
 FORWARD = 1 / 3
-"""Of the time of a step: a batch of an evaluation."""
+"""Time of an evaluation batch, relative to a training step."""
 
 
 class Assumptions(NamedTuple):
-    """Holds what neither a compiler nor a run file knows."""
+    """Holds assumptions that neither a compiler nor a run file provides."""
 
     failures_per_chip_day: float = FAILURES_PER_CHIP_DAY
     restart_minutes: float = 10.0
-    """From a failure to the start of the restore: devices are replaced, processes start, the step
-    is compiled."""
+    """From a failure to the start of the restore: devices are replaced, processes start, and the
+    step is compiled."""
     storage_gb_per_s: float = 1.0
-    """Between a host and the storage of checkpoints, in each direction, 1e9 bytes a second."""
+    """Between a host and the storage of checkpoints, in each direction, in 1e9 bytes per second."""
 
 
 ASSUMED = Assumptions()
 
 
 class Saving(NamedTuple):
-    """Holds the seconds that checkpoints take."""
+    """Holds the seconds of a checkpoint's phases."""
 
     copy_s: float
     """From devices to hosts, while training waits."""
@@ -44,7 +44,7 @@ class Saving(NamedTuple):
 
 
 def saving_of(plan: "StepPlan", assumed: Assumptions) -> Saving:
-    """Predicts how long a checkpoint takes; the hosts share what is written."""
+    """Predicts the times of a checkpoint; the hosts share the writing."""
     topology = plan.topology
     assert topology is not None
     rate = 1e9 * assumed.storage_gb_per_s
@@ -57,9 +57,9 @@ def saving_of(plan: "StepPlan", assumed: Assumptions) -> Saving:
 
 
 def run_cost(plan: "StepPlan", assumed: Assumptions, price: float | None) -> dict[str, Any] | None:
-    """Lists what a run costs; None where its length, step time or devices are unknown.
+    """Lists the costs of a run; None if its length, step time or devices are unknown.
 
-    `price` is that of a chip and hour.
+    `price` is the price of a chip-hour.
     """
     step_s, topology, run = plan.step_s, plan.topology, plan.run
     if step_s is None or topology is None or plan.timing is None or run.steps is None:
@@ -99,10 +99,10 @@ def run_cost(plan: "StepPlan", assumed: Assumptions, price: float | None) -> dic
 def hours_of(
     plan: "StepPlan", assumed: Assumptions, every: int, step_s: float | None = None, rate: float = 1
 ) -> dict[str, float]:
-    """Predicts the hours of a run by what takes them; `every` steps it saves a checkpoint.
+    """Predicts the hours of a run by cause; it saves a checkpoint every `every` steps.
 
     A failure costs the restart, the restore, half an interval, and the steps during which the
-    newest checkpoint was written. The hours are infinite where failures come faster than a run
+    newest checkpoint was written.  The hours are infinite if failures come faster than a run
     recovers.
     """
     run, topology, steps = plan.run, plan.topology, plan.run.total_steps

@@ -30,7 +30,7 @@ from trainer.step import init_state, train_step, train_step_spec
 from trainer.traces import trace_train_step
 
 logger = logging.getLogger(__name__)
-BURST_S = 0.5  # far longer than another process gets a core for
+BURST_S = 0.5  # far longer than another process keeps a core
 BURSTS = 3
 FIRST_TOKEN = 2  # smaller ids have a meaning
 MODEL = "heads:model;d_ff:model;vocab:model"
@@ -38,9 +38,9 @@ IMAGES = "height:model+"
 # Activations between the large products, over the model parallel devices: replicated, split by
 # position, or by width (the Giant Models guide, section 2.3).
 ACTIVATIONS = ("", "length:model?", "d_model:model?")
-# Weights over the data parallel devices: replicated, or split, where experts come first.
+# Weights over the data parallel devices: replicated, split, or split unless they have experts.
 WEIGHTS = ("", "d_model:{rows}", "d_model:{rows}?")
-# Rules and parameter rules of layouts that everyone knows.
+# Rules and parameter rules of well-known layouts.
 DATA_PARALLEL = ("batch:data", "")
 FSDP = ("batch:data", "d_model:data")
 FSDP_AND_MODEL = (f"batch:data;{MODEL}", "d_model:data")
@@ -49,9 +49,9 @@ EVERYWHERE = "experts:{rows};experts:model"  # then d_ff gives way to them
 
 
 def time_step(run: Run, layout: Layout) -> float:
-    """Compiles a run's step under a layout; returns its seconds, of the fastest of some bursts.
+    """Compiles a run's step under a layout, and returns its seconds in the fastest of some bursts.
 
-    A burst takes `BURST_S`; its seconds are the mean of its steps.
+    A burst lasts about `BURST_S`; its result is the mean of its steps.
     """
     mesh, step_spec = make_mesh(layout), train_step_spec(run, layout)
     batch = BatchSharding.of(run, layout, mesh).to_global_arrays(random_batch(run))
@@ -91,17 +91,17 @@ def random_batch(run: Run) -> dict[str, np.ndarray]:
 
 
 Hardware = Topology | HostRates
-MIN_GAIN = 0.005  # of a step: a smaller one is not worth an order in the file
+MIN_GAIN = 0.005  # share of a step: a smaller gain is not worth an order in the file
 STANDARD = {DATA_PARALLEL: 1, FSDP: 1, FSDP_AND_MODEL: 2}
-"""Rules of layouts that are always compiled, each with the number of its mesh shapes."""
+"""Rules of layouts that are always compiled, with the number of mesh shapes for each."""
 OF_WEIGHTS = ("parameters", "optimizer state", "gradients")
-"""Causes of memory that are sharded as weights are."""
+"""Causes of memory that are sharded like weights."""
 OVERESTIMATE = 1.25
-"""What a trace needs over what the compiled program needs, at most (docs/planning.md)."""
+"""Upper bound of a trace's memory over the compiled program's (docs/planning.md)."""
 
 
 def candidates(record: Record, devices: int, rows: int = 0) -> Iterator[Layout]:
-    """Yields every legal layout on one or two mesh axes that divides `rows`; 0 divides by any."""
+    """Yields every legal layout on one or two mesh axes that divides `rows`; any divides 0."""
     for data, model in shapes(devices):
         if rows % data == 0:
             yield from legal_layouts_on(record, {"data": data, "model": model})
@@ -128,7 +128,7 @@ def legal_layouts_on(record: Record, mesh: Mapping[str, int]) -> Iterator[Layout
 
 
 def shapes(devices: int) -> list[tuple[int, int]]:
-    """Returns the shapes of meshes: data parallel x model parallel devices."""
+    """Returns mesh shapes: numbers of data-parallel and model-parallel devices."""
     return [(devices // n, n) for n in range(1, devices + 1) if devices % n == 0]
 
 
@@ -162,8 +162,8 @@ def rank_layouts(
 ) -> list[StepPlan]:
     """Ranks candidates and layouts of the run's files by their traces, the fastest that fits first.
 
-    They are legal in all stages of a run, and traced in the last.  Tries a third mesh axis with the
-    best one.
+    Layouts must be legal in all stages of a run; the last stage is traced.  The best layout is
+    also tried with a third mesh axis.
     """
     *_, run = stages
     record, devices = record_loss(run), hardware.devices
@@ -180,7 +180,7 @@ def rank_layouts(
 
 
 def plan_layouts(run: Run, layouts: list[Layout], hardware: Hardware) -> Iterator[StepPlan]:
-    """Plans each layout by its trace, on a slice with the best order of devices."""
+    """Plans each layout from its trace, on a slice with the best order of devices."""
     for number, layout in enumerate(layouts, 1):
         if (plan := plan_if_traceable(run, layout, hardware)) is None:
             continue
@@ -191,7 +191,7 @@ def plan_layouts(run: Run, layouts: list[Layout], hardware: Hardware) -> Iterato
 
 
 def plan_if_traceable(run: Run, layout: Layout, hardware: Hardware) -> StepPlan | None:
-    """Plans a layout; None if JAX cannot shard the step by it, although it is legal."""
+    """Plans a layout; None if JAX cannot shard the step this way, although the layout is legal."""
     sizes = mesh_sizes(layout.mesh, hardware.devices)
     try:
         return training.plan_from_trace(run, layout, sizes, hardware)
@@ -246,7 +246,7 @@ def known_step_s(plan: StepPlan) -> float:
 
 
 def shortlist(ranking: Sequence[StepPlan], of_run: Sequence[Layout], count: int) -> list[StepPlan]:
-    """Returns the first of a ranking, then standard layouts and those of the run's files."""
+    """Returns the best plans of a ranking, then standard layouts and those of the run's files."""
     chosen = list(ranking[:count])
     for rules, shapes in STANDARD.items():
         kind = [p for p in ranking if (p.layout.rules, p.layout.param_rules) == rules]
@@ -257,7 +257,7 @@ def shortlist(ranking: Sequence[StepPlan], of_run: Sequence[Layout], count: int)
 
 
 def may_fit(plan: StepPlan) -> bool:
-    """Returns whether the program may fit, although its trace may say that it does not."""
+    """Returns whether the program may fit, even if its trace does not."""
     memory_bytes = math.inf if plan.topology is None else plan.topology.chip.memory_bytes
     return plan.memory.needed_bytes <= OVERESTIMATE * memory_bytes
 
@@ -267,24 +267,24 @@ def unordered(layout: Layout) -> Layout:
 
 
 def one_line(layout: Layout) -> str:
-    """Writes a layout in one line."""
+    """Describes a layout in one line."""
     order = "" if layout.order is None else f"order {layout.order}"
     settings = (layout.mesh, layout.rules, layout.param_rules, order)
     return " | ".join(setting for setting in settings if setting)
 
 
 def suggest_slice(plan: ProgramPlan, run: Run, weight_bytes: int | None = None) -> str:
-    """Names the smallest slice of these chips that holds the run, if all of it splits evenly.
+    """Names the smallest slice of these chips that holds the run if everything splits evenly.
 
-    Some layout splits batch and model over its devices.  `weight_bytes` are those of one copy, if
-    they are not stored as in training.
+    At least one layout splits batch and model over it.  `weight_bytes` is the size of one copy of
+    the weights, if they are not stored as in training.
     """
     assert plan.topology is not None
     topology, record = plan.topology, record_loss(run)
     by_cause = plan.memory.bytes_by_cause
     if weight_bytes is None:
         weight_bytes = sum(math.prod(w.shape) * w.dtype.itemsize for w in record.weights)
-    # Copies of the weights, and of what is sharded as they are, are counted once.
+    # Counts copies of the weights, and of what is sharded like them, once.
     share = 1 - weight_bytes / max(by_cause["parameters"] * plan.devices, weight_bytes)
     copied_bytes = share * sum(by_cause.get(name, 0) for name in OF_WEIGHTS)
     all_bytes = plan.devices * (plan.memory.needed_bytes - copied_bytes)

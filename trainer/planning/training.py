@@ -55,7 +55,7 @@ class TracedStep(counts.TracedFunction):
 
     @property
     def replay_bytes(self) -> dict[str, int]:
-        """Sums the bytes of the copy of the state that steps are computed again from."""
+        """Returns the bytes of the copy of the state from which steps are replayed."""
         if self.run.replay_every is None:
             return {}
         causes = self.argument_bytes
@@ -68,21 +68,21 @@ class TracedStep(counts.TracedFunction):
 
     @property
     def checkpoint_bytes(self) -> int:
-        """Sums the bytes of what a checkpoint has."""
+        """Returns the bytes of a checkpoint."""
         saved = train_step_spec(self.run, self.layout).saved(self.state)
         return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(saved))
 
     @property
     def adds_microbatches(self) -> bool:
-        """Returns whether gradients of microbatches are added up; stages have one for all."""
+        """Returns whether gradients of microbatches are summed; stages have a single gradient."""
         with use_mesh(self.mesh):
             return self.run.microbatches > 1 and not self.run.model.model(self.layout).runs_stages
 
     @property
     def gradient_bytes(self) -> int:
-        """Sums the bytes of the gradients on one device; they are sharded like the weights.
+        """Returns the bytes of the gradients on one device; they are sharded like the weights.
 
-        Those that are added up over microbatches have JAX's float type.
+        Gradients that are summed over microbatches have JAX's default float type.
         """
         params = self.trained
         if self.adds_microbatches:
@@ -91,9 +91,9 @@ class TracedStep(counts.TracedFunction):
 
     @property
     def gradient_sums(self) -> dict[str, int] | None:
-        """Counts parameters whose gradients cross devices once a step, and once a microbatch.
+        """Counts parameters whose gradients are reduced once per step, and once per microbatch.
 
-        None where there is one microbatch, or stages, or one device has all tokens.
+        None with one microbatch, with pipeline stages, or if one device has all tokens.
         """
         model = self.run.model.model(self.layout)
         tokens = itertools.chain(*map(mesh_axes, self.layout.place("BL")))
@@ -118,19 +118,19 @@ class StepPlan(counts.ProgramPlan):
     layout: Layout
     weights: tuple[Weight, ...]
     schedule: Schedule
-    """Says how microbatches go through stages of layers; one stage: all layers on each device."""
+    """How microbatches go through stages of layers; with one stage, each device has all layers."""
     attention: Mapping[str, str]
-    """What computes the attention of each part of the model, and why it is plain."""
+    """The attention implementation of each part of the model, and why it is the plain one."""
     gradient_sums: Mapping[str, int] | None
-    """Parameters whose gradients cross devices once a step, and once a microbatch."""
+    """Parameters whose gradients are reduced once per step, and once per microbatch."""
     checkpoint_bytes: int
     model_flops: float
-    """FLOPs of a step on all devices that the model needs, nothing computed twice: of experts those
-    that tokens choose, of causal attention half."""
+    """FLOPs that the model needs in a step on all devices, without computing anything twice.
+    Counts only the experts that tokens choose, and half of causal attention."""
     masked_flops: float
-    """FLOPs of the other half, which older publications count too."""
+    """FLOPs of the other half, which older publications also count."""
     executed_flops: float
-    """The same with what is recomputed, or computed redundantly on several devices."""
+    """FLOPs including recomputation, and redundant computation on several devices."""
     traced_flops: float
     """The executed FLOPs of the trace."""
     work: WorkCounts
@@ -144,7 +144,7 @@ class StepPlan(counts.ProgramPlan):
 
     @property
     def idle_s(self) -> float | None:
-        """Returns how long stages idle in a step at most, if all compute is in stages."""
+        """Returns the longest time that stages can idle in a step, if all compute is in stages."""
         if self.timing is None:
             return None
         return self.schedule.bubble * (self.timing.products_s + self.timing.other_s)
@@ -159,12 +159,12 @@ class StepPlan(counts.ProgramPlan):
 
     @property
     def utilisation(self) -> float | None:
-        """Computes the share of the matrix units' peak that the model's own FLOPs reach."""
+        """Returns the model FLOPs as a share of the matrix units' peak."""
         return self._share_of_peak(self.model_flops)
 
     @property
     def utilisation_full_attention(self) -> float | None:
-        """Computes the same with all of causal attention, as publications did until 2025."""
+        """Returns the same with full causal attention, as publications counted until 2025."""
         return self._share_of_peak(self.model_flops + self.masked_flops)
 
     def _share_of_peak(self, flops: float) -> float | None:
@@ -191,7 +191,7 @@ def estimate_step(step: TracedStep) -> StepCounts:
 
 
 def compile_step(step: TracedStep) -> StepCounts:
-    """Compiles a step for its mesh, which may be of absent devices, and counts what it does."""
+    """Compiles a step for its mesh, whose devices may be absent, and counts its cost."""
     compilation = counts.compile_for(step.traced, step.mesh, step.run.compiler_options)
     if compilation.needed_bytes is None:
         return count_step(step, compilation)
@@ -201,9 +201,9 @@ def compile_step(step: TracedStep) -> StepCounts:
 
 
 def count_step(step: TracedStep, compilation: counts.Compilation) -> StepCounts:
-    """Counts what a compiled step does."""
+    """Counts the cost of a compiled step."""
     memory, causes = compilation.executable.memory_analysis(), step.argument_bytes
-    # Arguments are padded on the device; most of what that adds belongs to the parameters.
+    # Arguments are padded on the device; most of the padding belongs to the parameters.
     causes["parameters"] += max(0, memory.argument_size_in_bytes - sum(causes.values()))
     unaliased = memory.output_size_in_bytes - memory.alias_size_in_bytes
     gradients = min(step.gradient_bytes, memory.temp_size_in_bytes)
@@ -222,7 +222,7 @@ def count_step(step: TracedStep, compilation: counts.Compilation) -> StepCounts:
 def plan_step(
     step: TracedStep, topology: Topology | None, counted: StepCounts, timing: Timing | None = None
 ) -> StepPlan:
-    """Makes a plan; predicts the time on a slice, else takes the given one."""
+    """Makes a plan; predicts the time on a slice, else uses the given one."""
     device_coords = step.device_coords(topology)
     if topology is not None and device_coords is not None:
         timing = counts.time_on_slice(topology, device_coords, step.sizes, counted.work)
@@ -262,7 +262,7 @@ def with_device_order(plan: StepPlan, order: str | None) -> StepPlan:
 
 
 def plan_compiled(run: Run, layout: Layout, sizes: dict[str, int], topology: Topology) -> StepPlan:
-    """Plans a step as compiled for a slice, which may be absent.  Call it in a child."""
+    """Plans a step as compiled for a slice, which may be absent.  Call it in a child process."""
     step = trace_step(run, layout, topology_mesh(topology.name, sizes, layout.order))
     return plan_step(step, topology, compile_step(step))
 
@@ -270,9 +270,9 @@ def plan_compiled(run: Run, layout: Layout, sizes: dict[str, int], topology: Top
 def plan_from_trace(
     run: Run, layout: Layout, sizes: dict[str, int], hardware: Topology | HostRates | None
 ) -> StepPlan:
-    """Plans from a trace alone, which takes seconds and no compiler.
+    """Plans from a trace alone, which takes seconds and needs no compiler.
 
-    Of devices that share this machine, the memory is unknown.
+    The memory of devices that share this machine is unknown.
     """
     if not isinstance(hardware, HostRates):
         step = trace_step(run, layout, counts.slice_mesh(sizes, hardware))

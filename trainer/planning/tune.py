@@ -1,4 +1,4 @@
-"""Searches settings that change what a step costs and not what it computes, by compiled plans."""
+"""Searches for settings that change a step's cost but not its result, with compiled plans."""
 
 import dataclasses
 import itertools
@@ -35,7 +35,7 @@ MICROBATCHES = (1, 2, 4, 8, 16, 32)
 REMAT: tuple[Remat, ...] = get_args(Remat)
 PROJECTIONS: tuple[SavedProduct, ...] = ("query_proj", "key_proj", "value_proj", "out_proj")
 CONTEXT: tuple[SavedProduct, ...] = ("context",)
-OPTIMISM = 0.9  # of a predicted time, so that what may be faster is tried
+OPTIMISM = 0.9  # times the prediction, so that candidates that may be faster are tried
 
 
 class Candidate(NamedTuple):
@@ -58,17 +58,17 @@ class Candidate(NamedTuple):
 
     @property
     def kind(self) -> tuple[Layout, tuple[str, ...]]:
-        """Returns what decides how far a trace is from the compiled program."""
+        """Returns what determines how far a trace is from the compiled program."""
         return self.layout, self.run.compiler_options
 
 
 class Trial(NamedTuple):
-    """Holds what a candidate costs."""
+    """Holds the cost of a candidate."""
 
     step_s: float | None = None
-    """Seconds of a step; None where the compiler fails, or where memory does not suffice."""
+    """Seconds of a step; None if the compiler fails or memory does not suffice."""
     needed_bytes: int | None = None
-    """Bytes on a device; None where they are unknown."""
+    """Bytes on a device; None if they are unknown."""
     fits: bool | None = None
     problem: str | None = None
     """Why it was not compiled."""
@@ -80,10 +80,10 @@ class Trial(NamedTuple):
 
 
 class TrialLog:
-    """Keeps what a search computes in a file of JSON lines, so that it resumes."""
+    """Keeps the results of a search in a file of JSON lines, so that the search can resume."""
 
     def __init__(self, path: Path, subject: Mapping[str, Any]):
-        """Opens the log of a subject; refuses that of another one."""
+        """Opens the log of a subject; raises if it is the log of another one."""
         lines, first = whole_lines(path), json.loads(json.dumps({"subject": subject}))
         if path.exists() and lines[:1] != [first]:
             raise UserError(
@@ -92,11 +92,11 @@ class TrialLog:
             )
         self._path = path
         self._values = {json.dumps(line["name"]): line["value"] for line in lines[1:]}
-        # Drops a half-written last line, which a kill leaves.
+        # Drops a last line that is half-written because a process was killed.
         atomic_write(path, "".join(f"{json.dumps(line)}\n" for line in lines or [first]))
 
     def once(self, name: Any, compute: Callable[[], T]) -> T:
-        """Returns what the first search of this log computed; name and value are JSON's."""
+        """Returns the logged value, or computes and logs it; JSON must be able to hold both."""
         if not self.holds(name):
             value = self._values[json.dumps(name)] = compute()
             with self._path.open("a") as file:
@@ -115,13 +115,13 @@ class Tuner:
     measure: Callable[[Candidate], Trial]
     log: TrialLog
     deadline_s: float = math.inf
-    """A time of `time.monotonic` at which it ends, even if a candidate may be faster."""
+    """Time of `time.monotonic` at which the search ends, even if a candidate may be faster."""
     trials: dict[Candidate, Trial] = dataclasses.field(default_factory=dict)
     left: list[Candidate] = dataclasses.field(default_factory=list)
-    """Those that the deadline left out, the most promising first."""
+    """Candidates that the deadline left out, the most promising first."""
 
     def search(self, ladders: Sequence[Sequence[Candidate]]) -> None:
-        """Measures candidates; each ladder has the same one with more and more microbatches."""
+        """Measures candidates; each ladder has one of them with more and more microbatches."""
         remaining = [list(ladder) for ladder in ladders]
         while promising := self._promising(remaining):
             candidate = promising[0]
@@ -149,9 +149,9 @@ class Tuner:
             return Trial(problem=str(error))
 
     def _promising(self, ladders: list[list[Candidate]]) -> list[Candidate]:
-        """Returns what may be faster than the best so far, by prediction the fastest first.
+        """Returns candidates that may be faster than the best so far, the fastest prediction first.
 
-        Drops the steps of ladders that do not fit.
+        Drops candidates that do not fit from the ladders.
         """
         best_s = min((trial.step_s or math.inf for _, trial in self.ranking), default=math.inf)
         predicted = []
@@ -169,7 +169,7 @@ class Tuner:
         return self._once("trace", candidate._replace(run=run), self._plan)
 
     def _once(self, by: str, candidate: Candidate, measure: Callable[[Candidate], Trial]) -> Trial:
-        """Returns what an earlier search measured, or measures it."""
+        """Returns the trial of an earlier search, or measures the candidate."""
         name = [by, candidate.settings]
         return Trial(**self.log.once(name, lambda: measure(candidate)._asdict()))
 
@@ -189,9 +189,9 @@ class Tuner:
         return needed_bytes <= self.hardware.chip.memory_bytes
 
     def _ratio(self, candidate: Candidate, figure: str, least: float) -> float:
-        """Returns a figure of trials over that of their traces.
+        """Returns the ratio of a figure in trials to the same figure in their traces.
 
-        It is that of the last trial of the same kind, or else the least of all.
+        Uses the last trial of the same kind, or else the smallest ratio of all.
         """
         ratios = {
             tried.kind: getattr(trial, figure) / getattr(self._trace(tried), figure)
@@ -206,7 +206,7 @@ def ladders_of(
 ) -> Iterator[list[Candidate]]:
     """Yields ladders of candidates for each layout, recomputation and set of compiler options.
 
-    They are of the last of a run's stages, and legal in all.
+    The candidates are of the last stage of a run, and legal in all stages.
     """
     *_, run = stages
     models: Sequence[ModelSpec] = [run.model]
@@ -231,9 +231,9 @@ def describe(candidate: Candidate, trial: Trial) -> str:
 
 
 def recomputations(model: Transformer, *, offload: bool) -> list[Transformer]:
-    """Returns the model with each kind of recomputation; "full" also with values that are saved.
+    """Returns the model with each kind of recomputation, and "full" also with saved values.
 
-    With `offload` also with inputs of layers, and projections, in the memory of the host.
+    With `offload`, also with layer inputs and projections in host memory.
     """
     plain = dataclasses.replace(model, remat="full", remat_saves=(), remat_offloads=())
     kinds = [dataclasses.replace(plain, remat=remat) for remat in REMAT]
@@ -247,7 +247,7 @@ def recomputations(model: Transformer, *, offload: bool) -> list[Transformer]:
 
 
 def divides(stages: Sequence[Run], microbatches: int, shards: int) -> bool:
-    """Returns whether microbatches of all stages divide over shards, and into groups of tokens."""
+    """Returns whether microbatches of all stages divide over shards and into groups of tokens."""
     if any(run.batch_sequences % (microbatches * shards) for run in stages):
         return False
     try:

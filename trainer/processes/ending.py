@@ -12,21 +12,21 @@ FAILED = 1
 STALLED = 75
 """EX_TEMPFAIL of sysexits.h: the same command may succeed when it is started again."""
 INTERRUPTED = 130
-"""What a shell reports after Ctrl-C: 128 + SIGINT."""
+"""Exit code that a shell reports after Ctrl-C: 128 + SIGINT."""
 
 RESTART = "Start all processes again: the run resumes from its newest checkpoint."
 SHOW_CURSOR = "\x1b[?25h"  # a progress bar hides it
 
 
 def end_process(code: int, line: str | None = None) -> NoReturn:
-    """Prints a line and ends the process: nothing is unwound, no other thread is waited for."""
+    """Prints a line and ends the process, without unwinding or waiting for other threads."""
     try:
         show_cursor()
         if line is not None:
             sys.stderr.write(f"meshloom: {line}\n")
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
-    finally:  # also where nobody reads them any more
+    finally:  # even if nobody reads them any more
         os._exit(code)
 
 
@@ -54,9 +54,9 @@ def is_ignored(number: int) -> bool:
 
 
 def handle(number: int, handler: Callable[..., Any]) -> Any:
-    """Installs a handler and returns the one before; a signal that was ignored at start stays so.
+    """Installs a handler and returns the previous one; signals ignored at start stay ignored.
 
-    JAX handles SIGTERM in a run of several processes, unknown to Python: this replaces it.
+    In a run of several processes, JAX handles SIGTERM, unknown to Python: this replaces it.
     """
     before = signal.getsignal(number) or signal.SIG_DFL
     signal.signal(number, signal.SIG_IGN if is_ignored(number) else handler)

@@ -1,4 +1,4 @@
-"""Joins this process to the others of a run: by flags, by variables, or as the cluster says."""
+"""Connects this process to the others of a run, given by flags, by variables or by the cluster."""
 
 import contextlib
 import logging
@@ -24,14 +24,14 @@ CONNECT_EVERY_S = 0.5
 
 
 def meet(address: str, count: int, index: int, timeout_s: float) -> dict[int, Link]:
-    """Returns the links of this process, once all processes of the run are there."""
+    """Returns the links of this process, once all processes of the run have connected."""
     if index == 0:
         return Hub(address, count, timeout_s).wait_for_all()
     return {0: reach_hub(address, count, index, timeout_s)}
 
 
 class Hub:
-    """Waits at the address of process 0 for all others."""
+    """Waits at the address of process 0 for all other processes."""
 
     def __init__(self, address: str, count: int, timeout_s: float):
         self._address, self._count, self._timeout_s = address, count, timeout_s
@@ -91,7 +91,7 @@ class Hub:
                 raise EOFError
             if any(greeting != GREETING for greeting, _, _, _ in messages):
                 raise ValueError
-        except (ValueError, TypeError, EOFError, RecursionError):  # it left, or is none of a run
+        except (ValueError, TypeError, EOFError, RecursionError):  # it left, or is of no run
             for index in [index for index, other in self._links.items() if other is link]:
                 del self._links[index]
                 logger.info("Process %d left before the run started.", index)
@@ -118,7 +118,7 @@ class Hub:
 
 
 def reach_hub(address: str, count: int, index: int, timeout_s: float) -> Link:
-    """Connects to process 0, says who this is and waits until all are there."""
+    """Connects to process 0, identifies this process, and waits until all have connected."""
     host, _, port = address.rpartition(":")
     start = logged = time.monotonic()
     reason = "no answer"
@@ -135,7 +135,7 @@ def reach_hub(address: str, count: int, index: int, timeout_s: float) -> Link:
             reason = "it closed the connection"
         except OSError as error:
             reason = error.strerror or str(error)
-        except UserError:  # what process 0 refuses; it is a ValueError too
+        except UserError:  # a refusal by process 0, which is also a ValueError
             raise
         except (ValueError, TypeError, LookupError, RecursionError):
             reason = "another program answers there"
@@ -150,7 +150,7 @@ def reach_hub(address: str, count: int, index: int, timeout_s: float) -> Link:
 
 
 def _wait_until_ready(link: Link, until: float) -> bool:
-    """Returns whether all processes came; raises what process 0 says against it."""
+    """Returns whether all processes have connected; raises the error that process 0 sends."""
     while (left := until - time.monotonic()) > 0:
         link.connection.settimeout(left)
         if (messages := link.receive()) is None:
@@ -190,9 +190,9 @@ def find_process_id(
     process_index: int | None = None,
     timeout_s: float = 300,
 ) -> ProcessId | None:
-    """Returns what flags or the cluster say of this process; None where it runs alone.
+    """Returns this process's id according to flags or the cluster; None if it runs alone.
 
-    Flags win over the cluster.
+    Flags take precedence over the cluster.
     """
     values = (coordinator_address, process_count, process_index)
     given = dict(zip(ProcessId._fields, values, strict=True))
@@ -211,7 +211,7 @@ def flags(names: Mapping[str, object] | list[str]) -> str:
 
 
 def process_id_by_flags(given: Mapping[str, Any]) -> ProcessId:
-    """Returns what the flags say; raises if they contradict each other."""
+    """Returns the id that the flags give; raises if they contradict each other."""
     if missing := [name for name, value in given.items() if value is None]:
         raise UserError(
             f"{flags([name for name in given if name not in missing]) or '--distributed=manual'} "
@@ -234,14 +234,14 @@ def process_id_by_flags(given: Mapping[str, Any]) -> ProcessId:
 
 
 def process_id_by_cluster(timeout_s: float) -> ProcessId | None:
-    """Returns what JAX knows of the cluster: TPU pods, GKE, SLURM and Open MPI."""
+    """Returns the id that JAX detects in a cluster: TPU pods, GKE, SLURM and Open MPI."""
     from jax._src import clusters  # JAX offers this as part of `initialize` only
 
     try:
         address, count, index, _ = clusters.ClusterEnv.auto_detect_unset_distributed_params(
             None, None, None, None, None, int(timeout_s)
         )
-    except Exception as error:  # each kind of cluster has errors of its kind
+    except Exception as error:  # each kind of cluster raises other errors
         raise UserError(
             f"--distributed=auto: the cluster does not say how to join its processes: {error}  "
             f"Give {EXAMPLE}, or --distributed=off to run alone."
@@ -252,18 +252,18 @@ def process_id_by_cluster(timeout_s: float) -> ProcessId | None:
 
 
 def join(process: ProcessId, timeout_s: float) -> None:
-    """Connects to the other processes, and JAX to theirs; gloo does collectives of CPUs."""
+    """Connects to the other processes, and initializes JAX for all; CPUs use gloo."""
     import jax
 
     peers.set_current(peers.Peers(process.process_index, meet(*process, timeout_s)))
-    # The standard output is for what process 0 prints as its result: the others print nothing
-    # there, and libraries of JAX such as gloo to the standard error.
+    # Standard output is for the result that process 0 prints.  Other processes print nothing
+    # there, and libraries of JAX such as gloo print to standard error.
     sys.stdout.flush()
     output = os.dup(1) if process.process_index == 0 else os.open(os.devnull, os.O_WRONLY)
     sys.stdout = os.fdopen(output, "w", encoding=sys.stdout.encoding, errors=sys.stdout.errors)
     os.dup2(2, 1)
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    # Under SLURM and Open MPI, JAX would take one GPU only, as for one process a GPU.
+    # Under SLURM and Open MPI, JAX would use a single GPU, as with one process per GPU.
     names = ("SLURM_STEP_TASKS_PER_NODE", "OMPI_COMM_WORLD_LOCAL_SIZE")
     counts = [os.environ.get(name, "") for name in names]  # of processes on each host
     is_alone = any(re.fullmatch(r"1(\(x\d+\))?", count) for count in counts)
@@ -277,7 +277,7 @@ def join(process: ProcessId, timeout_s: float) -> None:
 
 
 def leave() -> None:
-    """Waits until all processes are done, and disconnects; nothing where this one runs alone."""
+    """Waits until all processes are done, and disconnects; does nothing if this one runs alone."""
     if (others := peers.current()) is not None:
         import jax
 

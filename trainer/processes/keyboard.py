@@ -1,8 +1,8 @@
 """Ends a command within two seconds of Ctrl-C, whatever its main thread is doing.
 
-Python runs signal handlers in the main thread, between two bytecodes: during an import of native
-code or a compilation, Ctrl-C waits.  The signal also wakes a thread here, which ends the process
-when the main thread has not done so in time.
+Python runs signal handlers in the main thread, between two bytecodes, so Ctrl-C waits during an
+import of native code or a compilation.  The signal also wakes a thread here, which ends the process
+if the main thread does not do so in time.
 """
 
 import contextlib
@@ -28,9 +28,9 @@ def is_interrupted() -> bool:
 
 
 def interrupt(number: int, frame: FrameType | None) -> None:
-    """Handles SIGINT: raises KeyboardInterrupt, so that what is half-written is removed.
+    """Handles SIGINT: raises KeyboardInterrupt, so that half-written files are removed.
 
-    Native code prints the traceback of an exception that it cannot pass on: nothing is printed
+    Native code prints tracebacks of exceptions that it cannot propagate, so nothing is printed
     from now on.
     """
     global _is_interrupted
@@ -45,9 +45,9 @@ def interrupt(number: int, frame: FrameType | None) -> None:
 
 @contextlib.contextmanager
 def interrupted_after_import() -> Iterator[None]:
-    """Raises KeyboardInterrupt of a Ctrl-C in this context only at its end.
+    """Delays the KeyboardInterrupt of a Ctrl-C in this context until its end.
 
-    Native code that is being imported may abort where Python code that it calls is interrupted.
+    Native code that is being imported may abort if Python code that it calls is interrupted.
     """
     global _is_importing
     _is_importing = True
@@ -69,7 +69,7 @@ def end_on_interrupt() -> None:
 
 
 def stop_listening() -> None:
-    """Lets Ctrl-C end the process at once: nothing is left that it could harm."""
+    """Lets Ctrl-C end the process at once, since nothing is left that it could harm."""
     if signal.getsignal(signal.SIGINT) is interrupt:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
 

@@ -1,4 +1,4 @@
-"""Watches the other processes of a run: which are lost, and at which step all stop.
+"""Connects the processes of a run, to detect lost ones and to stop all at the same step.
 
 Process 0 is the hub: each other process keeps one TCP connection to it, from before JAX starts to
 the end.  The kernel closes the connections of a process that dies, so that the others learn of it
@@ -42,12 +42,12 @@ class Link:
                 connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
     def send(self, message: Message) -> None:
-        """Sends a message; that the other side is gone is noticed where it is read."""
+        """Sends a message; a lost connection is noticed only when messages are received."""
         with contextlib.suppress(OSError):
             self.connection.sendall(json.dumps(message).encode() + b"\n")
 
     def receive(self) -> list[Message] | None:
-        """Returns the complete messages that are there; None where the connection is closed."""
+        """Returns the complete messages received so far; None if the connection is closed."""
         try:
             data = self.connection.recv(1 << 20)
         except OSError:
@@ -100,14 +100,14 @@ class Peers:
     # Called by the main thread
 
     def request_stop(self, number: int) -> None:
-        """Asks all processes to stop by a signal.  Safe in its handler: the thread sends it."""
+        """Asks all processes to stop for a signal.  Safe in its handler: the thread sends it."""
         self._stop_requested = number
 
     def stop_signal(self, step: int) -> int | None:
-        """Returns the signal by which all processes stop now.  Every process makes the same calls.
+        """Returns the signal for which all processes stop now.  Every process makes the same calls.
 
-        One that is asked to stop says so to all; each says how many calls it has made, and waits
-        in its next one until all have: they stop together in the first that none has made.
+        A process that is asked to stop tells all.  Each then reports how many calls it has made,
+        and waits in its next call for all reports.  All stop in the first call that none has made.
         """
         with self._changed:
             self._changed.wait_for(lambda: not self._frozen)
@@ -117,9 +117,9 @@ class Peers:
             return self._stop_signal if is_due else None
 
     def gather(self, value: Any) -> list[Any]:
-        """Returns what each process gives, by its index, once all have.
+        """Returns the values of all processes, by index, once all have called this.
 
-        Every process makes the same calls.  It takes no device, and waits as long as it takes.
+        Every process makes the same calls.  It uses no device, and has no time limit.
         """
         with self._changed:
             self._to_hub(["value", value])
@@ -129,20 +129,20 @@ class Peers:
             return gathered
 
     def leave(self) -> None:
-        """Waits until all processes are done.  Their ends are then no losses."""
+        """Waits until all processes are done.  Then their ends do not count as losses."""
         with self._changed:
             self._to_hub(["left", None])
             self._changed.wait_for(lambda: self._all_left)
 
     def fail(self, code: int, line: str) -> None:
-        """Tells the others that this process ends, and why."""
+        """Tells the other processes that this one ends, and why."""
         with self._changed:
             self._to_hub(["failed", code, line])
             if self.index == 0:  # JAX's services live here: the others leave first
                 self._changed.wait_for(lambda: not self._links, GRACE_S)
 
     def stalled(self) -> None:
-        """Makes all processes print their stacks and end, naming the one that is behind."""
+        """Makes all processes print their stacks and end, with an error that names those behind."""
         self._to_hub(["stalled"])
 
     # The thread
@@ -176,7 +176,7 @@ class Peers:
         with self._changed:
             host = self._links.pop(index).host
             self._changed.notify_all()
-            if self._all_left or self._failed:  # after a failure, processes end at their pace
+            if self._all_left or self._failed:  # after a failure, processes end in their own time
                 return
             line = f"process {index} on {host} is lost.  {RESTART}"
             if self.index == 0:
@@ -198,7 +198,7 @@ class Peers:
             self._obey(0, *message)
 
     def _collect(self, sender: int, kind: str, *values: Any) -> None:
-        """Handles, in process 0, what a process says."""
+        """Handles a message from any process, in process 0."""
         with self._changed:
             if kind == "stop" and not self._frozen and self._stop_at is None:
                 self._to_all(["freeze", values[0]])
@@ -227,7 +227,7 @@ class Peers:
                 self._to_all(["all_left"])
 
     def _obey(self, sender: int, kind: str, *values: Any) -> None:
-        """Handles, in every process, what process 0 says to all."""
+        """Handles a message from process 0 to all, in every process."""
         with self._changed:
             if kind == "freeze":
                 self._frozen, self._stop_signal = True, values[0]
@@ -240,7 +240,7 @@ class Peers:
             elif kind == "failed":
                 index, code, line = values
                 self._failed.add(index)
-                if index != self.index and self.failure is None:  # all find most errors
+                if index != self.index and self.failure is None:  # most errors occur in all
                     why = f"process {index} ended with exit code {code}: {line}"
                     self.failure = code, why
                     self._after(GRACE_S / 2, lambda: end_process(code, why))
@@ -276,7 +276,7 @@ _current: Peers | None = None
 
 
 def current() -> Peers | None:
-    """Returns the other processes of this one's run; None where it runs alone."""
+    """Returns the other processes of this one's run; None if it runs alone."""
     return _current
 
 

@@ -1,7 +1,7 @@
-"""Keeps a second training out of a model directory, and a second decoding from a remote output.
+"""Prevents a second training in a model directory, and a second decoding to a remote output.
 
-On a file system the lock is a file, and a lock of the system on it; in remote storage it is an
-object, which only its last writer can write or remove.
+On a file system, the lock is a file with a system lock on it.  In remote storage, it is an object
+that only its last writer can write or remove.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ from trainer.processes.ending import FAILED, end_process
 
 FILE = "train.lock"
 TRAINING = ("training", "--model_dir")
-"""What a model directory is locked for, and the flag that names another."""
+"""The work that a model directory is locked for, and the flag that names another directory."""
 BEAT_S = 10
 """How often a training touches its lock."""
 SILENCE_S = 35
@@ -46,7 +46,7 @@ class Holder:
     host: str
     since: str
     beat: int = 0
-    """Number of the write in remote storage.  S3 tells writes apart by their content."""
+    """Number of the write in remote storage.  S3 distinguishes writes only by their content."""
 
     def __str__(self) -> str:
         return f"process {self.pid} on {self.host}, since {self.since}"
@@ -56,12 +56,12 @@ class Holder:
         return cls(os.getpid(), socket.gethostname(), time.strftime("%Y-%m-%d %H:%M:%S %z"))
 
     def dump(self) -> str:
-        """Returns what `parse` reads."""
+        """Returns text for `parse`."""
         return json.dumps(dataclasses.asdict(self))
 
     @classmethod
     def parse(cls, text: str | bytes) -> "Holder | None":
-        """Returns what a lock says; None where no process trains."""
+        """Returns the process that a lock names; None if no process trains."""
         try:
             return read_json(text, cls, FILE)
         except UserError:  # empty, or a process died while it wrote
@@ -78,7 +78,7 @@ def holder_of(model_dir: Path) -> tuple[Holder, bool] | None:
 
 @contextlib.contextmanager
 def training_lock(model_dir: Path) -> Iterator[None]:
-    """Locks a model directory for all processes of this run; raises where another run trains."""
+    """Locks a model directory for all processes of this run; raises if another run trains."""
     with contextlib.ExitStack() as stack:
         refusal = ""
         if is_first_process():
@@ -93,9 +93,9 @@ def training_lock(model_dir: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def lock(model_dir: Path) -> Iterator[None]:
-    """Locks a model directory; the lock of a process that died is taken over.
+    """Locks a model directory; takes over the lock of a process that died.
 
-    A directory that this made, and in which nothing was written, is removed at the end.
+    If this makes the directory and nothing is written there, the directory is removed at the end.
     """
     path, is_new = model_dir / FILE, not model_dir.exists()
     if is_remote(path):
@@ -107,7 +107,7 @@ def lock(model_dir: Path) -> Iterator[None]:
         file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+", encoding="utf-8")
     with file:
         is_locked, other = try_lock(file), Holder.parse(bytes(file.buffer.read()))
-        is_removed = not os.fstat(file.fileno()).st_nlink  # by the one before, as it ended
+        is_removed = not os.fstat(file.fileno()).st_nlink  # by the previous holder as it ended
         is_taken = is_locked is False or is_removed
         if is_taken or (other and _is_alive(path, other, is_locked=is_locked is True)):
             raise _refusal(model_dir, *TRAINING, other)
@@ -148,7 +148,7 @@ def lock_object(path: Path, target: Path, work: str, flag: str) -> Iterator[None
         later = dataclasses.replace(holder, beat=holder.beat + 1)
         if not lock.write(later.dump()):
             end_process(FAILED, f"{path}: another {work} took over the lock after a silence.")
-        holder = later  # a write that failed may have been made: the next is the same
+        holder = later  # a write that raised may have been made, so the next one repeats it
 
     if not lock.write(holder.dump()):
         raise _refusal(target, work, flag, Holder.parse(lock.read()))
@@ -173,8 +173,8 @@ def _warn_of_dead(path: Path, other: Holder) -> None:
 def _is_alive(path: Path, other: Holder, *, is_locked: bool) -> bool:
     """Returns whether the process that a lock names still trains.
 
-    On this host, the lock of the system decides.  A file system may keep locks per host, or have
-    none: then a process trains if it touches the file.
+    On this host, the system lock decides.  On another host, a process trains if it touches the
+    file, since a file system may keep locks per host, or have none.
     """
     if other.host == socket.gethostname():
         return not is_locked and _is_running(other.pid)
@@ -183,7 +183,7 @@ def _is_alive(path: Path, other: Holder, *, is_locked: bool) -> bool:
 
 
 def _shows_sign(path: Path, other: Holder, is_touched: Callable[[], bool]) -> bool:
-    """Waits for a sign of the process that a lock names."""
+    """Waits for a sign of life from the process that a lock names."""
     logger.info("%s names %s: waiting %d s to see whether it runs.", path, other, SILENCE_S)
     until = time.monotonic() + SILENCE_S
     while time.monotonic() < until:
@@ -194,7 +194,7 @@ def _shows_sign(path: Path, other: Holder, is_touched: Callable[[], bool]) -> bo
 
 
 def _is_running(pid: int) -> bool:
-    """Returns whether another process of this host has an id."""
+    """Returns whether another process of this host has this id."""
     if pid == os.getpid():  # as after the restart of a container
         return False
     try:
@@ -215,7 +215,7 @@ def _beating(touch: Callable[[], None]) -> Iterator[None]:
         while not ended.wait(BEAT_S):
             try:
                 touch()
-            except Exception as error:  # one beat less; the next may succeed
+            except Exception as error:  # a missed beat; the next may succeed
                 logger.info("the lock was not touched: %s", one_line(error))
 
     thread = threading.Thread(target=beat, name="training lock", daemon=True)

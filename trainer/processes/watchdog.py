@@ -10,14 +10,14 @@ from trainer.observers import CompiledStep, Line, Observer, StepResult
 from trainer.processes import peers
 from trainer.processes.ending import STALLED, dump_stacks, end_process
 
-CHECKS = 20  # in the time after which a run has stalled
+CHECKS = 20  # within the time after which a run has stalled
 
 
 class Watchdog(Observer):
     """Prints the stack of every thread and ends the process when no step ends for too long.
 
-    It waits from the first compiled step to the last one; a batch of an evaluation counts as well.
-    Of several processes all print their stacks, and say which of them is behind.
+    It watches from the first compiled step to the last one; evaluation batches count as well.  With
+    several processes, all print their stacks, and say which of them is behind.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Compares the settings of a saved run with those of the one that continues it."""
+"""Compares the settings of a saved run with those of the run that continues it."""
 
 import dataclasses
 import itertools
@@ -30,7 +30,7 @@ FREE = ("Run.start_from", "Run.steps", "Run.epochs", "Run.checkpoint_every", "Ru
         "Run.local_checkpoint_every", "Run.stall_minutes", "Run.compiler_options",
         "Run.microbatches", "Run.trackers", "Run.replay_every")  # fmt: skip
 FREE_PREFIXES = ("Run.keep_", "Run.evaluate_")
-# Settings that change how the weights develop, and neither what they are nor the order of the data.
+# Settings that change how the weights develop, but neither what they are nor the order of the data.
 OVERRIDABLE = ("Run.batch_sequences", "Run.exclude", "Run.label_smoothing", "Run.z_loss",
                "Run.r_drop", "Run.best_by", "Run.bleu_sentences", "Run.skip_spikes", "Run.ema",
                "Teacher.weight", "Teacher.temperature", "Dpo.beta")  # fmt: skip
@@ -39,7 +39,7 @@ OVERRIDABLE = ("Run.batch_sequences", "Run.exclude", "Run.label_smoothing", "Run
 def check_changes(
     title: str, saved: Run, run: Run, *, override: bool, step: int = 0
 ) -> list[Change]:
-    """Returns the settings that change after a step; raises those that may not, by their names."""
+    """Returns the settings that change after a step; raises if some may not, naming them."""
     changes = [Change(*row) for row in diff(saved, run)]
     added = adds_parts(saved.task.source, run.task.source)
     possible = [c for c in changes if _needs_override(c, step, added)]
@@ -88,7 +88,7 @@ def _reason(change: Change, step: int) -> str:
 
 
 def opt_state_shapes(run: Run) -> dict[str, tuple[int, ...]]:
-    """Returns the shape of each array that the optimizer keeps, by its path in a checkpoint."""
+    """Returns the shape of each optimizer array, by its path in a checkpoint."""
     layout, run = Layout(), dataclasses.replace(run, teacher=None)  # it has no state
     with jax.set_mesh(make_mesh(layout)):
         state = jax.eval_shape(train_step_spec(run, layout).initial_state)["opt_state"]
@@ -96,7 +96,7 @@ def opt_state_shapes(run: Run) -> dict[str, tuple[int, ...]]:
 
 
 def _may_change_arrays(change: Change) -> bool:
-    """Returns whether the arrays that an optimizer keeps may depend on a setting."""
+    """Returns whether an optimizer's arrays may depend on a setting."""
     is_of_optimizer = issubclass(_spec_of(change), OptimizerSpec)
     is_schedule = isinstance(change.new, ScheduleSpec)
     return change.name == "Run.ema" or (is_of_optimizer and not is_schedule)
@@ -121,7 +121,7 @@ def _is_of_mixture(change: Change, name: str) -> bool:
 
 
 def adds_parts(saved: Source, source: Source) -> bool:
-    """Returns whether a mixture has all parts that it had, at their rates, and others behind."""
+    """Returns whether a mixture keeps all its parts at their rates, and adds others after them."""
     if not isinstance(saved, MixedSource) or not isinstance(source, MixedSource):
         return False
     parts, now = list(saved.all_parts), list(source.all_parts)
@@ -130,7 +130,7 @@ def adds_parts(saved: Source, source: Source) -> bool:
 
 
 def _begun(stages: Sequence[tuple[int, Any]], step: int) -> list[tuple[int, Any]]:
-    """Returns the stages of which a batch was read by a step."""
+    """Returns the stages that have begun by a step."""
     return [stage for stage in stages if stage[0] < step]
 
 

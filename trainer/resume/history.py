@@ -1,4 +1,4 @@
-"""Keeps the record of a run: what it is, signed, at each start and in each checkpoint."""
+"""Keeps the signed record of a run, at each start and in each checkpoint."""
 
 import ast
 import contextlib
@@ -48,25 +48,25 @@ class Start:
     content_hash: str | None = None
     rows_hash: str | None = None
     order: int = order.VERSION
-    """Version of the order of the rows; the first one was not written down."""
+    """Version of the order of the rows; version 1 was not recorded."""
     changes: Sequence[Mapping[str, str]] = ()
-    """Name, old and new value of each setting that changed, values as Python writes them."""
+    """Name, old and new value of each setting that changed; values are Python literals."""
     vocab: Mapping[str, str] | None = None
     """The hashes of the vocabularies."""
     settings: str | None = None
-    """The text of config.gin; only the newest record has it, and those of older versions none."""
+    """The text of config.gin, only in the newest record; older versions did not record it."""
     saved: int | None = None
     """The step of the newest checkpoint that this start has saved or restored."""
     train_rows: int | None = None
     """Rows of training, from which the steps of Run.epochs follow."""
 
     def dump(self) -> Line:
-        """Returns what `parse` reads."""
+        """Returns a signed line for `parse`."""
         return sign(dataclasses.asdict(self))
 
     @classmethod
     def parse(cls, line: Any) -> "Start":
-        """Raises ValueError or TypeError where a line is not what `dump` returned."""
+        """Parses the output of `dump`; raises ValueError or TypeError for any other line."""
         if (CHECKSUM in line) != ("settings" in line):  # older versions wrote neither
             raise ValueError("it has no checksum")
         start = cls(**{"order": 1, **verified(line)})
@@ -82,16 +82,16 @@ def starts(model_dir: Path) -> list[Start]:
 
 
 def _read(model_dir: Path) -> tuple[list[Start], list[str]]:
-    """Returns the starts in the history, and its lines that are none; every start keeps them."""
-    (lines, damaged), whole = split_lines(model_dir / FILE), list[Start]()
+    """Returns the starts in the history, and its damaged lines, which every start keeps."""
+    (lines, damaged), records = split_lines(model_dir / FILE), list[Start]()
     for line in lines:
         try:
-            whole.append(Start.parse(line))
+            records.append(Start.parse(line))
         except (ValueError, TypeError):
             damaged.append(json.dumps(line))
     if damaged:
         warn_once(f"{model_dir / FILE}: damaged records: {len(damaged)}.")
-    return whole, damaged
+    return records, damaged
 
 
 def record_of(model_dir: Path) -> Start | None:
@@ -103,9 +103,9 @@ def record_of(model_dir: Path) -> Start | None:
 
 
 def check_checkpoints(model_dir: Path) -> Start | None:
-    """Raises `UserError` where the checkpoints of a folder are not of the run that it records.
+    """Raises `UserError` if the checkpoints of a folder are not of the run that it records.
 
-    Returns the start that saved the newest one if a whole history lacks it.
+    Returns the start that saved the newest checkpoint if an undamaged history lacks it.
     """
     (records, damaged), saved = _read(model_dir), _newest_saved(model_dir)
     if saved is None or not records or damaged:
@@ -134,18 +134,18 @@ def _newest_saved(model_dir: Path) -> Start | None:
 
 
 def _known_starts(model_dir: Path) -> list[Start]:
-    """Returns the starts, among them that of the newest checkpoint if its line is lost."""
-    whole, saved = starts(model_dir), _newest_saved(model_dir)
-    if saved is None or saved.time in [start.time for start in whole]:
-        return whole
-    return sorted([*whole, saved], key=lambda start: start.time)
+    """Returns the starts, including the newest checkpoint's if its line is lost."""
+    records, saved = starts(model_dir), _newest_saved(model_dir)
+    if saved is None or saved.time in [start.time for start in records]:
+        return records
+    return sorted([*records, saved], key=lambda start: start.time)
 
 
 def values_by_step(folder: Path | None, values: dict[str, Any]) -> list[tuple[int, dict[str, Any]]]:
     """Returns numbers of steps, and the values that some settings of a run have after them.
 
-    Takes the present values; each start has recorded what it changed.  Steps that were trained
-    again, from an older checkpoint, have the values of the last time.
+    `values` are the present ones; each start has recorded what it changed.  Steps that were
+    repeated from an older checkpoint have their last values.
     """
     periods = list[tuple[int, dict[str, Any]]]()
     for start in reversed(_known_starts(folder) if folder else []):
@@ -157,7 +157,7 @@ def values_by_step(folder: Path | None, values: dict[str, Any]) -> list[tuple[in
 
 
 def _value(text: str) -> Any:
-    """Reads a value of a change."""
+    """Parses a value of a change."""
     try:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError, MemoryError, RecursionError):
@@ -177,13 +177,13 @@ def amend_record(model_dir: Path, **fields: Any) -> None:
 
 
 def last_saved(model_dir: Path) -> int:
-    """Returns the largest step that ever had a checkpoint; 0 where none had.
+    """Returns the largest step that ever had a checkpoint; 0 if none had.
 
-    Without the newest record, which alone has settings, it is the last step in the metrics.
+    If the newest record is lost, the last step in the metrics counts as well.
     """
     records = starts(model_dir)
-    is_whole = bool(records and records[-1].settings)
-    lines = [] if is_whole else read_lines(model_dir / METRICS)
+    has_newest = bool(records and records[-1].settings)
+    lines = [] if has_newest else read_lines(model_dir / METRICS)
     return max([r.saved or r.step for r in records] + [line["step"] for line in lines], default=0)
 
 

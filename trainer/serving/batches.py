@@ -1,7 +1,7 @@
-"""Answers requests of a beam search in batches of few fixed shapes.
+"""Answers beam search requests in batches of few fixed shapes.
 
-The hypotheses of a beam search stop and move together, so that a batch runs as a whole.  The next
-batch is made of the jobs that wait when one ends.
+The hypotheses of a beam search stop and move together, so a batch runs as a unit.  When it ends,
+the next batch takes jobs that are waiting.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ from trainer.serving.slot_engine import powers
 
 
 class BatchService(Service):
-    """Decodes the jobs that wait and have one shape, in order, at most a batch of them."""
+    """Decodes waiting jobs of the same shape together, in order, up to a full batch."""
 
     def __init__(self, decoder: Decoder, step: int, queue: int, *, shapes: Sequence[BatchShape]):
         super().__init__(decoder.mesh, step, queue, decoder.batch_sequences)
@@ -33,12 +33,12 @@ class BatchService(Service):
             self.decoder.decode_batch([], shape)
 
     def with_rows(self, shape: BatchShape, jobs: int) -> BatchShape:
-        """Returns a shape with the rows of a batch for a number of jobs."""
+        """Returns a shape with the rows of a batch for this number of jobs."""
         rows = rows_of_batch(jobs, self.decoder.batch_sequences, self.shards)
         return shape._replace(rows=rows)
 
     def shape_of(self, request: Request) -> BatchShape:
-        """Returns the shortest of the shapes that hold a request."""
+        """Returns the shortest shape that holds a request."""
         assert request.source is not None
         source, new = len(request.source), request.max_new_tokens
         return next(n for n in self.shapes if source <= n.source and new <= n.new_tokens)
@@ -47,7 +47,7 @@ class BatchService(Service):
         return self._running
 
     def next_jobs(self) -> list[Job]:
-        """Takes the first job, and those after it that fit in its batch."""
+        """Takes the first waiting job, and later ones that fit in its batch."""
         if not self._waiting:
             return []
         shape = self.shape_of(self._waiting[0].request)
@@ -84,8 +84,8 @@ def batch_shapes(
 ) -> list[BatchShape]:
     """Returns the shapes of full batches for sources of at most `longest` tokens.
 
-    A translation has at most `length_factor` tokens for each of its source and `length_extra`
-    ones, or `max_tokens`, where that is more; always at most `room`.
+    A translation has at most `length_factor` tokens per source token plus `length_extra`, or
+    `max_tokens` if that is more; always at most `room`.
     """
     factor, extra, least = options.length_factor, options.length_extra, options.max_tokens or 0
     sources = powers(2, padded(1), padded(longest))

@@ -1,4 +1,4 @@
-"""Answers prompts by continuous batching: texts join and leave the running batch as it runs."""
+"""Answers prompts by continuous batching: texts join and leave the batch while it runs."""
 
 import math
 import time
@@ -15,7 +15,7 @@ from trainer.serving.slot_engine import MAX_STEPS, SlotEngine, SlotSize
 
 
 class StepsInFlight(NamedTuple):
-    """Holds the tokens that a call computes, the jobs of its slots, and when it began."""
+    """Holds the tokens that a call computes, the jobs of its slots, and its start time."""
 
     new_tokens: NewTokens
     steps: int
@@ -57,7 +57,7 @@ class ContinuousService(Service):
         self._fit(jobs)
         free = [slot for slot in range(self.engine.size.slots) if slot not in self._running]
         joining = dict(zip(free, jobs, strict=False))
-        # What is only scored gets no slot.
+        # Jobs that are only scored get no slot.
         prompts = self.engine.join(joining | dict(enumerate(scored, self.engine.slots)))
         self._running |= joining
         before = self._dispatched
@@ -71,7 +71,7 @@ class ContinuousService(Service):
             self._read_prompts(*prompt)
 
     def _fit(self, joining: Sequence[Job]) -> None:
-        """Makes room for what the jobs have in the cache after the next call; may move them."""
+        """Makes room for the jobs' cache entries up to the end of the next call; may move jobs."""
         if jobs := [*self._running.values(), *joining]:
             ends = ((job.request, job.dispatched + MAX_STEPS) for job in jobs)
             length = max(len(x.prompt) + min(end, x.max_new_tokens) for x, end in ends)
@@ -79,7 +79,7 @@ class ContinuousService(Service):
             self._running = {moved[slot]: job for slot, job in self._running.items()}
 
     def _dispatch(self) -> StepsInFlight | None:
-        """Starts some steps; the slot of a text that they complete is free."""
+        """Starts some steps, and frees the slots of texts that they complete."""
         if not self._running:
             return None
         allowed = self._allowed()
@@ -107,7 +107,7 @@ class ContinuousService(Service):
         return allowed
 
     def _read(self, dispatched: StepsInFlight) -> None:
-        """Waits for the tokens of a call, and hands them to their jobs."""
+        """Waits for the tokens of a call, and passes them to their jobs."""
         columns = fetched(jax.tree.leaves(dispatched.new_tokens))
         # The call began when it was dispatched, or when the one before it was done.
         start_s = max(dispatched.start_s, self._last_read_s)
@@ -129,7 +129,7 @@ class ContinuousService(Service):
             self.notify(changed)
 
     def _read_prompts(self, jobs: Sequence[Job], scores: PromptScores) -> None:
-        """Waits for the scores of prompts; ends the jobs that add no token to them."""
+        """Waits for the scores of prompts, and ends the jobs that want no new token."""
         columns = fetched(jax.tree.leaves(scores))
         log_p_BT, *candidates = (np.concatenate([*column], axis=1) for column in columns)
         unscored = 0 if self.engine.vocab.reads_begin else 1
@@ -161,7 +161,7 @@ class ContinuousService(Service):
 
 
 def ranked(job: Job, places: int, candidates: Sequence[np.ndarray]) -> list[Ranked]:
-    """Returns the likeliest tokens that a job wants in each place, given them and their scores."""
+    """Returns the likeliest tokens that a job wants at each position, with their scores."""
     if not (candidates and job.candidates):
         return [[]] * places
     pairs = zip(*(column[:, : job.candidates].tolist() for column in candidates), strict=True)

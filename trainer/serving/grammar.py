@@ -1,4 +1,4 @@
-"""Restricts the next token of a text to those by which it can become JSON of a schema."""
+"""Restricts the next token of a text so that the text can become JSON of a schema."""
 
 import functools
 import json
@@ -14,12 +14,12 @@ from data.tokenizers.tokenizer_json import TOKENIZER, TokenizerJsonVocab
 from data.vocab import Vocab
 
 LONGEST, DIGITS = 50_000, 4
-"""Limits of a schema: its characters, and the digits of all its multipleOf, as others may take
+"""Limits of a schema: its characters, and the digits of all its multipleOf.  Larger ones may take
 minutes to compile."""
 
 
 class Grammar:
-    """Follows a text token by token; `copy` begins another one."""
+    """Follows a text token by token; a `copy` follows another text."""
 
     def __init__(self, vocab: Vocab, schema: Any):
         self._vocab, text = vocab, json.dumps(schema)
@@ -41,9 +41,9 @@ class Grammar:
         return other
 
     def allowed(self) -> np.ndarray | None:
-        """Returns for each token of the vocabulary whether it may follow; None where none may.
+        """Returns for each token of the vocabulary whether it may follow; None if none may.
 
-        The end of the text may as soon as the JSON is whole.
+        End tokens may follow as soon as the JSON is complete.
         """
         is_allowed = np.frombuffer(self._matcher.compute_logit_bias(), np.uint8) > 0
         is_allowed[[*self._vocab.stop_ids]] = self._matcher.is_accepting()
@@ -90,7 +90,7 @@ def bytes_of(piece: str) -> bytes:
 
 @functools.lru_cache(maxsize=2)
 def tokenizer_of(vocab: Vocab) -> llguidance.LLTokenizer:
-    """Describes a vocabulary to llguidance; raises where it cannot be."""
+    """Describes a vocabulary to llguidance; raises if that is impossible."""
     kind = type(vocab).__name__
     try:
         if isinstance(vocab, TokenizerJsonVocab):

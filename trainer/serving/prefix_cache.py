@@ -1,6 +1,6 @@
-"""Caches the keys and values of prompts: one with the same prefix reads only the rest.
+"""Caches the keys and values of prompts: a prompt with the same prefix computes only the rest.
 
-Entries are whole prompts; SGLang (Zheng et al. 2024) and vLLM (Kwon et al. 2023) have blocks.
+Entries are entire prompts; SGLang (Zheng et al. 2024) and vLLM (Kwon et al. 2023) have blocks.
 """
 
 from typing import NamedTuple
@@ -10,7 +10,7 @@ import numpy as np
 from models.api import Cache
 
 SHORTEST_CACHED = 65
-"""Padded length from which a prompt is cached that has a prefill pass of its own."""
+"""Padded length from which prompts with their own prefill pass are cached."""
 
 
 class CachedPrompt(NamedTuple):
@@ -21,7 +21,7 @@ class CachedPrompt(NamedTuple):
     """Positions of the cache."""
     cache: Cache
     adapter: int = 0
-    """What read the prompt: another one gives other keys and values."""
+    """The adapter that read the prompt; others give other keys and values."""
 
     def shared(self, tokens: np.ndarray) -> int:
         """Returns the length of the longest common prefix."""
@@ -38,12 +38,12 @@ class PrefixCache:
         self._prompts: list[CachedPrompt] = []
 
     def nearest(self, tokens: np.ndarray, adapter: int) -> CachedPrompt | None:
-        """Returns the prompt with the longest common prefix; None where there are no prompts."""
+        """Returns the adapter's prompt with the longest common prefix; None if it has none."""
         prompts = (prompt for prompt in self._prompts if prompt.adapter == adapter)
         return max(prompts, key=lambda prompt: prompt.shared(tokens), default=None)
 
     def add(self, prompt: CachedPrompt) -> None:
-        """Adds a prompt in place of those that are its prefixes, or else of the oldest."""
+        """Adds a prompt; removes its prefixes, and the oldest prompts beyond the limit."""
         others = (
             p for p in self._prompts
             if p.adapter != prompt.adapter or p.shared(prompt.tokens) < len(p.tokens)
@@ -51,5 +51,5 @@ class PrefixCache:
         self._prompts = [*others, prompt][-self.limit :] if self.limit else []
 
     def clear(self) -> None:
-        """Removes all prompts, as new weights give other keys and values."""
+        """Removes all prompts, since new weights give other keys and values."""
         self._prompts = []

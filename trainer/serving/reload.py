@@ -1,4 +1,4 @@
-"""Brings the weights of newer checkpoints into a running service."""
+"""Loads the weights of newer checkpoints into a running service."""
 
 import dataclasses
 import logging
@@ -15,11 +15,11 @@ from trainer.serving.service import Service
 logger = logging.getLogger(__name__)
 
 TRIES = 3
-"""How often a checkpoint that cannot be read is tried, while its files stay as they are."""
+"""How often an unreadable checkpoint is tried while its files stay the same."""
 
 
 def check_finite(trained: TrainedModel) -> None:
-    """Refuses weights that are NaN or infinite."""
+    """Rejects weights that are NaN or infinite."""
     with jax.set_mesh(trained.mesh):
         bad = not_finite(trained.params)
     if bad:
@@ -33,7 +33,7 @@ def check_finite(trained: TrainedModel) -> None:
 class CheckpointWatcher:
     """Looks for a newer checkpoint every `every_s` seconds, in a thread.
 
-    `files` describes the files of a checkpoint: one that is being copied is tried when it is whole.
+    `files` describes a checkpoint's files, so one that is being copied is tried when complete.
     """
 
     service: Service
@@ -50,7 +50,7 @@ class CheckpointWatcher:
         self._thread = threading.Thread(target=self._run, name="meshloom-reload", daemon=True)
 
     def look(self) -> None:
-        """Restores the newest checkpoint if it is another one than last time."""
+        """Restores the newest checkpoint unless it is the one in use."""
         step = self.latest()
         if step is None or step == self._last:
             return
@@ -71,7 +71,7 @@ class CheckpointWatcher:
             self._thread.start()
 
     def stop(self) -> None:
-        """Ends the thread, after what it reads."""
+        """Ends the thread, after any restore in progress."""
         self._ended.set()
         if self._thread.is_alive():
             self._thread.join()

@@ -1,4 +1,4 @@
-"""Keeps the queue of a server: jobs wait, a thread answers them, new weights replace the old."""
+"""Runs the queue of a server: jobs wait, a thread answers them, new weights replace the old."""
 
 import abc
 import collections
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 Finish = Literal["stop", "length"]
 GREEDY = Sampling(temperature=0)
-MAX_CANDIDATES = 20  # that of the completions of OpenAI's compatible servers
+MAX_CANDIDATES = 20  # the limit of OpenAI-compatible servers for completions
 Ranked = list[tuple[int, float]]
-"""The likeliest tokens in one place, with their log-probabilities at temperature 1."""
+"""The likeliest tokens at one position, with their log-probabilities at temperature 1."""
 
 
 class QueueFull(Exception):
@@ -33,7 +33,7 @@ class QueueFull(Exception):
 
 
 class Stopped(Exception):
-    """Reports that the service takes no more jobs."""
+    """Reports that the service accepts no more jobs."""
 
 
 class NoFiniteScore(Exception):
@@ -46,7 +46,7 @@ class DeadEnd(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class TokenPenalties:
-    """Says what changes the logits of a text's tokens, as `models.decoding.slots.Penalties`."""
+    """Holds changes to the logits of a text's tokens, as `models.decoding.slots.Penalties`."""
 
     repetition: float = 1.0
     presence: float = 0.0
@@ -60,9 +60,9 @@ NO_PENALTIES = TokenPenalties()
 
 @dataclasses.dataclass(eq=False)
 class Job:
-    """Holds a request and, as it comes, its answer.
+    """Holds a request and, as it arrives, its answer.
 
-    The thread of the service alone writes the answer; it calls `notify` of the service after it.
+    Only the service's thread writes the answer; it then calls `notify` of the service.
     """
 
     request: Request
@@ -70,18 +70,18 @@ class Job:
     penalties: TokenPenalties = NO_PENALTIES
     grammar: "Grammar | None" = None
     adapter: int = 0
-    """Which adapter of the model reads the text, from 1 on; 0 is none."""
+    """Number of the model's adapter that reads the text, from 1; 0 is none."""
     streams: bool = False
     """Whether each token is announced; otherwise only the end."""
     on_change: Callable[[], None] = lambda: None
     tokens: list[int] = dataclasses.field(default_factory=list)
     """New tokens, without the end."""
     log_probabilities: list[float] = dataclasses.field(default_factory=list)
-    """Of the tokens, and of the end where there is one."""
+    """Of the tokens, and of the end token if there is one."""
     candidates: int = 0
-    """How many of the likeliest tokens are wanted in each place, at most MAX_CANDIDATES."""
+    """How many of the likeliest tokens are wanted at each position, at most MAX_CANDIDATES."""
     likeliest: list[Ranked] = dataclasses.field(default_factory=list)
-    """In the places of the tokens, and of the end where there is one."""
+    """At the positions of the tokens, and of the end token if there is one."""
     end_id: int | None = None
     """The token that ended the text, if one did."""
     scores_prompt: bool = False
@@ -89,7 +89,7 @@ class Job:
     cached_tokens: int = 0
     """Tokens of the prompt whose keys and values were in the prefix cache."""
     prompt_log_probabilities: list[float] = dataclasses.field(default_factory=list)
-    """Of its tokens; without the first one where the model reads no begin token before it."""
+    """Of its tokens, without the first one if the model reads no begin token before it."""
     prompt_likeliest: list[Ranked] = dataclasses.field(default_factory=list)
     hypotheses: list[TokenHypothesis] = dataclasses.field(default_factory=list)
     """Texts of a beam search, the best first."""
@@ -98,7 +98,7 @@ class Job:
     failure: BaseException | None = None
     """The error, if the job failed."""
     checkpoint: int | None = None
-    """Step of the weights that answer."""
+    """Step of the weights that compute the answer."""
     dispatched: int = 0
     """New tokens that are computed, or being computed."""
     is_cancelled: bool = False
@@ -110,17 +110,17 @@ class Job:
 
 @dataclasses.dataclass
 class ServiceCounts:
-    """Counts what a service has done."""
+    """Counts the work of a service."""
 
     prompt_tokens: int = 0
     new_tokens: int = 0
     steps: int = 0
-    """Tokens added to each text, or batches decoded."""
+    """Calls that add a token to each text, or batches decoded."""
     reloads: int = 0
 
 
 class Service(abc.ABC):
-    """Answers jobs in a thread; a subclass says how."""
+    """Answers jobs in a thread, as a subclass defines."""
 
     _running: Collection[Any] = ()
     """Slots or jobs that are being answered."""
@@ -142,14 +142,14 @@ class Service(abc.ABC):
         self._thread = threading.Thread(target=self._run, name="meshloom-service", daemon=True)
 
     def start(self) -> None:
-        """Compiles what the service runs, then starts the thread that answers."""
+        """Starts the thread that answers, and waits until it has compiled what it runs."""
         self._thread.start()
         self._is_ready.wait()
         if self.failure is not None:
             raise self.failure
 
     def submit(self, jobs: Sequence[Job]) -> None:
-        """Lets jobs wait for an answer: all of them, or none."""
+        """Queues jobs for an answer: all of them, or none."""
         with self._changed:
             if self.failure is not None or self._is_stopping:
                 raise Stopped
@@ -167,7 +167,7 @@ class Service(abc.ABC):
             self._changed.notify()
 
     def replace(self, params: Any, step: int) -> None:
-        """Takes new weights, once the texts that the old ones began are done."""
+        """Sets new weights, once the texts that the old ones began are done."""
         with self._changed:
             self._next_weights = params, step
             self._changed.notify()
@@ -183,14 +183,14 @@ class Service(abc.ABC):
         return len(self._running)
 
     def stop(self) -> None:
-        """Finishes what waits and runs, then ends the thread."""
+        """Finishes waiting and running jobs, then ends the thread."""
         with self._changed:
             self._is_stopping = True
             self._changed.notify()
         if self._thread.is_alive():
             self._thread.join()
 
-    # What a subclass does.
+    # What a subclass defines.
 
     @abc.abstractmethod
     def warm_up(self) -> None:
@@ -206,19 +206,19 @@ class Service(abc.ABC):
 
     @abc.abstractmethod
     def advance(self, jobs: Sequence[Job]) -> None:
-        """Begins these jobs, and does some work on all that run."""
+        """Begins these jobs, and does some work on all running jobs."""
 
     @abc.abstractmethod
     def set_weights(self, params: Any) -> None:
-        """Takes new weights; nothing runs."""
+        """Sets new weights, while nothing runs."""
 
     # The thread.
 
     def _run(self) -> None:
         try:
             with jax.set_mesh(self.mesh):
-                self.warm_up()  # in this thread: what JAX keeps compiled depends on its contexts
-                trim_memory()  # that the restored weights took
+                self.warm_up()  # in this thread: JAX's caches depend on its contexts
+                trim_memory()  # used to restore the weights
                 self._is_ready.set()
                 while (jobs := self._next()) is not None:
                     self.advance(jobs)
@@ -239,7 +239,7 @@ class Service(abc.ABC):
                     (params, step), self._next_weights = self._next_weights, None
                     self.set_weights(params)
                     self.checkpoint = step
-                    del params  # the service may have made others of them
+                    del params  # the service may have made copies
                     trim_memory()
                     self.counts.reloads += 1
                     logger.info("Serving the checkpoint of step %d.", self.checkpoint)
@@ -264,18 +264,18 @@ class Service(abc.ABC):
 
 
 def call_each(jobs: Sequence[Job]) -> None:
-    """Calls what each job wants called when it changes."""
+    """Calls `on_change` of each job."""
     for job in jobs:
         job.on_change()
 
 
 EVENT = "/jax/core/compile/backend_compile_duration"
 EVENTS = "/jax/core/compile/"
-"""Begins the names of all parts of a compilation: tracing and lowering, too."""
+"""Prefix of the names of all parts of a compilation, which include tracing and lowering."""
 
 
 class Compilations:
-    """Counts compilations, and loads of compiled programs from the cache, from now on."""
+    """Counts compilations, and loads of compiled programs from the cache, since it was made."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

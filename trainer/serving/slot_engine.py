@@ -1,6 +1,6 @@
-"""Runs the slots of a language model on the devices: few executables, compiled when first needed.
+"""Runs the slots of a language model on devices: few executables, compiled when first needed.
 
-They are compiled for few numbers of slots and few lengths of the cache, so that a step costs what
+There are executables for few numbers of slots and few cache lengths, so a step costs only what
 the running texts need.  Texts move when they no longer fit, or need much less for a while.
 """
 
@@ -35,22 +35,22 @@ from trainer.serving.service import MAX_CANDIDATES, NO_PENALTIES, Job
 
 logger = logging.getLogger(__name__)
 JOINING_TOKENS = 256
-"""Maximum number of padded tokens of one prefill pass; a longer prompt has its own."""
+"""Maximum number of padded tokens of one prefill pass; a longer prompt has its own pass."""
 CALL_S, MAX_STEPS = 0.02, 4
-"""Seconds of the steps that are one call, and how many these are, at most.
+"""Maximum seconds of the steps in one call, and their maximum number.
 
-Each call, and what Python does around it, adds about a millisecond.  More steps per call leave more
-slots empty: texts that have ended, and prompts that wait, hold until the end of a call.
+Each call, with the work of Python around it, adds about a millisecond.  More steps per call leave
+more slots empty: ended texts keep their slots, and prompts wait, until the end of a call.
 """
 SHORTEST_CACHE = 64
 PATIENCE = 8
 """Calls after which texts move to fewer or shorter slots, which takes about as long as 2 steps."""
 SHOWN_S = 0.3
-"""What takes at least this long to compile is reported."""
+"""Compilations that take longer than this are logged."""
 
 
 class SlotSize(NamedTuple):
-    """Holds how many texts run together, and the positions of each in the cache."""
+    """Holds the number of texts that run together, and the cache positions of each."""
 
     slots: int
     length: int
@@ -62,8 +62,8 @@ class SlotSize(NamedTuple):
 class SlotEngine:
     """Holds the weights and the running batch.
 
-    One thread uses it, within the mesh.  `advance` returns before its tokens are computed, so that
-    the next ones can be started before they are read.
+    One thread uses it, within the mesh.  `advance` returns before its tokens are computed, so the
+    next ones can be started before these are read.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class SlotEngine:
         self._slots: Slots | None = None
         self._weights, self._unprepared = None, params
         self._prefixes = PrefixCache(0 if self.shards > 1 else cached_prompts)
-        with jax.set_mesh(mesh):  # while slots grow to twice the length, both are there
+        with jax.set_mesh(mesh):  # while slots grow to twice the length, both exist
             weights = jax.eval_shape(model.prepare, params)
             sizes = [SlotSize(self.slots, length) for length in self.lengths[-2:]]
             sizes.append(SlotSize(self.shards, max_length))  # of a cached prompt
@@ -95,18 +95,18 @@ class SlotEngine:
             check_cache_memory(weights, caches, mesh)
 
     def decoder(self, size: SlotSize, candidates: int | None = None) -> SlotDecoder:
-        """Returns what runs slots of a size."""
+        """Returns the decoder of slots of a size."""
         return SlotDecoder(self.model, *size, self.vocab.stop_ids, MAX_STEPS, candidates)
 
     def candidates_of(self, jobs: Iterable[Job]) -> int:
-        """Returns how many tokens are ranked for jobs: one of few numbers to compile."""
+        """Returns how many tokens to rank for jobs, which is one of few numbers to compile."""
         wanted = max((job.candidates for job in jobs), default=0)
         return min(wanted if wanted <= 1 else MAX_CANDIDATES, self.vocab.size)
 
     def compiled(
         self, about: str, key: Hashable, function: Callable[..., Any], *args: Any, **options: Any
     ) -> Any:
-        """Calls a function, which is compiled at the first call of its key."""
+        """Calls a function, which is compiled at the first call with its key."""
         if key not in self._executables:
             start_s = time.perf_counter()
             self._executables[key] = jax.jit(function, **options).lower(*args).compile()
@@ -120,20 +120,20 @@ class SlotEngine:
         return -(-rows // self.shards) * self.shards
 
     def joining_rows(self, length: int) -> list[int]:
-        """Returns how many prompts of a padded length may be read in one pass."""
+        """Returns the numbers of prompts of a padded length that one pass may read."""
         largest = max(JOINING_TOKENS // length, 1)
         powers = (4**exponent for exponent in range(largest.bit_length()))
         rows = {min(self.rounded(count), self.slots) for count in powers if count <= largest}
         return sorted(rows)
 
     def set_weights(self, params: Any) -> None:
-        """Takes other weights for all tokens from now on."""
+        """Sets the weights for all tokens from now on."""
         self._prefixes.clear()
         self._weights = None  # frees the old ones before there are new ones
         self._weights = self.compiled("weights", "prepare", self.model.prepare, params)
 
     def warm_up(self) -> None:
-        """Compiles what one short text needs; the slots are empty after it."""
+        """Compiles what one short text needs, and leaves the slots empty."""
         params, self._unprepared = self._unprepared, None
         self.set_weights(params)
         del params
@@ -148,7 +148,7 @@ class SlotEngine:
     def fit(self, running: Collection[int], count: int, length: int) -> dict[int, int]:
         """Resizes the slots to hold `count` texts of `length` positions; keeps the running ones.
 
-        Returns the new slot of each running one.
+        Returns the new slot of each running text.
         """
         wanted = SlotSize(
             next(slots for slots in self.slot_counts if slots >= count),
@@ -195,9 +195,9 @@ class SlotEngine:
         )  # fmt: skip
 
     def join(self, jobs: Mapping[int, Job]) -> list[tuple[list[Job], PromptScores]]:
-        """Puts the requests of jobs into slots, by slot; from `slots` on, they are only scored.
+        """Puts the requests of jobs into slots, by slot; jobs from `slots` on are only scored.
 
-        Returns jobs with the scores of their prompts, by row.
+        Returns lists of jobs with the scores of their prompts, by row.
         """
         if not self._penalizes and any(job.penalties != NO_PENALTIES for job in jobs.values()):
             self._add_penalties(self.size)
@@ -225,7 +225,7 @@ class SlotEngine:
     ) -> NewTokens:
         """Adds `steps` tokens to each text, with the candidates that these jobs want.
 
-        In some slots only some tokens of the vocabulary are allowed.
+        `allowed` restricts the tokens of some slots.
         """
         candidates = self.candidates_of(jobs)
         place, allowed_BV = NamedSharding(self.mesh, self.layout.place("BV")), None
@@ -244,14 +244,14 @@ class SlotEngine:
 
     @functools.cached_property
     def padded_vocab(self) -> int:
-        """Returns how many logits a place has."""
+        """Returns the number of logits at a position."""
         logits = self.decoder(self.size).logits
         return jax.eval_shape(logits, self._weights, self._slots)[1].shape[-1]
 
     def note_call(self, size: SlotSize, steps: int, seconds: float) -> None:
         """Learns from a call that took at most `seconds` how many steps of a size fit in CALL_S.
 
-        The fastest call counts: others waited for something else, or for work of the machine.
+        Only the fastest call counts: others waited for something else, or for other work.
         """
         self._step_s[size] = min(self._step_s.get(size, math.inf), seconds / steps)
         self.steps = self._steps_of(self.size)
@@ -283,7 +283,7 @@ class SlotEngine:
             min_p_B=vector([s.min_p for s in samplings], default_float),
             adapter_B=vector([job.adapter for job in filled]),
         )
-        prompts_BL: Any = rows_of(prompts, length)  # jit takes numpy arrays
+        prompts_BL: Any = rows_of(prompts, length)  # jit accepts numpy arrays
         joining = Joining(
             slots_B=vector([*jobs, *[self.slots] * unused]),
             prompts_BL=prompts_BL,
@@ -315,7 +315,7 @@ class SlotEngine:
         return scores
 
     def _penalties_of(self, jobs: Sequence[Job]) -> tuple[Penalties | None, Any]:
-        """Returns the penalties of texts that join, once a text has any, and their shardings."""
+        """Returns the penalties of joining texts, if any text has some, and their shardings."""
         assert self._slots is not None
         if (penalties := self._slots.penalties) is None:
             return None, None
@@ -331,7 +331,7 @@ class SlotEngine:
     def _read(
         self, joining: Joining, shardings: Joining, candidates: int | None
     ) -> tuple[Cache, jax.Array, PromptScores | None]:
-        """Reads whole prompts, as `SlotDecoder.read` does."""
+        """Reads entire prompts, as `SlotDecoder.read` does."""
         rows, length = joining.prompts_BL.shape
         return self.compiled(
             f"a pass over {rows} x {length} tokens of prompts", ("read", rows, length, candidates),
@@ -342,7 +342,7 @@ class SlotEngine:
     def _read_rest(
         self, tokens: np.ndarray, adapter: int, joining: Joining, shardings: Joining
     ) -> tuple[Cache, jax.Array, int]:
-        """Reads what a prompt does not share with a cached one, and caches it.
+        """Reads the part of a prompt that no cached prompt shares, and caches the prompt.
 
         Returns its keys and values, its last token, and how many of its tokens were cached.
         """

@@ -25,15 +25,15 @@ logger = logging.getLogger(__name__)
 
 
 class EvaluationSet(NamedTuple):
-    """Holds sources of one part of a task and their references, as its files have them."""
+    """Holds the sources and references of one part of a task, unchanged from its files."""
 
     name: str
     tag: str | None
     sources: list[str]
     references: list[list[str]]
-    """One or more whole references, each with a text for every source."""
+    """One or more complete references, each with a text for every source."""
     lines: list[tuple[str, int]]
-    """The part and the number of each sentence: its place in the split or the file, from 1."""
+    """The part of each sentence, and its number in the split or the file, from 1."""
 
     @classmethod
     def whole(
@@ -44,7 +44,7 @@ class EvaluationSet(NamedTuple):
         return cls(name, tag, sources, references, lines)
 
     def some(self, places: Sequence[int]) -> "EvaluationSet":
-        """Returns only those sentences."""
+        """Returns a set of only the sentences at these positions."""
         return self._replace(
             sources=[self.sources[i] for i in places],
             references=[[whole[i] for i in places] for whole in self.references],
@@ -60,9 +60,9 @@ class TranslatedSet(NamedTuple):
     metrics: TranslationMetrics
 
     def files(self) -> dict[str, list[str]]:
-        """Returns, by the end of its name, the lines of each file that holds what was measured.
+        """Returns the lines of each file with what was measured, by the suffix of the file's name.
 
-        A line break inside a sentence is a space there, as it is for sacrebleu's tokenizers.
+        A line break inside a sentence becomes a space, as in sacrebleu's tokenizers.
         """
         numbers = [f"{part}\t{number}" for part, number in self.part.lines]
         several = len(self.part.references) > 1
@@ -100,9 +100,9 @@ def translate(
     progress: Progress = no_progress,
     **measuring: Any,
 ) -> list[TranslatedSet]:
-    """Translates each part; where there are several, all of them together come first.
+    """Translates each part; if there are several, all of them together come first.
 
-    `measuring` is what `compute_metrics` takes.
+    `measuring` holds arguments of `compute_metrics`.
     """
     total, done, texts = sum(len(part.sources) for part in parts), 0, []
     for part in parts:
@@ -126,7 +126,7 @@ def translate(
 
 
 def joined(parts: Sequence[EvaluationSet]) -> EvaluationSet:
-    """Joins parts to one with the first reference of each."""
+    """Joins parts into one, with the first reference of each."""
     sources = [source for part in parts for source in part.sources]
     references = [[text for part in parts for text in part.references[0]]]
     lines = [line for part in parts for line in part.lines]

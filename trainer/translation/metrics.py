@@ -1,4 +1,4 @@
-"""Computes BLEU, chrF and TER by sacrebleu, with its signatures; finds its test sets."""
+"""Computes BLEU, chrF and TER with sacrebleu and its signatures; reads its test sets."""
 
 import dataclasses
 import hashlib
@@ -20,19 +20,19 @@ from sacrebleu.utils import SACREBLEU_DIR
 from configs.errors import UserError, did_you_mean
 from data.sources.text_files import read_lines
 
-References = Sequence[Sequence[str]]  # one or more whole references, each with a text a sentence
+References = Sequence[Sequence[str]]  # each is complete: one text per sentence
 RESAMPLES = 1000
 # sacrebleu holds all resamples at once: per sentence 8 bytes of index and, for chrF, 18 counts.
 SENTENCE_BYTES = 8 + 18 * 4
 MAX_RESAMPLE_BYTES = 2 << 30
 SEED = "SACREBLEU_SEED"
-DIGITS = 12  # of an interval's ends, which sacrebleu hands out as text
+DIGITS = 12  # of an interval's ends, which sacrebleu returns as text
 
 
 class Chrf(CHRF):
-    """Computes chrF in Python's own numbers.
+    """Computes chrF with Python's own number types.
 
-    sacrebleu's bootstrap fails where some resamples score a float32 and others, without a match,
+    sacrebleu's bootstrap fails if some resamples score a float32 and others, without a match,
     a float.
     """
 
@@ -41,7 +41,7 @@ class Chrf(CHRF):
 
 
 class Ter(TER):
-    """Computes TER in Python's own numbers, for the same reason."""
+    """Computes TER with Python's own number types, for the same reason."""
 
     def _compute_score_from_stats(self, stats: Sequence[Any]) -> TERScore:
         return super()._compute_score_from_stats(np.asarray(stats).tolist())
@@ -51,8 +51,8 @@ class Ter(TER):
 class Measure:
     """Holds one metric in percent, with sacrebleu's full signature.
 
-    `low` and `high` are the ends of sacrebleu's 95 % interval, None without resamples: the mean of
-    the resamples, less and plus half the width of their middle 95 %.
+    `low` and `high` are the ends of sacrebleu's 95 % interval: the mean of the resamples, minus and
+    plus half the width of their middle 95 %.  They are None without resamples.
     """
 
     name: str
@@ -61,7 +61,7 @@ class Measure:
     high: float | None
     signature: str
     details: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    """What BLEU is made of, by sacrebleu's names; lengths are in words of the tokenizer."""
+    """Components of BLEU, by sacrebleu's names; lengths are in words of the tokenizer."""
 
     def __str__(self) -> str:
         interval = "" if self.low is None else f" ({self.low:.2f} to {self.high:.2f})"
@@ -72,8 +72,8 @@ class Measure:
 class TranslationMetrics:
     """Holds the metrics of some translations.  A lower TER is better; None if not computed.
 
-    A hash is the SHA-256 of the texts, each with a "\\n" at its end: what `sha256sum` prints for a
-    plain file, and for several references one after the other.
+    A hash is the SHA-256 of the texts, each with a "\\n" at its end.  `sha256sum` prints the same
+    for a plain file; several references are concatenated.
     """
 
     bleu: Measure
@@ -117,9 +117,9 @@ def compute_metrics(
 ) -> TranslationMetrics:
     """Measures raw, detokenised hypotheses against one or more references.
 
-    `tokenize` is a tokenizer of sacrebleu's for BLEU; None takes 13a, or what sacrebleu takes for
-    the target language where `languages`, such as en-zh, is given.  With fewer than 2 resamples
-    there is no interval; where more would take too much memory, there are fewer, as the signatures
+    `tokenize` is one of sacrebleu's tokenizers for BLEU; None uses 13a or, if `languages` (such as
+    en-zh) is given, sacrebleu's choice for the target language.  With fewer than 2 resamples, there
+    is no interval.  If resamples would need too much memory, there are fewer, as the signatures
     say.  `test_set` and `languages` go into the signatures, `name` into messages.  TER takes
     several seconds for 3,000 sentences, and minutes for sentences with their words in a wrong
     order.
@@ -150,7 +150,7 @@ def compute_metrics(
 
 
 def check_texts(name: str, texts: Sequence[str], references: References) -> None:
-    """Refuses texts that do not belong together; the name is for messages."""
+    """Rejects texts that do not belong together; the name is for messages."""
     if not references or not any(text.strip() for whole in references for text in whole):
         raise UserError("Nothing to score: the references hold no text.")
     for number, reference in enumerate(references, 1):
@@ -179,7 +179,7 @@ def read_test_set(name: str, languages: str) -> tuple[list[str], list[list[str]]
             f"{did_you_mean(languages, dataset.langpairs)}  "
             f"Legal: {', '.join(sorted(dataset.langpairs))}."
         )
-    # The fields of an XML set would be read out of its archive, which is downloaded if need be.
+    # Reading the fields of an XML set would open its archive, and download it if needed.
     if isinstance(dataset, WMTXMLDataset):
         fields = dataset._get_langpair_allowed_refs(languages)
     else:
@@ -197,10 +197,10 @@ def read_test_set(name: str, languages: str) -> tuple[list[str], list[list[str]]
 
 
 def check_settings(tokenize: str | None = None, languages: str | None = None) -> None:
-    """Refuses what would fail after all sentences were decoded: a tokenizer, a bad seed."""
+    """Rejects settings that would fail only after decoding: a tokenizer, a bad seed."""
     seed = os.environ.get(SEED)
     if seed is not None and not (seed.isdecimal() and int(seed) > 0):
-        # sacrebleu itself takes "none", and 0 for some tests, as no seed at all.
+        # sacrebleu itself treats "none", and for some tests 0, as no seed at all.
         raise UserError(f"{SEED}={seed}: legal is an integer of at least 1, or unset.")
     if tokenize is not None and tokenize not in BLEU.TOKENIZERS:
         raise UserError(
@@ -225,7 +225,7 @@ def check_settings(tokenize: str | None = None, languages: str | None = None) ->
 
 
 def text_hash(texts: References) -> str:
-    """Returns the SHA-256 of texts, each with a line's end, in hexadecimal digits."""
+    """Returns the SHA-256 of texts, each with a line end, in hexadecimal digits."""
     whole = "".join(f"{text}\n" for part in texts for text in part)
     return hashlib.sha256(whole.encode()).hexdigest()
 
@@ -236,13 +236,13 @@ def _bleu(tokenize: str | None, languages: str | None) -> BLEU:
 
 def _interval(score: Score, signature: str) -> tuple[float, float]:
     interval = json.loads(score.format(width=DIGITS, signature=signature, is_json=True))
-    # sacrebleu names no interval where every resample is 0.
+    # sacrebleu names no interval if every resample is 0.
     mean, half = interval.get("confidence_mean", 0.0), interval.get("confidence_var", 0.0)
     return mean - half, mean + half
 
 
 def _named(prefix: str, measure: Measure | None) -> dict[str, Any]:
-    """Names the fields of a measure prefix, prefix_low and so on; all None where it is absent."""
+    """Names the fields of a measure prefix, prefix_low and so on; all None without a measure."""
     fields = {name: getattr(measure, name, None) for name in ("low", "high", "signature")}
     fields |= {} if measure is None else measure.details
     return {prefix: measure and measure.score} | {f"{prefix}_{k}": v for k, v in fields.items()}

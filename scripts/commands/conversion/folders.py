@@ -1,4 +1,4 @@
-"""Defines what imports and exports share: checks of folders, settings of imported runs, notes."""
+"""Defines what imports and exports share: checks of folders, run settings, and notes."""
 
 import fnmatch
 import tempfile
@@ -35,13 +35,13 @@ from trainer.step import abstract_state, train_step_spec
 LEFT_BY_IMPORTS = (
     CHECKPOINTS, FILE, "model.gin", HUGGINGFACE, TARGET_FILE, SOURCE_FILE, ".*.tmp"
 )  # fmt: skip
-"""What an import that was interrupted leaves in a model directory."""
+"""What an interrupted import may leave in a model directory."""
 MAX_FILE_BYTES = 5 * 10**9
-"""Of a file with tensors, as Hugging Face has it."""
+"""Size limit of a file with tensors, as Hugging Face has it."""
 
 
 def check_new_run(model_dir: Path) -> None:
-    """Refuses a model directory that holds a run already."""
+    """Refuses a model directory that already holds a run."""
     if model_dir.exists() and not model_dir.is_dir():
         raise UserError(f"--model_dir={model_dir}: is a file.  Choose a folder.")
     if ModelDir(model_dir).has_run():
@@ -56,7 +56,7 @@ def check_new_run(model_dir: Path) -> None:
 
 
 def check_new_folder(folder: Path, names: Iterable[str]) -> None:
-    """Refuses a folder that holds one of these files already."""
+    """Refuses a folder that already holds one of these files."""
     if folder.exists() and not folder.is_dir():
         raise UserError(f"--output={folder}: is a file.  Choose a folder.")
     if taken := [name for name in names if (folder / name).exists()]:
@@ -64,9 +64,9 @@ def check_new_folder(folder: Path, names: Iterable[str]) -> None:
 
 
 def config_of(run: Run, settings: SettingsFlags, fixed: str = "") -> Config:
-    """Returns the settings of a run, under the given ones; warns of those that nothing uses.
+    """Returns the settings of a run, overridden by the given ones; warns about unused settings.
 
-    `fixed` wins over files, and `--gin_param` over `fixed`.
+    `fixed` overrides files, and `--gin_param` overrides `fixed`.
     """
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "huggingface.gin"
@@ -77,7 +77,7 @@ def config_of(run: Run, settings: SettingsFlags, fixed: str = "") -> Config:
 
 
 def note_import(model_dir: Path, left_out: Iterable[str], types: Sequence[str], count: int) -> None:
-    """Prints what was imported, and what was not; each of `left_out` says why."""
+    """Prints what was imported, and what was left out and why."""
     print_note(*(f"Left out: {tensor}." for tensor in left_out))
     if len(types) > 1:
         print_note(f"Stored as float32: the tensors are of several types, {' and '.join(types)}.")
@@ -94,9 +94,9 @@ def export_weights(
     name: str,
     merged: Run | None = None,
 ) -> None:
-    """Writes the weights of a run, one after another, and then files, the settings last.
+    """Writes the weights of a run one after another, then its files, with the settings last.
 
-    `factors` has what some weights are multiplied by, by path.  `merged` is a run with adapters.
+    `factors` holds factors of some weights, by path.  `merged` is a run with adapters.
     """
     average, run = flags.model.average, ModelDir(flags.model.model_dir).recorded_run()
     root = restore.weights_path(run, average) if merged is None else "params"
@@ -135,7 +135,7 @@ def export_weights(
 
 
 def exported_steps(checkpoints: Checkpoints, which: str, average: str | None) -> list[int]:
-    """Returns the steps whose mean is exported."""
+    """Returns the steps whose weights are exported, averaged if there are several."""
     step = single_checkpoint(checkpoints, which)
     if average is not None and average != restore.EMA:
         return restore.averaged_steps(checkpoints, step, average)

@@ -1,6 +1,6 @@
-"""Imports and exports models and their adapters: Hugging Face's folders, and model directories.
+"""Converts models and adapters between Hugging Face's folders and model directories.
 
-Weights go from file to file, a layer of one weight at a time.
+Weights stream from file to file, one layer of one weight at a time.
 """
 
 import dataclasses
@@ -58,19 +58,19 @@ from trainer.model_dir import HUGGINGFACE, ModelDir
 from trainer.run import Run
 
 MODEL_FILE = "model.gin"
-"""Settings of the model and of its vocabulary alone, for the runs that start from it."""
+"""File with the settings of the model and its vocabulary alone, for runs that start from it."""
 VOCABS = {TARGET_FILE: "vocab", SOURCE_FILE: "source_vocab"}
-"""Settings of a task, by the files that keep them."""
+"""Settings of a task, by the vocab files that they name."""
 FILES = (
     SETTINGS, GENERATION, TOKENIZER, "tokenizer_config.json",
     "special_tokens_map.json", "added_tokens.json", "chat_template.jinja", "chat_template.json",
     "vocab.json", "merges.txt", *PIECES.values(), *SENTENCE_PIECES,
 )  # fmt: skip
-"""Files that are kept as they are, where a folder has them."""
+"""Files that are copied unchanged if a folder has them."""
 
 
 def import_hf(flags: ImportHfFlags) -> None:
-    """Makes a model directory of a model.  The settings choose its task."""
+    """Makes a model directory from a model.  The settings choose its task."""
     start_devices()
     folder, model_dir = local_path(flags.input, "--input"), flags.model_dir
     folders.check_new_run(model_dir)
@@ -113,7 +113,7 @@ def import_hf(flags: ImportHfFlags) -> None:
             f"{type(run.task).__name__}.{changed[0]}: an imported model uses its own vocabulary.  "
             "Do not change this setting or its file."
         )
-    chosen = run.task.vocab  # may name special tokens
+    chosen = run.task.vocab  # it may name special tokens
     if isinstance(tokenizer, TokenizerJson) and isinstance(chosen, TokenizerJson):
         special = {name: getattr(chosen, name) for name in ("begin", "end", "pad")}
         named = {name: token for name, token in special.items() if token is not None}
@@ -127,7 +127,7 @@ def import_hf(flags: ImportHfFlags) -> None:
     vocabularies.warn_of_other_ends(folder, settings, vocab)
     store = run.model.precision.store
     flat = {weight.path: streamed_array(weight, parts, weight.dtype(store)) for weight in weights}
-    with Checkpoints(model_dir) as checkpoints:  # of step 0, with nothing but the weights
+    with Checkpoints(model_dir) as checkpoints:  # step 0, with only the weights
         checkpoints.save(0, {"params": traverse_util.unflatten_dict(flat, sep="/")})
     for name in FILES:
         if (folder / name).is_file():
@@ -136,7 +136,7 @@ def import_hf(flags: ImportHfFlags) -> None:
             kept = json_bytes(settings) if is_changed else (folder / name).read_bytes()
             atomic_write(model_dir / HUGGINGFACE / name, kept)
     atomic_write(model_dir / MODEL_FILE, model_text(run))
-    ModelDir(model_dir).save(config, run, vocabs)  # last: it is what makes a run of the folder
+    ModelDir(model_dir).save(config, run, vocabs)  # last, as this turns the folder into a run
     left_out = [f"{name}, which {settings['model_type']} does not read" for name in unread]
     if images:
         left_out.append(f"{len(images)} image tensors: Meshloom supports only the text part")
@@ -145,7 +145,7 @@ def import_hf(flags: ImportHfFlags) -> None:
 
 
 def given_vocabs(run: Run) -> dict[str, tuple[str | None, str | None]]:
-    """Returns the path and the side of the trained vocabularies of a task, by file."""
+    """Returns the path and the side of each trained vocabulary of a task, by file."""
     settings = run.task.vocab_settings.items()
     return {file: (vocab.given_path, getattr(vocab, "side", None)) for file, vocab in settings}
 
@@ -163,7 +163,7 @@ def model_text(run: Run) -> str:
 def check_copies(
     stored: Mapping[str, StoredTensor], copies: Sequence[str], family: Family, folder: Path
 ) -> list[str]:
-    """Returns the tensors that repeat the embedding; refuses one that is to do so and does not."""
+    """Returns the tensors that repeat the embedding; refuses a tied one that differs from it."""
     embedding = family.tensors.embedding
     table = stored[embedding].read() if copies and embedding in stored else None
     equal = [name for name in copies if table is None or np.array_equal(stored[name].read(), table)]
@@ -191,7 +191,7 @@ def streamed_array(
 
 
 def export_hf(flags: ExportHfFlags) -> None:
-    """Writes a model as Hugging Face reads it."""
+    """Writes a model in Hugging Face's format."""
     start_devices()
     output, model_dir = local_path(flags.output, "--output"), flags.model.model_dir
     folders.check_new_folder(output, (TENSORS, INDEX, *FILES))
@@ -225,7 +225,7 @@ def exported_model(model_dir: Path, run: Run) -> tuple[Transformer, Settings, Se
 
 
 def import_peft(flags: ImportPeftFlags) -> None:
-    """Makes a model directory of adapters, which starts from the one of their model."""
+    """Makes a model directory from adapters; it starts from the directory of their model."""
     start_devices()
     folder, model_dir = local_path(flags.input, "--input"), flags.model_dir
     folders.check_new_run(model_dir)
@@ -241,7 +241,7 @@ def import_peft(flags: ImportPeftFlags) -> None:
     check_tensors(weights, infos, file, f"LoRA of {flags.start_from}")
     model = dataclasses.replace(model, adapter=adapter)
     base = dataclasses.replace(base, model=model, start_from=start_from)
-    fixed = f"Transformer.adapter = @Lora()\n{dump([adapter])}"  # over model.gin and lora.gin
+    fixed = f"Transformer.adapter = @Lora()\n{dump([adapter])}"  # overrides model.gin and lora.gin
     config = folders.config_of(base, flags.settings, fixed)
     run, flat = config.make(Run), {}
     convert.check_same(model, run.model)
@@ -257,7 +257,7 @@ def import_peft(flags: ImportPeftFlags) -> None:
 
 
 def export_peft(flags: ExportPeftFlags) -> None:
-    """Writes the adapters of a run as PEFT reads them."""
+    """Writes the adapters of a run in PEFT's format."""
     start_devices()
     output, model_dir = local_path(flags.output, "--output"), flags.model.model_dir
     folders.check_new_folder(output, (peft.SETTINGS, peft.TENSORS))

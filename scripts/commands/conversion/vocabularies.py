@@ -1,4 +1,4 @@
-"""Finds the tokenizer of a folder of Hugging Face, and the run that an import begins with."""
+"""Finds the tokenizer in a folder of Hugging Face, and defines the first run of an import."""
 
 import re
 from pathlib import Path
@@ -25,17 +25,17 @@ from trainer.checkpoints.huggingface.tokenizer import SENTENCE_PIECES
 from trainer.run import Run
 
 MAX_LENGTH = 2048
-"""Tokens a row of the first task: the model reads longer ones, if it was trained so."""
+"""Tokens per row of the first task; the model accepts longer rows if it was trained on them."""
 PAIR_LENGTH = 512
-"""Tokens a row on either side, as T5 was trained."""
+"""Tokens per row on each side, as T5 was trained."""
 
 
 def tokenizer_of(folder: Path, ids: Settings | None = None) -> Tokenizer:
-    """Returns the settings of the tokenizer of a folder.
+    """Returns the settings of the tokenizer in a folder.
 
-    That of an encoder-decoder has the ids that its settings name: a SentencePiece model with
-    others leaves them to tokenizer.json, where any token can begin.  A T5's has sentinels, too,
-    which its SentencePiece model lacks.
+    The tokenizer of an encoder-decoder must use the begin and end ids in the model's settings.  If
+    a SentencePiece model has others, tokenizer.json is used, where any token can begin a text.  A
+    T5's tokenizer.json also has the sentinels, which its SentencePiece model lacks.
     """
     models = [folder / name for name in SENTENCE_PIECES if (folder / name).is_file()]
     pieces = [file for file in models if processor_of(read_model(file)) is not None]
@@ -66,13 +66,13 @@ def tokenizer_of(folder: Path, ids: Settings | None = None) -> Tokenizer:
 
 
 def source_tokenizer_of(folder: Path) -> Tokenizer | None:
-    """Returns the settings of the tokenizer of sources, where targets have another."""
+    """Returns the settings of the tokenizer for sources, if targets have another one."""
     is_there = any((folder / name).is_file() for name in PIECES.values())
     return Marian(path=str(folder), side="source") if is_there else None
 
 
 def warn_of_other_ends(folder: Path, settings: Settings, vocab: Vocab) -> None:
-    """Warns if Hugging Face's library ends a text at other tokens than decoding does."""
+    """Warns if Hugging Face's library ends texts at other tokens than decoding does."""
     given = read_json(folder, GENERATION) if (folder / GENERATION).is_file() else {}
     ids = tokenizer_json.eos_token_ids({**settings, **given})
     if not ids or {*ids} == {*vocab.stop_ids}:
@@ -89,9 +89,9 @@ def warn_of_other_ends(folder: Path, settings: Settings, vocab: Vocab) -> None:
 
 
 def run_of(spec: Transformer, tokenizer: Tokenizer, model_dir: Path) -> Run:
-    """Returns a run on the docstrings or the phrases, until the user names another task."""
+    """Returns a run on the docstrings or the phrases, for use until the user names another task."""
     path = str(absolute(model_dir) / TARGET_FILE)
-    name = re.sub(r"[^A-Za-z0-9_.-]", "_", absolute(model_dir).name)  # as of a folder of data_dir
+    name = re.sub(r"[^A-Za-z0-9_.-]", "_", absolute(model_dir).name)  # a folder's name in data_dir
     fields: dict[str, Any] = {"name": f"hf_{name}"}
     fields["vocab"] = SentencePiece(model_file=path)
     if isinstance(tokenizer, TokenizerJson):

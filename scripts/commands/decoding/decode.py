@@ -39,12 +39,12 @@ from trainer.run import Run
 from trainer.serving.service import Compilations
 from trainer.translation.metrics import text_hash
 
-BEAM = 4  # of translations; other texts are continued greedily
+BEAM = 4  # for translations; other texts are continued greedily
 BATCH = 64
 
 
 def search_of(flags: SearchFlags, task: Task) -> Search:
-    """Samples with a temperature or a number of samples; otherwise searches by beam or greedily."""
+    """Returns sampling if a temperature or number of samples is set, else beam or greedy search."""
     is_sampling = flags.temperature is not None or flags.samples is not None
     if is_sampling and flags.beam is not None:
         raise UserError("--beam with --temperature or --samples: choose either search or sampling.")
@@ -62,7 +62,7 @@ def search_of(flags: SearchFlags, task: Task) -> Search:
 
 
 def options_of(flags: SearchFlags) -> DecodeOptions:
-    """Returns the options of the decoder among the flags, which have the same names."""
+    """Returns the options of the decoder, which have the same names as the flags."""
     names = {field.name for field in dataclasses.fields(DecodeOptions)}
     return DecodeOptions(**{n: v for n, v in dataclasses.asdict(flags).items() if n in names})
 
@@ -70,7 +70,7 @@ def options_of(flags: SearchFlags) -> DecodeOptions:
 def decoder_of(
     members: Sequence[TrainedModel], flags: SearchFlags, batch_sequences: int | None
 ) -> LineDecoder:
-    """Makes the decoder of one model, or of several that decode together."""
+    """Makes a decoder for one model, or for several as an ensemble."""
     trained, options = members[0], options_of(flags)
     run, vocabs, search = trained.run, trained.vocabs, search_of(flags, trained.run.task)
     check_search(options, search)
@@ -83,7 +83,7 @@ def decoder_of(
 
 
 def trace_fns_of(flags: SearchFlags) -> Callable[[Run], list[TraceFn]]:
-    """Returns what decoding with these flags traces, given a run."""
+    """Returns a function from a run to what is traced for decoding with these flags."""
     ranks = flags.rescore_suffix is not None
     return lambda run: [decode_trace_fn(run, search_of(flags, run.task), with_suffix=ranks)]
 
@@ -91,7 +91,7 @@ def trace_fns_of(flags: SearchFlags) -> Callable[[Run], list[TraceFn]]:
 def continuations(
     prompts: Sequence[str], model_dir: Path, flags: SearchFlags, batch_sequences: int | None = None
 ) -> list[str]:
-    """Returns the best text for each line."""
+    """Returns the best text for each prompt."""
     checkpoint, traced = CheckpointFlags(model_dir=model_dir), trace_fns_of(flags)
     with trained_models(checkpoint, traced) as models, progress_bar("decode") as update:
         decoder = decoder_of([models.restore(None)], flags, batch_sequences)
@@ -99,7 +99,7 @@ def continuations(
 
 
 def decode_file(flags: DecodeFlags) -> None:
-    """Decodes a file; continues one that was interrupted."""
+    """Decodes a file, or continues where an earlier call was interrupted."""
     lines = input_lines(flags.input)
     with trained_models(flags.model, trace_fns_of(flags.search)) as models:
         steps = chosen_steps(models.checkpoints, flags.model.checkpoint)
@@ -123,7 +123,7 @@ def decode_file(flags: DecodeFlags) -> None:
 def origin_of(
     flags: CheckpointFlags, models: ModelRestorer, members: Sequence[TrainedModel]
 ) -> dict[str, Any]:
-    """Names the checkpoints of a model, and its settings that are not those of its run."""
+    """Returns the checkpoints of a model, and its settings that differ from those of its run."""
     run, recorded = models.run, ModelDir(flags.model_dir).recorded_run()
     changes = [*diff(recorded.model, run.model), *diff(recorded.task, run.task)]
     averaged = [step for member in members for step in member.averaged_steps]
@@ -136,7 +136,7 @@ def origin_of(
 
 @dataclasses.dataclass(frozen=True)
 class DecodeJob:
-    """Decodes lines and writes them, in order, as the flags say."""
+    """Decodes lines, and writes them in order in the format that the flags choose."""
 
     flags: DecodeFlags
     lines: Sequence[str]
@@ -154,7 +154,7 @@ class DecodeJob:
         throughput.print(len(self.lines))
 
     def write_file(self) -> None:
-        """Writes a file; what a crash interrupts, the next call continues."""
+        """Writes a file; the next call continues what a crash interrupts."""
         throughput, output = Throughput(), path_of(self.flags.output)
         journal = Journal(output, self.settings)
         done = from_first_process(lambda: None if journal.is_done() else [*journal.open().items()])
@@ -172,7 +172,7 @@ class DecodeJob:
         left = [line for line in range(len(self.lines)) if line not in texts]
         if not is_first_process():
             for _ in self.decode(left):
-                pass  # process 0 writes it
+                pass  # process 0 writes the texts
             return
         with journal:
             for batch in self.decode(left):
@@ -184,7 +184,7 @@ class DecodeJob:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Returns everything that the output follows from."""
+        """Returns everything that determines the output."""
         model = self.flags.model
         return {
             "input": text_hash([self.lines])[:16],
@@ -198,7 +198,7 @@ class DecodeJob:
         }
 
     def decode(self, left: Sequence[int]) -> Iterator[list[tuple[int, list[Hypothesis]]]]:
-        """Yields, batch by batch, some of the lines with the texts that are written."""
+        """Yields batches of these lines, with the texts to write."""
         done = 0
         with progress_bar("decode") as update:
             for batch in self.decoder.decode(self.requests, left):
@@ -207,7 +207,7 @@ class DecodeJob:
                 update(done, len(left))
 
     def write(self, file: TextIO, texts: Mapping[int, Sequence[Hypothesis]]) -> None:
-        """Writes the texts of all lines; those in columns after a line with their names."""
+        """Writes the texts of all lines; with a header line if they are in columns."""
         if self.flags.written_format == "tsv":
             file.write("line\trank\tscore\tlog_probability\ttext\n")
         alone = len(self.lines) == (self.flags.nbest or 1) == 1 and self.requests[0].is_answer
@@ -226,9 +226,9 @@ class DecodeJob:
 def format_line(
     format: Format, line: int, source: str, hypotheses: Sequence[Hypothesis], alone: bool = False
 ) -> Iterable[str]:
-    """Returns the lines of the output for one line of the input.
+    """Returns the output lines for one input line.
 
-    JSON keeps newlines in texts, as does an answer that is alone in the output.
+    JSON keeps newlines in texts.  So does a single answer that is the whole output.
     """
     match format:
         case "text":
@@ -244,7 +244,7 @@ def format_line(
 
 
 def entry_of(source: str, hypotheses: Sequence[Hypothesis]) -> dict[str, Any]:
-    """Returns the JSON object of one line of the input."""
+    """Returns the JSON object for one input line."""
     return {"source": source, "hypotheses": [one._asdict() for one in hypotheses]}
 
 

@@ -9,7 +9,7 @@ from trainer.traces import trace_score_step
 
 
 def score_file(flags: ScoreFlags) -> None:
-    """Scores each line, or each pair of a source and a target with a tab between."""
+    """Scores each line: a text, or a source and a target with a tab between them."""
     lines = input_lines(flags.input)
     with (
         trained_models(flags.model, lambda run: [trace_score_step]) as models,

@@ -30,13 +30,13 @@ from trainer.run import Run
 
 
 def doctor(flags: DoctorFlags) -> None:
-    """Prints what each check finds; raises where something is an error."""
+    """Prints the findings of each check; raises `RunError` if one is an error."""
     findings = findings_of([("processes", lambda: processes(flags)), ("devices", machine.devices)])
-    is_joined = findings[0].status != "error"  # or the others would wait in vain
+    is_joined = findings[0].status != "error"  # otherwise the others would wait in vain
     given, config, is_readable = flags.settings, None, True
     model_dir = given.model_dir
     if model_dir is not None and not (ModelDir(model_dir).has_run() or ModelDir(model_dir).record):
-        model_dir = None  # training has still to make it
+        model_dir = None  # training has not made it yet
     if model_dir is not None or given.gin_file or given.gin_param:
         try:
             config = settings(model_dir, given.gin_file, given.gin_param)
@@ -63,7 +63,7 @@ def doctor(flags: DoctorFlags) -> None:
 
 
 def processes(flags: DoctorFlags) -> Iterator[Finding]:
-    """Starts the devices, and connects to the other processes of the run where there are any."""
+    """Starts the devices, and connects to the other processes of the run if there are any."""
     devices.start_devices(flags.processes)
     if peers.current() is None:
         yield Finding("processes", "ok", "this one alone")
@@ -73,7 +73,7 @@ def processes(flags: DoctorFlags) -> Iterator[Finding]:
 
 
 def checks(flags: DoctorFlags, config: Config | None) -> dict[str, Check]:
-    """Returns the checks that each process makes without the others."""
+    """Returns the checks that each process can make without the others."""
     given = flags.settings
     data_dir = data_dir_of(flags.data_dir, given.model_dir).expanduser()
     every: dict[str, Check] = {
@@ -145,7 +145,7 @@ def task_cache(
 
 
 def every_cache(data_dir: Path, reads_rows: bool) -> Iterator[Finding]:
-    """Looks at each cache of a folder: whether its files are there and whole."""
+    """Checks that the files of each cache in a folder are there and complete."""
     folders = cache_folders(data_dir)
     for folder in folders:
         name = f"data of {folder.name}"
@@ -164,7 +164,7 @@ def every_cache(data_dir: Path, reads_rows: bool) -> Iterator[Finding]:
 
 
 def run_files(model_dir: Path, reads_arrays: bool) -> Iterator[Finding]:
-    """Verifies the checkpoints of a run, which a training may remove, and lines of its metrics."""
+    """Verifies the checkpoints of a run, which training may remove meanwhile, and its metrics."""
     if (lock := holder_of(model_dir)) is not None:
         holder, is_alive = lock
         text = f"{holder}, trains there" if is_alive else f"{holder}, has ended without unlocking"

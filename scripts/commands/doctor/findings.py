@@ -1,4 +1,4 @@
-"""Collects what the checks of `meshloom doctor` find, in one process or in several."""
+"""Collects the findings of `meshloom doctor`, from one process or from several."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, NamedTuple
@@ -15,13 +15,13 @@ class Finding(NamedTuple):
     fix: str | None = None
     """The command or change that fixes it."""
     is_common: bool = False
-    """Whether all processes of a run must find the same."""
+    """Whether the finding must be the same in all processes of a run."""
     processes: tuple[int, ...] = (0,)
-    """Which processes of the run found it."""
+    """The processes of the run that have this finding."""
 
 
 def warning(check: str, is_bad: bool, text: str, fix: str) -> Finding:
-    """Makes a finding that is ok, or else a warning with its fix."""
+    """Makes a finding that is a warning with its fix, or else is ok."""
     return Finding(check, "warning", text, fix) if is_bad else Finding(check, "ok", text)
 
 
@@ -29,7 +29,7 @@ Check = Callable[[], Iterable[Finding]]
 
 
 def findings_of(checks: Iterable[tuple[str, Check]]) -> list[Finding]:
-    """Makes the checks; what a check raises is its finding."""
+    """Runs the checks; an error that a check raises becomes a finding."""
     findings: list[Finding] = []
     for name, check in checks:
         try:
@@ -40,7 +40,7 @@ def findings_of(checks: Iterable[tuple[str, Check]]) -> list[Finding]:
 
 
 def failure(check: str, error: Exception) -> Finding:
-    """Makes a finding of an error; the last sentence of our messages is the fix."""
+    """Makes a finding from an error; the last sentence of Meshloom's messages is the fix."""
     if isinstance(error, UserError | RunError):
         text, _, fix = str(error).rstrip().rpartition("  ")
         return Finding(check, "error", text or fix, fix if text else None)
@@ -48,7 +48,7 @@ def failure(check: str, error: Exception) -> Finding:
 
 
 def merged(by_process: Sequence[Sequence[Sequence[Any]]]) -> list[Finding]:
-    """Joins what the processes of a run found: one line for equal problems, and for ok."""
+    """Joins the findings of a run's processes: one line for equal problems, and one for ok."""
     lines: dict[tuple[object, ...], Finding] = {}
     for process, findings in enumerate(by_process):
         for finding in (Finding(*values[:5]) for values in findings):
@@ -56,7 +56,7 @@ def merged(by_process: Sequence[Sequence[Sequence[Any]]]) -> list[Finding]:
             key = (finding.check, None) if is_same else finding[:4]
             processes = lines[key].processes if key in lines else ()
             lines[key] = lines.get(key, finding)._replace(processes=(*processes, process))
-    common: dict[str, list[Finding]] = {}  # by check: where there are several, processes differ
+    common: dict[str, list[Finding]] = {}  # by check; if there are several, processes differ
     for line in lines.values():
         if line.is_common:
             common.setdefault(line.check, []).append(line)

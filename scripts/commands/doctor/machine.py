@@ -1,4 +1,4 @@
-"""Checks the machine: packages, devices, memory, clock, and the folders that a run writes to."""
+"""Checks the machine: packages, devices, memory, clocks, and the folders that a run writes to."""
 
 import contextlib
 import importlib.metadata
@@ -31,17 +31,17 @@ from trainer.device_check import compare_with_cpu
 SHOWN = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint")
 INSTALL = "pip install -e .  in the folder of Meshloom."
 LEAST_MEMORY_BYTES = 2 << 30
-"""JAX, its compiler and the quickstart's model take about 1 GiB."""
+"""JAX, its compiler and the quickstart's model need about 1 GiB."""
 WRONG_GRADIENTS = (
     "Do not train with such a layout until this is ok: try another version of jax with its plugin "
     "or libtpu, unset XLA_FLAGS and LIBTPU_INIT_ARGS, or use another layout."
 )
 MAX_SKEW_S = 2.0
-"""Seconds between clocks from which on logs of several hosts are hard to read together."""
+"""Difference of clocks in seconds above which logs of several hosts are hard to read together."""
 GIB = 1 << 30
 WRITTEN_BYTES = 32 << 20
 SLOW_BYTES_PER_S = 50e6
-"""Half of what a single hard disk writes."""
+"""Half the write speed of a single hard disk."""
 LEAST_FREE_BYTES = 1 << 30
 
 
@@ -67,7 +67,7 @@ def versions() -> Iterator[Finding]:
 
 
 def unmet(requirement: str) -> str | None:
-    """Describes how an installed package misses a requirement such as jax>=0.10.2, or None."""
+    """Describes how an installed package violates a requirement such as jax>=0.10.2, or None."""
     wanted = Requirement(requirement)
     if wanted.marker is not None and not wanted.marker.evaluate({"extra": ""}):
         return None
@@ -108,7 +108,7 @@ def devices() -> Iterator[Finding]:
 
 
 def gradients(config: Config | None) -> Iterator[Finding]:
-    """Compares gradients on the devices, under the layout of the settings, with those of a CPU."""
+    """Compares gradients on the devices, under the configured layout, with those on a CPU."""
     layout = Layout() if config is None else config.make(Layout)
     print_note(
         f"Comparing gradients of tiny models with a CPU's, under mesh {layout.mesh!r}, rules "
@@ -149,8 +149,8 @@ def memory() -> Iterator[Finding]:
 
 
 def clocks() -> Iterator[Finding]:
-    """Compares the clocks of the processes.  Every process calls it."""
-    multihost.gather(None)  # all leave this one together
+    """Compares the clocks of the processes.  Every process must call it."""
+    multihost.gather(None)  # all continue from here together
     times = multihost.gather(time.time())
     if len(times) == 1:
         return
@@ -163,7 +163,7 @@ def clocks() -> Iterator[Finding]:
 def disk(flag: str, folder: Path, checkpoint_bytes: int = 0) -> Iterator[Finding]:
     """Writes to the file system of a folder, and removes what it wrote.
 
-    checkpoint_bytes is the size of what a run will save there next.
+    checkpoint_bytes is the size of the next checkpoint that a run will save there.
     """
     if is_remote(folder):
         yield from bucket(flag, folder)
@@ -198,8 +198,8 @@ def disk(flag: str, folder: Path, checkpoint_bytes: int = 0) -> Iterator[Finding
 
 
 def write_rate(folder: Path) -> tuple[float, float]:
-    """Returns the bytes a second that reach the disk, and by how much its dates are ahead."""
-    block = os.urandom(1 << 20)  # not zeros, which some file systems do not store
+    """Returns the bytes a second that reach the disk, and how far its dates are ahead."""
+    block = os.urandom(1 << 20)  # not zeros, which some file systems do not write
     with tempfile.NamedTemporaryFile(dir=folder, prefix=".doctor-") as file:
         start = time.monotonic()
         for _ in range(WRITTEN_BYTES // len(block)):
@@ -208,7 +208,7 @@ def write_rate(folder: Path) -> tuple[float, float]:
         os.fsync(file.fileno())
         seconds = time.monotonic() - start
         file.truncate()
-        os.utime(file.fileno())  # the date is the file system's
+        os.utime(file.fileno())  # the file system sets the date
         return WRITTEN_BYTES / seconds, os.fstat(file.fileno()).st_mtime - time.time()
 
 

@@ -39,7 +39,7 @@ SPLIT = "validation"
 
 
 def check_text(flags: EvaluateFlags, task: Task) -> None:
-    """Refuses two texts, and flags of translations for a task that has none."""
+    """Refuses two texts, and flags of translations for a task without translations."""
     text, given = flags.text, given_flags(flags.text)
     for name, value in (("--input", text.text_file), ("--test_set", text.test_set)):
         if text.split is not None and value is not None:
@@ -94,7 +94,7 @@ def given_text(flags: TextFlags, task: Task) -> translation.EvaluationSet | None
 
 
 def evaluate_model(flags: EvaluateFlags) -> list[dict[str, Any]]:
-    """Evaluates checkpoints on a text, and the translations of a translation task as well.
+    """Evaluates checkpoints on a text; for a translation task, also evaluates translations.
 
     With --harness, scores tasks of lm-evaluation-harness instead.
     """
@@ -168,7 +168,7 @@ def evaluate_model(flags: EvaluateFlags) -> list[dict[str, Any]]:
 
 
 def note_counting(flags: EvaluateFlags, run: Run, evaluation: Evaluation) -> None:
-    """Says what a perplexity per word counts, and whether experts drop tokens."""
+    """Prints what a perplexity per word counts, and whether experts drop tokens."""
     if not run.task.takes_pairs:
         ends, source = "lines, blank ones too", run.task.source
         if flags.text.text_file is None and getattr(source, "example", "") != "any line":
@@ -192,7 +192,7 @@ def translation_numbers(
     parts: dict[str, dict[str, Any]],
     train_pairs: Mapping[str, int],
 ) -> dict[str, Any]:
-    """Translates, prints and measures; adds the metrics of each part to its other numbers."""
+    """Translates, prints and measures; adds the metrics of each part to its numbers in `parts`."""
     decoder = decoder_of([trained], SearchFlags(**dataclasses.asdict(flags.search)), None)
     with progress_bar("translate") as update:
         made = translation.translate(
@@ -241,7 +241,7 @@ def evaluation_rows(
 
 
 def write_hypotheses(flags: EvaluateFlags, made: Sequence[translation.TranslatedSet]) -> None:
-    """Writes translations; with a file also their sources, references and line numbers."""
+    """Writes translations; to a file, also writes their sources, references and line numbers."""
     if (path := flags.hypotheses) is None:
         return
     files = made[0].files()

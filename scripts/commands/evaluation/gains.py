@@ -1,4 +1,4 @@
-"""Runs `meshloom gains`: plots the gains of models over a baseline, part by part."""
+"""Runs `meshloom gains`: plots the gains of models over a baseline, for each part of a mixture."""
 
 import statistics
 from collections.abc import Mapping
@@ -18,30 +18,30 @@ from scripts.commands.evaluation.flags import GainsFlags
 from scripts.terminal import print_note, print_table
 from trainer.metrics.plots import import_pyplot
 
-SPAN = 10  # neighbours by data size that the curve averages, as in GShard's Figure 6
+SPAN = 10  # values in the moving average, by data size, as in GShard's Figure 6
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Part:
-    """Holds what an evaluation says of one part of a mixture, or of a task of one part."""
+    """Holds the scores of one part of a mixture, or of a task with a single part."""
 
-    bleu: Annotated[float, Field(ge=0, lt=101)]  # round-off may exceed 100
+    bleu: Annotated[float, Field(ge=0, lt=101)]  # rounding may exceed 100
     references_hash: str
     train_pairs: PositiveInt | None = None
-    """Known of a mixture."""
+    """Known only for the parts of a mixture."""
 
 
 @dataclass(frozen=True)
 class MixtureScores:
-    """Holds what is read of an evaluation."""
+    """Holds what is read from an evaluation."""
 
     parts: Annotated[dict[Annotated[str, Field(min_length=1)], Part], Field(min_length=1)]
 
 
 def gains(flags: GainsFlags) -> dict[str, Any]:
-    """Reads what `meshloom evaluate --json` wrote, prints a table and draws a picture.
+    """Reads the results of `meshloom evaluate --json`, prints a table and draws a picture.
 
     Lepikhin et al. 2020 (GShard), Figure 6.
     """
@@ -87,7 +87,7 @@ def gains(flags: GainsFlags) -> dict[str, Any]:
 
 
 def parts_of(path: str) -> Mapping[str, Part]:
-    """Reads the parts of an evaluation, or of a folder with an evaluation for each, by its name."""
+    """Reads the parts of an evaluation, or a folder with an evaluation per part, by file name."""
     folder = path_of(path)
     if folder.is_dir():
         files = {file.stem: file for file in sorted(folder.glob("[!.]*.json"))}
@@ -111,16 +111,16 @@ def read_scores(path: str, kind: type[T]) -> T:
 
 
 def draw(output: str, names: list[str], pairs: list[int], gained: dict[str, list[float]]) -> None:
-    """Draws the gains of each part, from much data to little, and a moving average per model."""
+    """Draws the gains of each part, from most data to least, and a moving average per model."""
     pyplot = import_pyplot()
-    places = range(len(names))
+    positions = range(len(names))
     width = min(max(5, 0.2 * len(names)), 30)
     figure, axes = pyplot.subplots(figsize=(width, 4.5), layout="constrained")
     for number, (path, part_gains) in enumerate(gained.items()):
-        axes.scatter(places, part_gains, s=14, color=f"C{number}", alpha=0.5)
-        axes.plot(places, moving_average(part_gains), color=f"C{number}", label=Path(path).stem)
+        axes.scatter(positions, part_gains, s=14, color=f"C{number}", alpha=0.5)
+        axes.plot(positions, moving_average(part_gains), color=f"C{number}", label=Path(path).stem)
     labels = [f"{name} {size:,}" for name, size in zip(names, pairs, strict=True)]
-    axes.set_xticks(places, labels, rotation="vertical", fontsize="x-small")
+    axes.set_xticks(positions, labels, rotation="vertical", fontsize="x-small")
     axes.axhline(0, color="black", linewidth=0.8)
     axes.set(xlabel="pairs to train on", ylabel="BLEU over the baseline's")
     axes.grid(alpha=0.3)
@@ -135,6 +135,6 @@ def draw(output: str, names: list[str], pairs: list[int], gained: dict[str, list
 
 
 def moving_average(values: list[float]) -> list[float]:
-    """Averages each value with its neighbours, fewer at the ends."""
+    """Averages each value with its neighbours, of which there are fewer at the ends."""
     side = SPAN // 2
     return [statistics.fmean(values[max(i - side, 0) : i + side]) for i in range(len(values))]

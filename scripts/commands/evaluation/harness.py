@@ -1,4 +1,4 @@
-"""Runs `meshloom evaluate --harness`: scores checkpoints by tasks of lm-evaluation-harness."""
+"""Runs `meshloom evaluate --harness`: scores checkpoints on tasks of lm-evaluation-harness."""
 
 import dataclasses
 import functools
@@ -32,15 +32,15 @@ GREEDY = SearchFlags(beam=1)
 
 
 def evaluate_harness(flags: EvaluateFlags) -> list[dict[str, Any]]:
-    """Scores checkpoints by tasks; prints a table of their metrics."""
+    """Scores checkpoints on tasks, and prints a table of their metrics."""
     given = [n for g in (flags, flags.text, flags.search, flags.metrics) for n in given_flags(g)]
     if others := [name for name in given if name not in SHARED_FLAGS]:
         raise UserError(f"{', '.join(others)}: not with --harness.  Remove one of them.")
     harness = flags.harness
     tasks = load_tasks(harness.harness or "")
-    # The harness would fork this process, which has the threads of JAX.
+    # Otherwise the harness would fork this process, which has the threads of JAX.
     os.environ["DISABLE_MULTIPROC"] = "1"
-    lines, traced = [], trace_fns_of(GREEDY)  # near enough to explain an error of the layout
+    lines, traced = [], trace_fns_of(GREEDY)  # close enough to explain layout errors
     with trained_models(flags.model, traced) as models, progress_bar("harness") as update:
         for step in chosen_steps(models.checkpoints, flags.model.checkpoint):
             trained = models.restore(step, flags.model.average)
@@ -75,7 +75,7 @@ def evaluate_harness(flags: EvaluateFlags) -> list[dict[str, Any]]:
 
 
 def load_tasks(names: str) -> dict[str, dict[str, Any]]:
-    """Loads tasks, and groups of them: of names, YAML files and folders that commas separate."""
+    """Loads tasks and groups of tasks: names, YAML files and folders, separated by commas."""
     chosen = list[str]()
     for name in filter(None, names.split(",")):
         chosen += sorted(map(str, path_of(name).expanduser().glob("[!_]*.yaml"))) or [name]
@@ -92,7 +92,7 @@ def load_tasks(names: str) -> dict[str, dict[str, Any]]:
             )
         try:
             loaded = manager.load(name)
-        except Exception as error:  # the library raises no narrower one
+        except Exception as error:  # the library raises nothing more specific
             problem = f"{type(error).__name__}: {brief(str(error), 400)}"
             raise UserError(
                 f"--harness={name}: cannot be loaded: {problem}.  A file must hold one task, and "
@@ -104,7 +104,7 @@ def load_tasks(names: str) -> dict[str, dict[str, Any]]:
 
 
 def set_shots(tasks: Iterable[Task], shots: int | None) -> None:
-    """Sets shots and seeds as the harness's own command does; 0 shots of a task stay."""
+    """Sets shots and seeds as the harness's own command does; a task with 0 shots keeps 0."""
     random.seed(DEFAULT_RANDOM_SEED)
     np.random.seed(DEFAULT_OTHER_SEED)
     for task in tasks:

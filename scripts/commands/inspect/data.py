@@ -27,9 +27,9 @@ from trainer.run import MAX_STEPS, Run
 
 TOGETHER = (["--step", "--counts"], ["--ngram", "--contamination"])
 MOST_DOCUMENTS = 1000
-"""Documents whose rows and steps are listed."""
+"""Maximum number of documents whose rows and steps are listed."""
 MOST_ITEMS, MOST_LINES = 8, 50
-"""What a table has of a list, such as steps, and of the lines of a test; the JSON has all."""
+"""How much of a list, such as steps, and of a file's lines a table shows; the JSON has all."""
 NOT_IN_TABLES = ("pieces", "source_pieces", "source_tokens")
 Line = dict[str, Any]
 Stages = tuple[tuple[int, int], ...]
@@ -42,7 +42,7 @@ MEASURES: dict[str, tuple[str, Callable[[Line], bool]]] = {
 
 
 def data(flags: InspectDataFlags) -> None:
-    """Prints packed rows, or which steps read documents, or how much of each part they read."""
+    """Prints packed rows, the steps that read documents, what they read, or contaminated lines."""
     given = [x for x in given_flags(flags) if x not in ("--data_dir", "--split", "--json")]
     if (given[1:] and given not in TOGETHER) or given == ["--ngram"]:
         raise UserError(
@@ -71,7 +71,7 @@ def data(flags: InspectDataFlags) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Ledger:
-    """Knows the rows of each step of a run: they follow from its seed, its data and its settings.
+    """Computes the rows of each step of a run from its seed, its data and its settings.
 
     Steps count from 1, as in metrics.
     """
@@ -79,12 +79,12 @@ class Ledger:
     rows: Rows
     seed: int
     periods: Sequence[tuple[int, int, BatchSizes, Rows, Stages]]
-    """Two numbers of steps; of the steps after the first, to the second, the sizes of batches, all
-    rows without the documents that are excluded, and the stages of their lengths."""
+    """For the steps after the first number, up to the second: the batch sizes, all rows without the
+    excluded documents, and the stages of row lengths."""
 
     @classmethod
     def of(cls, run: Run, rows: Rows, model_dir: Path | None = None) -> "Ledger":
-        """Takes the settings of a run, and from its directory those of its earlier steps."""
+        """Makes a ledger from a run's settings and, for earlier steps, those in its directory."""
         names = ("batch_sequences", "batch_stages", "exclude", "length_stages")
         values = values_by_step(model_dir, {f"Run.{name}": getattr(run, name) for name in names})
         stops = [*(step for step, _ in values[1:]), MAX_STEPS]
@@ -96,13 +96,13 @@ class Ledger:
         return cls(rows, run.seed, periods)
 
     def rows_of_step(self, step: int) -> tuple[np.ndarray, Rows]:
-        """Returns the numbers of the rows of a step, and the rows as the step reads them."""
+        """Returns the ids of the rows of a step, and the rows as the step reads them."""
         [(_, _, sizes, rows, stages)] = [x for x in self.periods if x[0] < step <= x[1]]
         rows = dataclasses.replace(rows, batch_length=value_at(step - 1, None, stages))
         return rows.order.rows_of_step(self.seed, step - 1, sizes), rows
 
     def steps_of_segment(self, row: int, segment: int, last_step: int) -> Iterator[int]:
-        """Yields the steps up to the last that read a segment; one that reads it twice, twice."""
+        """Yields the steps up to last_step that read a segment, once for each time."""
         for first, stop, sizes, rows, _ in self.periods:
             span = first, min(stop, last_step)
             if segment in rows.segments_BL[np.array([row])]:
@@ -110,7 +110,7 @@ class Ledger:
                 yield from (step + 1 for step in steps)
 
     def counts(self, last_step: int) -> list[dict[str, Any]]:
-        """Counts the rows, and the epochs, that the steps up to the last read of each part."""
+        """Counts the rows and epochs of each part that the steps up to last_step read."""
         names = [part.name for part in self.rows.parts] if self.rows.mix else ["all"]
         read = np.zeros(len(names), np.int64)
         for first, stop, sizes, *_ in self.periods:
@@ -124,14 +124,14 @@ class Ledger:
 
 @dataclasses.dataclass(frozen=True)
 class Inspection:
-    """Shows what the flags choose of the rows of a split."""
+    """Shows what the flags select from the rows of a split."""
 
     flags: InspectDataFlags
     task: Task
     prepared: Prepared
     rows: Rows
     ledger: Ledger | None
-    """Of a run, where one is known that reads the split."""
+    """The ledger of a run that reads the split, if one is known."""
     last_step: int
 
     def show_rows(self) -> None:
@@ -142,7 +142,7 @@ class Inspection:
         self._show([segment for row in ids for segment in self._segments(row, self.rows)])
 
     def show_step(self) -> None:
-        """Shows the rows of a step, without the documents that it excludes."""
+        """Shows the rows of a step, without the documents that are excluded."""
         assert self.ledger is not None
         ids, rows = self.ledger.rows_of_step(self.last_step)
         segments = [segment for row in ids.tolist() for segment in self._segments(row, rows)]
@@ -153,7 +153,7 @@ class Inspection:
             print_note(f"Run.exclude left out {excluded:,} of {len(there):,} segments.")
 
     def show_counts(self) -> None:
-        """Shows how much of each part the steps up to the last read."""
+        """Shows how much of each part the steps up to last_step read."""
         assert self.ledger is not None
         print_note(f"Steps 1 to {self.last_step:,} read:")
         self._show(self.ledger.counts(self.last_step))
@@ -162,7 +162,7 @@ class Inspection:
         self._show_documents(self.rows.known_documents.named(self.flags.document or ""))
 
     def show_containing(self) -> None:
-        """Shows the documents that have a text, in one of their halves where they are pairs."""
+        """Shows the documents that contain a text; of a pair, in either half."""
         texts, wanted = enumerate(self._texts()), self.flags.containing
         if not wanted:
             raise UserError("--containing=: legal: a text of at least one character.")
@@ -171,7 +171,7 @@ class Inspection:
         self._show_documents(np.array(numbers, np.int64))
 
     def show_contamination(self) -> None:
-        """Shows which lines of a file occur in the text, by the measures of three papers."""
+        """Shows which lines of a file occur in the text, as measured in three papers."""
         index, size = self.rows.known_documents, self.flags.ngram
         sentences = input_lines(self.flags.contamination or "")
         lines, steps = list[Line](), defaultdict[int, set[int]](set)
@@ -198,7 +198,7 @@ class Inspection:
         write_json(self.flags.json_file, {"ngram": size, "counts": counts, "lines": lines})
 
     def _texts(self) -> Iterator[Sequence[str]]:
-        """Yields the text of each document, the two of a pair."""
+        """Yields the texts of each document: one, or two for a pair."""
         with progress_bar("search") as progress:
             for example in self.prepared.examples(self.task, self.flags.split, progress):
                 yield [example] if isinstance(example, str) else example
@@ -227,9 +227,9 @@ class Inspection:
         return list(self.ledger.steps_of_segment(row, segment, self.last_step))
 
     def _segments(self, row: int, rows: Rows) -> list[Line]:
-        """Describes each segment of a row; one that is excluded has no tokens.
+        """Describes each segment of a row; an excluded segment has no tokens.
 
-        Of rows that are cut, each part of a segment is described.
+        If rows are cut, describes each part of a segment.
         """
         vocab, source_vocab = self.prepared.vocabs
         batch = rows.batch(np.array([row]))
@@ -262,14 +262,14 @@ class Inspection:
 
 
 def print_lines(lines: Iterable[Line]) -> None:
-    """Prints lines of equal names as a table, without what only the JSON has."""
+    """Prints lines with equal fields as a table, without the fields that only the JSON has."""
     kept = [{name: shown(x) for name, x in line.items() if name not in NOT_IN_TABLES}
             for line in lines]  # fmt: skip
     print_table(list(kept[0]) if kept else [], [list(line.values()) for line in kept])
 
 
 def shown(value: object) -> object:
-    """Shortens a list, and a share."""
+    """Shortens a list, and rounds a share."""
     if not isinstance(value, list):
         return f"{value:.3f}" if isinstance(value, float) else value
     return shortened(value, MOST_ITEMS) or "none"

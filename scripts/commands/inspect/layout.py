@@ -29,7 +29,7 @@ from trainer.checks import find_untraceable, layout_name, record_loss, with_size
 from trainer.run import Run, with_vocab_rows
 from trainer.traces import trace_evaluate_step, trace_train_step
 
-SHOWN = 4  # names of tensors of a kind, of which the JSON has all
+SHOWN = 4  # names of tensors in each kind; the JSON has all
 
 
 def params(flags: InspectParamsFlags) -> None:
@@ -62,7 +62,7 @@ def params(flags: InspectParamsFlags) -> None:
 
 
 def model_of(config: Config) -> ModelSpec:
-    """Returns the model that the settings name; a run's other settings may be missing."""
+    """Returns the model that the settings name; other settings of a run may be missing."""
     model = config.value("Run.model")
     if not isinstance(model, ModelSpec):
         model = config.make(Transformer)
@@ -76,22 +76,22 @@ def model_of(config: Config) -> ModelSpec:
 
 
 def planned_sizes(layout: Layout, flags: InspectParamsFlags) -> dict[str, int]:
-    """Returns the mesh sizes: as written, or for this machine's devices with a -1 or simulated."""
+    """Returns the mesh sizes as written, or for this machine's devices if -1 or simulated."""
     is_here = "-1" in layout.mesh or flags.devices.simulate_devices is not None
     return mesh_sizes(layout.mesh, len(jax.devices()) if is_here else None)
 
 
 def sharding_text(names: Iterable[str], place: jax.P) -> str:
-    """Writes how axes are split in the words of a layout file."""
+    """Writes how axes are sharded, in the syntax of a layout file."""
     split = zip(names, place, strict=True)
     pairs = [f"{name}:{mesh_axis}" for name, entry in split for mesh_axis in mesh_axes(entry)]
     return ";".join(pairs) or "whole"
 
 
 def layout(flags: InspectLayoutFlags) -> None:
-    """Prints the problems of the layout, and where each kind of tensor of the model lives.
+    """Prints the problems of the layout, and the placement of each kind of tensor in the model.
 
-    Fails as `meshloom train` does if one of the problems is an error.
+    Fails like `meshloom train` if one of the problems is an error.
     """
     config = settings_of(flags.settings)
     run, layout = config.make(Run), config.make(Layout)
@@ -121,11 +121,11 @@ def layout(flags: InspectLayoutFlags) -> None:
 
 
 def tensors_by_kind(record: Record) -> dict[tuple[str, bool], list[str]]:
-    """Names the tensors of each kind: axes, and whether the rules for stored weights hold.
+    """Returns the names of tensors by kind: axes, and whether the rules for stored weights apply.
 
-    Weights are named by their paths, activations as the model's lines name them; of a kind without
-    names these lines are listed.  What a layer takes of a stack, or writes in another shape, is
-    named by the weight.
+    Weights are named by their paths, activations by their names in the model's code.  A kind
+    without names lists the lines of code instead.  A slice of a stack, and a weight in another
+    shape, have the name of the weight.
     """
     weights = {weight.path for weight in record.weights}
     of_a_layer = layers_by_axes(weight.path for weight in record.weights)
@@ -143,7 +143,7 @@ def tensors_by_kind(record: Record) -> dict[tuple[str, bool], list[str]]:
 
 
 def layers_by_axes(paths: Iterable[str]) -> dict[str, list[str]]:
-    """Names each weight as a layer reads it, by its axes without those of stacks."""
+    """Returns the weights as a layer reads them, by their axes without those of stacks."""
     names: dict[str, list[str]] = {}
     for path in paths:
         axes = axes_of_path(path)
@@ -154,7 +154,7 @@ def layers_by_axes(paths: Iterable[str]) -> dict[str, list[str]]:
 
 
 def names_of(tensor: Tensor) -> list[str]:
-    """Returns the path of a weight, or what the line that makes a tensor calls it, or the line."""
+    """Returns the path of a weight, or the names on the line that makes a tensor, or that line."""
     path, is_made, line = tensor.name.partition(" at ")
     if not is_made:
         return [path]
@@ -165,7 +165,7 @@ def names_of(tensor: Tensor) -> list[str]:
 
 
 def legend(axes: Alphabet, kinds: Iterable[str]) -> list[tuple[str, str, str]]:
-    """Explains the letters of some axes, in the order of the table of axes."""
+    """Explains the letters of some axes, in the order of the axis table."""
     letters = set("".join(kinds))
     rows = [
         (axis.letter, axis.name, axis.meaning)

@@ -14,7 +14,7 @@ from trainer.resume.history import starts
 
 
 def checkpoint(flags: InspectCheckpointFlags) -> None:
-    """Prints every array of a checkpoint, and what changed in the run until then."""
+    """Prints every array of a checkpoint, and the changes of the run until then."""
     start_devices()
     ModelDir(flags.model_dir).check_config()
     with Checkpoints(flags.model_dir) as checkpoints:

@@ -59,7 +59,7 @@ def inspect_settings(flags: InspectSettingsFlags) -> None:
 
 
 def specs() -> list[type[Any]]:
-    """Returns every spec of the project, in the order of their names."""
+    """Returns every spec of the project, sorted by name."""
     for folder in TITLES:
         for path in sorted((CHECKOUT / folder).rglob("*.py")):
             if re.search(r"^@spec\b", path.read_text(), re.MULTILINE):
@@ -68,7 +68,7 @@ def specs() -> list[type[Any]]:
 
 
 def settings_of(spec: Any) -> list[Setting]:
-    """Returns the parameters of a spec, in the order in which the class declares them."""
+    """Returns the parameters of a spec, in the order of their declaration."""
     meanings = field_docstrings(spec)
     return [
         Setting(
@@ -83,5 +83,5 @@ def settings_of(spec: Any) -> list[Setting]:
 
 
 def _written(value: object) -> str:
-    """Writes a default as a gin file does; a spec with other settings than its class as Python."""
+    """Writes a default as in a gin file; a spec with settings of its own is written as Python."""
     return repr(value) if is_spec(value) and not is_default(value) else shown(value)

@@ -1,7 +1,7 @@
-"""Reads what papers publish from the TOML files of this folder: items, their rows, and runs.
+"""Reads what papers publish from the TOML files in this folder: items, their rows, and runs.
 
-An item is a table, a figure, an algorithm, a section or an appendix.  A column says how ours is
-obtained: `by` names a function of `papers.py`, which the words of a row's `of` are given to.
+An item is a table, figure, algorithm, section or appendix.  A column defines how our value is
+obtained: `by` names a function in `papers.py`, which is called with the words in a row's `of`.
 """
 
 import re
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class Strict(BaseModel):
-    """Refuses names in a TOML file that a class lacks."""
+    """Refuses names in a TOML file that are not fields of the class."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -31,29 +31,29 @@ class PublishedRun(Strict):
     base: str = ""
     """The run whose files and settings come first."""
     model: str = ""
-    """What MODEL stands for in names of files. Default: the name of the run."""
+    """Replaces MODEL in file names. Default: the name of the run."""
     files: Words = ()
     settings: Words = ()
     topology: str = ""
     decoding: Mapping[str, Any] = {}
-    """Flags of `plan --decode`; none for a training step."""
+    """Flags of `plan --decode`; empty for a training step."""
 
 
 class Column(Strict):
-    """Describes a quantity: a figure, and how its values are written."""
+    """Describes a quantity: a figure, and the format of its values."""
 
     head: str
     by: Literal["", "count", "plan", "collective", "operator", "tensor", "order", "record"] = ""
     how: str = ""
-    """What ours is called: counted, planned, ..."""
+    """How our value is obtained: counted, planned, ..."""
     figure: str = ""
     scale: float = 1.0
     inverse: bool = False
     format: str = "{:.2f}"
     ratio: bool = False
-    """Whether it is of rows with `over` alone."""
+    """Whether the column is only for rows with `over`, or only for those without."""
     of: Words = ()
-    """Of records: page, heading, row and column, where ROW stands for the row's `of`."""
+    """For records: page, heading, row and column, where ROW stands for the row's `of`."""
 
 
 class Row(Strict):
@@ -62,13 +62,13 @@ class Row(Strict):
     name: str
     of: Words = ()
     over: Words = ()
-    """Ours is how many times that of these words it is."""
+    """Words of another figure; our value is the ratio to it."""
     published: Mapping[str, float | str] = {}
-    """By column."""
+    """Published values, by column."""
     records: Mapping[str, Words] = {}
-    """By column, where ours stands on another page: page, heading, row and column."""
+    """For our values on another page, by column: page, heading, row and column."""
     line: str = ""
-    """The line of a plot that the row is a point of."""
+    """The line of a plot to which the row adds a point."""
 
 
 class Drawing(Strict):
@@ -77,7 +77,7 @@ class Drawing(Strict):
     kind: Literal["bars", "lines", "grid"]
     x: str = ""
     y: str = ""
-    """Columns; of bars, a figure with parts."""
+    """Columns; for bars, a figure with parts."""
     label: str = ""
     scale: float = 1.0
     logarithmic: bool = False
@@ -89,21 +89,21 @@ class Item(Strict):
     name: str
     shows: str
     published: str = ""
-    """What the paper prints, in a few words; of rows, that of the first."""
+    """What the paper prints, in a few words; with rows, for the first one."""
     files: Words = ()
-    """What implements it, and what tests that."""
+    """The files that implement it, and their tests."""
     reason: str = ""
-    """Why ours is missing, or differs."""
+    """Why our value is missing, or differs."""
     note: str = ""
     row: str = "model"
-    """The head of the rows' names."""
+    """The header of the rows' names."""
     columns: Words = ()
     rows: tuple[Row, ...] = ()
     draw: Drawing | None = None
     picture: str = ""
-    """A picture of another page that is ours."""
+    """Our picture, from another page."""
     command: str = ""
-    """Repeats the records."""
+    """The command that repeats the records."""
     slow: bool = False
     """Whether tests compare only its inputs."""
 
@@ -117,12 +117,12 @@ class Paper(Strict):
 
 
 def read(name: str, kind: type[T]) -> T:
-    """Reads a TOML file of this folder."""
+    """Reads a TOML file in this folder."""
     return checked(tomllib.loads((FOLDER / f"{name}.toml").read_text()), kind, f"{name}.toml")
 
 
 def with_bases(runs: Mapping[str, PublishedRun]) -> dict[str, PublishedRun]:
-    """Gives each run what it takes from its base, which is a run before it."""
+    """Adds to each run what it inherits from its base, which must be an earlier run."""
     whole: dict[str, PublishedRun] = {}
     for name, run in runs.items():
         base = whole.get(run.base, PublishedRun())
@@ -146,7 +146,7 @@ PAPERS = {name: read(name, Paper) for name in NAMES}
 
 
 def key_of(paper: str, item: Item) -> str:
-    """Returns the name of an item for `meshloom papers --table`: gshard_table_3."""
+    """Returns the name of an item for `meshloom papers --table`, such as gshard_table_3."""
     return re.sub(r"\W+", "_", f"{paper} {item.name}".lower()).strip("_")
 
 

@@ -1,6 +1,6 @@
-"""Runs `meshloom papers`: lists what the papers publish and ours.
+"""Runs `meshloom papers`: lists what the papers publish, and our values.
 
-Each function of `SOURCES` takes the words of a row and returns our figures by name.
+Each function in `SOURCES` accepts the words of a row, and returns our figures by name.
 """
 
 import math
@@ -62,7 +62,7 @@ def show_papers(flags: PapersFlags) -> None:
 
 
 def show_item(flags: PapersFlags, name: str) -> None:
-    """Computes an item and prints its rows, what implements it, and its commands."""
+    """Computes an item, and prints its rows, the files that implement it, and its commands."""
     if name not in items.ITEMS_BY_KEY:
         raise UserError(
             f"--table={name}: no such item.{did_you_mean(name, items.ITEMS_BY_KEY)}  "
@@ -80,13 +80,13 @@ def show_item(flags: PapersFlags, name: str) -> None:
 
 
 def published(row: items.Row, name: str) -> str:
-    """Writes what a paper publishes for a column of a row."""
+    """Writes the published value for a column of a row."""
     value = row.published.get(name, "")
     return value if isinstance(value, str) else items.COLUMNS[name].format.format(value)
 
 
 def ours(row: items.Row, name: str) -> str:
-    """Writes what we have for a column of a row; empty if nothing."""
+    """Writes our value for a column of a row; empty if there is none."""
     column = items.COLUMNS[name]
     if name in row.records:
         return read_record(row.records[name])
@@ -98,7 +98,7 @@ def ours(row: items.Row, name: str) -> str:
 
 
 def value_of(column: items.Column, row: items.Row) -> float | str:
-    """Returns the figure of a row in the unit of its column, or how many times that of `over`."""
+    """Returns a row's figure in the unit of its column, or its ratio to the figure of `over`."""
     values = [SOURCES[column.by](*words)[column.figure] for words in (row.of, row.over) if words]
     if isinstance(values[0], str):
         return values[0]
@@ -107,7 +107,7 @@ def value_of(column: items.Column, row: items.Row) -> float | str:
 
 
 def compared(column: items.Column, value: float | str, published: float | str | None) -> str:
-    """Writes a value, and its difference from a published number."""
+    """Writes a value, and its relative difference from a published number."""
     if isinstance(value, str) or value == 0:
         return str(value or "0")
     text = column.format.format(value)
@@ -129,7 +129,7 @@ def rows_under(text: str, heading: str) -> Iterator[dict[str, str]]:
 
 
 def read_record(words: tuple[str, ...]) -> str:
-    """Reads a cell of a table of a page: file, heading, first cell of the row, head of a column."""
+    """Reads a table cell of a page, given file, heading, first cell of the row and column head."""
     file, heading, row, column = words
     for cells in rows_under((CHECKOUT / file).read_text(), heading):
         if next(iter(cells.values())) == row and column in cells:
@@ -138,7 +138,7 @@ def read_record(words: tuple[str, ...]) -> str:
 
 
 def table_of(item: items.Item) -> tuple[list[str], list[list[str]]]:
-    """Returns the head and the rows of an item: each column as published, and ours next to it."""
+    """Returns the header and the rows of an item: each column as published, next to ours."""
     head, rows = [item.row], [[row.name] for row in item.rows]
     for name in item.columns:
         for how, write in (("published", published), (items.COLUMNS[name].how, ours)):
@@ -150,14 +150,14 @@ def table_of(item: items.Item) -> tuple[list[str], list[list[str]]]:
 
 
 def commands_of(item: items.Item) -> list[str]:
-    """Returns the commands behind an item: that of its records, and those of its runs."""
+    """Returns the commands behind an item: the one for its records, and those for its runs."""
     names = dict.fromkeys(row.of[0] for row in item.rows if row.of and row.of[0] in items.RUNS)
     plans = any(items.COLUMNS[name].by == "plan" for name in item.columns)
     return [*filter(None, [item.command]), *(command_of(name, plans) for name in names)]
 
 
 def command_of(name: str, plans: bool) -> str:
-    """Returns the command that plans a run, or that counts its weights."""
+    """Returns the command that plans a run or counts its weights."""
     run = items.RUNS[name]
     files = [f"--gin_file={file}" for file in run.files]
     settings = [f'--gin_param="{setting}"' for setting in run.settings]
@@ -186,7 +186,7 @@ def inputs_of(name: str) -> PlanInputs:
 
 
 def plan(name: str) -> Figures:
-    """Plans a run by its trace: the keys of `plan --json`, its parts by name and by collective."""
+    """Plans a run from its trace: the keys of `plan --json`, its parts by name and collective."""
     run, inputs = items.RUNS[name], inputs_of(name)
     if run.decoding:
         flags = PlanFlags(analytic=True, decoding=DecodePlanFlags(**run.decoding))
@@ -203,7 +203,7 @@ def plan(name: str) -> Figures:
 
 
 def collective(kind: str, topology: str, megabytes: str) -> Figures:
-    """Predicts a collective of all devices of a slice, with an array of this size on each."""
+    """Predicts a collective over all devices of a slice, with an array of this size on each."""
     target, size = Topology.named(topology), int(megabytes) * MEGABYTE
     mesh = {"all": target.devices}
     coords = coordinates(target, mesh, None, "all:-1")
@@ -213,10 +213,10 @@ def collective(kind: str, topology: str, megabytes: str) -> Figures:
 
 
 def neighbours(coords: np.ndarray) -> np.ndarray:
-    """Orders devices on a torus so that each is next to the one before.
+    """Orders devices on a torus so that each is next to the one before it.
 
-    A permutation sends along this order: with pairs that are close, its cost is constant (GShard,
-    section 5.3).
+    A permutation sends along this order.  Between neighbours its cost is constant (GShard, section
+    5.3).
     """
     keys, turns = [], np.zeros(len(coords), int)
     for axis in coords.T[::-1]:
@@ -226,10 +226,10 @@ def neighbours(coords: np.ndarray) -> np.ndarray:
 
 
 def operator(equation: str, split: str, grown: str, topology: str) -> Figures:
-    """Costs an operator on all devices of a slice, as in GShard's Table 4.
+    """Predicts the cost of an operator on all devices of a slice, as in GShard's Table 4.
 
-    `split` names the axis of each operand and of the result that is split over them.  Axes of
-    `grown` grow with the devices; of Algorithm 2, G and E are as large and C shrinks.
+    `split` names the axis of each operand and of the result that is sharded over the devices.  Axes
+    in `grown` grow with the number of devices; in Algorithm 2, G and E equal it, and C shrinks.
     """
     target = Topology.named(topology)
     count, mesh = target.devices, {"all": target.devices}
@@ -259,7 +259,7 @@ def operator(equation: str, split: str, grown: str, topology: str) -> Figures:
 
 
 def tensor(name: str, axes: str, item_bytes: str, stored: str = "") -> Figures:
-    """Counts the bytes of a tensor of a run on each device; a lowercase axis is replicated."""
+    """Computes the bytes of a run's tensor on each device; a lowercase axis is replicated."""
     inputs = inputs_of(name)
     model: Any = inputs.run.model
     sizes = {"B": inputs.run.batch_sequences, "L": inputs.run.task.length, "D": model.d_model,

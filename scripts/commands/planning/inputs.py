@@ -1,4 +1,4 @@
-"""Reads what to plan, and makes the best plan that this machine can."""
+"""Reads what to plan, and makes the best plan that is possible on this machine."""
 
 import contextlib
 import dataclasses
@@ -45,7 +45,7 @@ class PlanInputs(NamedTuple):
         return cls(config, run, layout, topology, sizes_on(layout, topology))
 
     def check(self, *stages: Run) -> None:
-        """Raises every error of the layout with a run's stages; prints the warnings of the last."""
+        """Raises every layout error of a run's stages; prints the warnings of the last stage."""
         torus, origins = None, self.config.origins
         if self.topology is not None and self.topology.count == 1:  # it has an order
             torus = self.topology.torus
@@ -55,12 +55,12 @@ class PlanInputs(NamedTuple):
 
     @property
     def stages(self) -> list[Run]:
-        """Returns the run in each of its stages; the last is what is planned."""
+        """Returns the run in each of its stages; the last one is planned."""
         return [*self.config.make(Run).by_stage[:-1], self.run]
 
     @contextlib.contextmanager
     def explained_errors(self, run: Run, trace_fn: TraceFn) -> Iterator[None]:
-        """Turns an error of JAX or an abort that the layout causes into one message."""
+        """Turns an error of JAX, or an abort, that the layout causes into one message."""
         origins = self.config.origins
         try:
             with checks.explained_errors(run, self.layout, self.sizes, origins, trace_fn):
@@ -75,7 +75,7 @@ class PlanInputs(NamedTuple):
 
 
 def read_inputs(flags: PlanFlags, *layout_files: str) -> PlanInputs:
-    """Reads what the flags of a plan name, under a layout file if one is given."""
+    """Reads the inputs that the flags of a plan name, with a layout file if one is given."""
     files = (*flags.settings.gin_file, *layout_files)
     config = settings_of(dataclasses.replace(flags.settings, gin_file=files))
     inputs = PlanInputs.read(config, parse_topology(flags))
@@ -94,7 +94,7 @@ def read_inputs(flags: PlanFlags, *layout_files: str) -> PlanInputs:
 
 
 def with_largest_batch(run: Run) -> Run:
-    """Returns the run with the largest batch of its stages in all steps; says so."""
+    """Returns the run with its largest batch in all steps; prints that it does so."""
     if not any(run.stages.values()):
         return run
     run = run.by_stage[-1]
@@ -104,14 +104,14 @@ def with_largest_batch(run: Run) -> Run:
 
 
 def named_layouts(files: Iterable[str]) -> dict[str, str]:
-    """Returns layout files by the names of their plans: by their paths where names are equal."""
+    """Returns layout files by the names of their plans, which are paths if file names are equal."""
     stems = {file: Path(file).stem for file in files}
     counts = Counter(stems.values())
     return {stem if counts[stem] == 1 else file: file for file, stem in stems.items()}
 
 
 def parse_topology(flags: PlanFlags | TuneFlags) -> Topology | None:
-    """Reads a slice of TPUs that Google Cloud offers, or nodes of GPUs."""
+    """Parses a TPU slice that Google Cloud offers, or GPU nodes."""
     if flags.topology is None:
         return None
     if flags.devices.simulate_devices is not None:
@@ -122,7 +122,7 @@ def parse_topology(flags: PlanFlags | TuneFlags) -> Topology | None:
 
 
 def sizes_on(layout: Layout, topology: Topology | None) -> dict[str, int]:
-    """Computes the sizes of the mesh axes, all of the slice's devices used."""
+    """Computes the mesh sizes that use all devices of a slice."""
     if topology is None:
         return mesh_sizes(layout.mesh, len(jax.devices()))
     sizes = mesh_sizes(layout.mesh, None)
@@ -138,7 +138,7 @@ def sizes_on(layout: Layout, topology: Topology | None) -> dict[str, int]:
 
 
 def best_plan(inputs: PlanInputs, analytic: bool) -> training.StepPlan:
-    """Makes the best plan that this machine can, and says what is missing in it."""
+    """Makes the best plan that is possible on this machine, and prints what is missing in it."""
     _, run, layout, topology, sizes = inputs
     compiles = not analytic and can_compile(topology)
     with inputs.explained_errors(run, trace_train_step):
@@ -151,7 +151,7 @@ def best_plan(inputs: PlanInputs, analytic: bool) -> training.StepPlan:
 
 
 def can_compile(topology: Topology | None) -> bool:
-    """Returns whether this machine has a compiler for a slice, or for itself, and says so."""
+    """Returns whether this machine can compile for a slice, or for itself; prints which."""
     if topology is None:
         return True
     if topology.count > 1 and not topology.is_gpu:
@@ -168,7 +168,7 @@ def can_compile(topology: Topology | None) -> bool:
 
 
 def no_compiler(platform: str) -> str:
-    """Says what is missing without the compiler of a platform, and how to install it."""
+    """Describes what is missing without the compiler of a platform, and how to install it."""
     return (
         f"The compiler for {platform.upper()}s is not installed, so memory and time are estimated "
         "from the layout alone; memory and collectives of the compiled program are missing.  "

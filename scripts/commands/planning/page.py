@@ -1,4 +1,4 @@
-"""Writes a plan, of training or of decoding, as tables, and as one HTML page."""
+"""Writes a plan, for training or decoding, as tables and as one HTML page."""
 
 import tomllib
 from collections import defaultdict
@@ -18,14 +18,14 @@ from trainer.planning.report import FIGURES, by_line
 TABLES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
 HEAD, COMPARED, TIMES = TABLES["head"], TABLES["compared"], TABLES["times"]
 SHOWN_AS_NULL = {"fits", "compiled_for"}
-SHORTEST = 1e-4  # of a step: less is left out of a table
+SHORTEST = 1e-4  # of a step; tables leave out shorter times
 MAX_COLLECTIVES = 12  # in a table
 MAX_ALTERNATIVES = 6
-MIN_SAVED = 0.01  # of a step: an alternative that saves less is left out
+MIN_SAVED = 0.01  # of a step; alternatives that save less are left out
 
 
 def part_rows(figures: Mapping[str, Any]) -> list[dict[str, str]]:
-    """Writes the time of a step, planned or profiled, by part of the model."""
+    """Writes the time of each part of the model in a step, planned or profiled."""
 
     def text(seconds: float) -> str:
         is_visible = seconds > SHORTEST * figures["step_time_s"]
@@ -53,7 +53,7 @@ def alternative_rows(figures: Mapping[str, Any]) -> list[dict[str, str]] | None:
     """Writes the alternatives that save time, or that fit if the plan does not."""
     if "alternatives" not in figures:
         return None
-    by_cost = dict[tuple[str, str], dict[str, str]]()  # of equal costs, the fewest changes
+    by_cost = dict[tuple[str, str], dict[str, str]]()  # among equal costs, the fewest changes
     for row in figures["alternatives"]:
         if row["fits"] and (row["time_change"] <= -MIN_SAVED or not figures["fits"]):
             text = {
@@ -67,7 +67,7 @@ def alternative_rows(figures: Mapping[str, Any]) -> list[dict[str, str]] | None:
 
 
 def run_cost_rows(figures: Mapping[str, Any]) -> list[dict[str, str]]:
-    """Writes the hours of a run by what takes them; none where it never ends."""
+    """Writes the hours of a run by cause; none if it never ends."""
     cost = figures.get("run_cost")
     if not cost or cost["wall_hours"] is None:
         return []
@@ -83,7 +83,7 @@ def run_cost_rows(figures: Mapping[str, Any]) -> list[dict[str, str]]:
 
 
 def memory_rows(figures: Mapping[str, Any]) -> list[dict[str, str]]:
-    """Writes the memory of a device by what takes it."""
+    """Writes the memory of a device by cause."""
     sizes = figures["bytes_by_cause"] | {"all": figures["bytes_per_device"]}
     if figures["memory_bytes"] is not None:
         sizes["available"] = figures["memory_bytes"]
@@ -91,7 +91,7 @@ def memory_rows(figures: Mapping[str, Any]) -> list[dict[str, str]]:
 
 
 def collective_rows(collectives: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Writes collectives, as `by_line` sums them."""
+    """Writes collectives, as summed by `by_line`."""
     return [
         {
             **({"part": row["part"]} if "part" in row else {}),
@@ -109,7 +109,7 @@ def collective_rows(collectives: Iterable[Mapping[str, Any]]) -> list[dict[str, 
 
 
 def print_comparison(plans: Mapping[str, Mapping[str, Any]]) -> None:
-    """Prints the figures of plans of one kind, of training or of decoding, a row each."""
+    """Prints the figures of several plans for training, or several for decoding, one row each."""
     rows = []
     for name, figures in plans.items():
         received_bytes = sum(row["received_bytes"] for row in figures["collectives"])
@@ -119,7 +119,7 @@ def print_comparison(plans: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 def print_plan(title: str, figures: Mapping[str, Any]) -> None:
-    """Prints a plan, of training or of decoding, from its figures."""
+    """Prints a plan for training or decoding from its figures."""
     lines = by_line(
         {**row, "source": row["model_part"] + ", backward" * row["source"].endswith("(backward)")}
         for row in figures["collectives"] if row.get("part", "token") == "token"
@@ -142,7 +142,7 @@ def print_plan(title: str, figures: Mapping[str, Any]) -> None:
 
 
 def write_page(file: str, title: str, figures: Mapping[str, Any]) -> None:
-    """Writes the page of a plan, of training or of decoding, from its figures."""
+    """Writes the page of a plan for training or decoding from its figures."""
     parts = figures.get("step_time_by_part") or ()
     lines = defaultdict[str, list[dict[str, Any]]](list)
     for line in by_line(figures["collectives"]):
@@ -167,7 +167,7 @@ def write_page(file: str, title: str, figures: Mapping[str, Any]) -> None:
 
 
 def head(figures: Mapping[str, Any]) -> list[dict[str, str]]:
-    """Lists the single figures as rows of a table, each with what it means."""
+    """Returns the single figures as rows of a table, each with its meaning."""
     return [
         {
             "figure": FIGURES[name].label,
@@ -180,6 +180,6 @@ def head(figures: Mapping[str, Any]) -> list[dict[str, str]]:
 
 
 def value_text(figures: Mapping[str, Any], name: str) -> str:
-    """Writes a single figure, or what it means that there is none."""
+    """Writes a single figure, or the meaning of its absence."""
     figure, value = FIGURES[name], figures[name]
     return figure.null if value is None and figure.null else with_unit(value, figure.unit)

@@ -23,7 +23,7 @@ from trainer.run import Run
 
 
 def plan(flags: PlanFlags) -> None:
-    """Plans training or decoding of a run, or its training under several layouts."""
+    """Plans training or decoding of a run, under one layout or several."""
     check_flags(flags)
     if flags.compare:
         return compare(flags)
@@ -63,7 +63,7 @@ def plan(flags: PlanFlags) -> None:
 
 
 def name_scopes(rows: list[dict[str, Any]], config: Config) -> None:
-    """Adds the scoped names of settings that files bind: they take precedence over bare names."""
+    """Adds the scoped names of settings that files bind, which override unscoped names."""
     for row in rows:
         for bare, value in list(row["settings"].items()):
             scoped = [name for name in config.bound if name.endswith(f"/{bare}")]
@@ -71,7 +71,7 @@ def name_scopes(rows: list[dict[str, Any]], config: Config) -> None:
 
 
 def check_flags(flags: PlanFlags) -> None:
-    """Refuses flags that do not belong together."""
+    """Refuses flags that do not go together."""
     if not flags.decode and (given := given_flags(flags.decoding)):
         raise UserError(f"{', '.join(given)} needs --decode.  Add it.")
     if flags.compare and flags.html is not None:
@@ -101,7 +101,7 @@ def check_flags(flags: PlanFlags) -> None:
 
 
 def compare(flags: PlanFlags) -> None:
-    """Plans training, or the decoding of one batch, under several layouts, the fastest first."""
+    """Plans training, or decoding of one batch, under several layouts, the fastest first."""
     figures = {}
     for name, file in named_layouts(flags.layouts).items():
         inputs = read_inputs(flags, file)

@@ -22,7 +22,7 @@ from trainer.traces import DecodeShape
 
 
 def plan_batch(inputs: PlanInputs, flags: PlanFlags) -> plans.DecodePlan:
-    """Plans the batch that the flags describe, as well as this machine can."""
+    """Plans the batch that the flags describe, as exactly as possible on this machine."""
     refuse_dispatch(flags.settings.gin_param)
     run, decoding = inputs.run, flags.decoding
     rows = whole_batch(run, inputs.layout, inputs.sizes, decoding.batch_sequences or BATCH)
@@ -48,7 +48,7 @@ def plan_batch(inputs: PlanInputs, flags: PlanFlags) -> plans.DecodePlan:
 
 
 def padded_lengths(run: Run, decoding: DecodePlanFlags) -> tuple[int, int, int]:
-    """Returns the tokens of a source and of a prompt, padded as by `decode`, and new ones."""
+    """Returns the tokens of source and prompt, padded as in `decode`, and the new tokens."""
     task, options, suffix_tokens = run.task, DecodeOptions(), decoding.suffix_tokens or 0
     source_tokens, prompt_tokens = decoding.source_tokens, decoding.prompt_tokens
     max_tokens = decoding.max_tokens

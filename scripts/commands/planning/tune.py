@@ -40,12 +40,12 @@ OptionNames = Mapping[Options, str]
 Ranking = Sequence[tuple[Candidate, Trial]]
 LOG = ".jsonl"  # suffix
 COLUMNS = ("layout", "microbatches", "remat", "compiler options")
-SHOWN = 10  # candidates in the terminal, and in the comments of the file
+SHOWN = 10  # candidates printed, and listed in the comments of the file
 SECONDS = {"s": 1, "m": 60, "h": 3600}
 
 
 def tune(flags: TuneFlags) -> None:
-    """Searches layout, microbatches, recomputation and compiler options of a run."""
+    """Searches the layout, microbatches, recomputation and compiler options of a run."""
     config, budget_s = settings_of(flags.settings), parse_duration(flags.budget)
     run, topology = config.make(Run), inputs.parse_topology(flags)
     stages = [*run.by_stage[:-1], run := inputs.with_largest_batch(run)]
@@ -57,7 +57,7 @@ def tune(flags: TuneFlags) -> None:
 
 
 def check_flags(flags: TuneFlags, topology: Topology | None, *, compiles: bool) -> None:
-    """Refuses what this machine cannot search, and flags that do not belong together."""
+    """Refuses what this machine cannot search, and flags that do not go together."""
     if topology is not None and topology.count > 1 and not (topology.is_gpu and compiles):
         raise UserError(
             f"--topology={topology.name}: one slice is tuned at a time.  Tune one slice, and plan "
@@ -77,7 +77,7 @@ def check_flags(flags: TuneFlags, topology: Topology | None, *, compiles: bool) 
 def rank(
     flags: TuneFlags, stages: Sequence[Run], topology: Topology | None, configured: Layouts
 ) -> None:
-    """Ranks all layouts, with the other settings of the run, by their traces."""
+    """Ranks all layouts by their traces, with the other settings of the run."""
     run = stages[-1]
     ranking = rank_layouts(stages, topology or measure_host(jax.devices()), configured)
     where = f"{len(jax.devices())} devices of one machine" if topology is None else topology.name
@@ -101,7 +101,7 @@ def rank(
 def search(
     flags: TuneFlags, stages: Sequence[Run], topology: Topology | None, configured: Layouts
 ) -> None:
-    """Compiles or times what traces predict to be the fastest, while there is any, and time."""
+    """Compiles or times the candidates that traces predict to be fastest, until time runs out."""
     run = stages[-1]
     deadline_s = time.monotonic() + parse_duration(flags.budget)
     log_file = local_path(flags.output, "--output").with_suffix(LOG)
@@ -135,7 +135,7 @@ def search(
 
 
 def configured_layouts(config: Config, run: Run, topology: Topology | None) -> list[Layout]:
-    """Returns the layout of the gin files, if they have one that is legal on these devices."""
+    """Returns the layout in the gin files, if there is one that is legal on these devices."""
     if not any(name.startswith("Layout.") for name in config.bound):
         return []
     layout = config.make(Layout)
@@ -150,7 +150,7 @@ def configured_layouts(config: Config, run: Run, topology: Topology | None) -> l
 
 
 def write_best(file: str, ranking: Ranking, counted: str, option_names: OptionNames) -> None:
-    """Prints the first settings of a ranking, and writes them as a gin file."""
+    """Prints the best settings of a ranking, and writes them as a gin file."""
     (best, trial), *others = ranking
     print(f"{counted}: {one_line(best.layout)}, {trial.step_s:.4g} s per step")
     comments = [
@@ -169,7 +169,7 @@ def write_best(file: str, ranking: Ranking, counted: str, option_names: OptionNa
 
 
 def columns(candidate: Candidate, option_names: OptionNames) -> list[str]:
-    """Writes the settings of a candidate as `COLUMNS`."""
+    """Writes the settings of a candidate in the columns of `COLUMNS`."""
     items = candidate.settings.items()
     settings = {name: ", ".join(x) if isinstance(x, tuple) else x for name, x in items}
     kept = {"saves": "Transformer.remat_saves", "on the host": "Transformer.remat_offloads"}
@@ -183,13 +183,13 @@ def columns(candidate: Candidate, option_names: OptionNames) -> list[str]:
 
 
 def figures_of(trial: Trial) -> list[str]:
-    """Writes what a candidate costs."""
+    """Writes the step time and the memory of a trial."""
     size = "unknown" if trial.needed_bytes is None else size_text(trial.needed_bytes)
     return [f"{trial.step_s:.4g} s", size]
 
 
 def measure_on(topology: Topology | None) -> Callable[[Candidate], Trial]:
-    """Returns what compiles a candidate for absent devices, or times its steps on this machine."""
+    """Returns a function that compiles a candidate for absent devices, or times its steps here."""
 
     def measure(candidate: Candidate) -> Trial:
         if topology is None:
@@ -201,7 +201,7 @@ def measure_on(topology: Topology | None) -> Callable[[Candidate], Trial]:
 
 
 def named_options(run: Run, topology: Topology | None) -> dict[Options, str]:
-    """Names the compiler options of a run, if any, those shipped for the chips, and none, last."""
+    """Names the compiler options to try: the run's, those shipped for the chips, and none."""
     named: dict[Options, str] = {run.compiler_options: "the run's"} if run.compiler_options else {}
     if topology is not None:
         kind = "gpu" if topology.is_gpu else topology.kind
@@ -211,7 +211,7 @@ def named_options(run: Run, topology: Topology | None) -> dict[Options, str]:
 
 
 def subject(run: Run, topology: Topology | None, configured: Layouts, best: int) -> dict[str, Any]:
-    """Describes what all trials of a search have in common."""
+    """Describes what all trials of a search share."""
     packages = ("meshloom", "jax", "jaxlib", "libtpu", "jax-cuda13-pjrt")
     return {
         "run": hashlib.sha256(dump([run]).encode()).hexdigest(),
@@ -222,7 +222,7 @@ def subject(run: Run, topology: Topology | None, configured: Layouts, best: int)
 
 
 def parse_duration(text: str) -> float:
-    """Reads a duration in seconds."""
+    """Parses a duration into seconds."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh])", "0s" if text == "0" else text)
     if match is None:
         raise UserError(f"--budget={text}: legal: a number and s, m or h, such as 30m, or 0.")

@@ -27,18 +27,18 @@ from trainer.serving.service import Job
 FAILED = ApiError(500, "The server failed; its log says why.")
 PAGE = Path(__file__).with_name("page.html").read_text()
 PAGE_HEADERS = {
-    # Nothing but what the page itself contains runs, and it talks to this server alone.
+    # Only code in the page itself runs, and it can connect only to this server.
     "Content-Security-Policy": "default-src 'none'; script-src 'unsafe-inline'; style-src "
     "'unsafe-inline'; img-src data:; connect-src 'self'; form-action 'none'; base-uri 'none'; "
     "frame-ancestors 'none'",
     "Cache-Control": "no-cache",
 }
 RENDERING = ThreadPoolExecutor(1, "chat")
-"""One thread: a chat that came too late for its client may still be rendered."""
+"""One thread: a chat may still be rendered after its client's time is up."""
 
 
 async def translate(request: Request) -> Response:
-    """Answers `POST /v1/translate`: translates each text, and answers with its best hypotheses."""
+    """Answers `POST /v1/translate` with the best hypotheses for each text."""
     served: ServedModel = request.app.state.served
     if not served.translates:
         raise ApiError(404, f"{served.name} continues prompts.  Legal: POST /v1/completions.")
@@ -51,7 +51,7 @@ async def translate(request: Request) -> Response:
         raise bad_field("text", body.text, f"at most {limit} texts, not {len(running)}: --queue")
     async with PendingAnswer(request, served.service, running, served.time_limit_s) as exchange:
         async for _ in exchange.changes():
-            pass  # until the end of all jobs
+            pass  # until all jobs are done
     return JSONResponse(
         {
             "id": f"trans-{secrets.token_hex(12)}",
@@ -64,7 +64,7 @@ async def translate(request: Request) -> Response:
                         to_hypothesis(job.request, one, served.vocabs)._asdict()
                         for one in job.hypotheses[: body.n]
                     ]
-                    or [Hypothesis("", 0.0, 0.0)._asdict()],  # of an empty source
+                    or [Hypothesis("", 0.0, 0.0)._asdict()],  # for an empty source
                 }
                 for text, job in zip(body.texts, jobs, strict=True)
             ],
@@ -96,7 +96,7 @@ def jobs_of(body: bodies.TranslationBody, served: ServedModel) -> list[Job]:
 
 
 async def chat(request: Request) -> Response:
-    """Answers `POST /v1/chat/completions`: writes the next message of a chat."""
+    """Answers `POST /v1/chat/completions` with the next message of a chat."""
     served = completions.served_decoder(request)
     if (template := served.chat) is None:
         raise ApiError(404, f"{served.name} has no chat template.  Legal: POST /v1/completions.")
@@ -139,7 +139,7 @@ async def chat(request: Request) -> Response:
 
 
 async def tokens_of(request: Request) -> Response:
-    """Answers `POST /tokenize`: returns the tokens of a text, as a completion reads it."""
+    """Answers `POST /tokenize` with the tokens of a text, as a completion reads them."""
     body, served = await read_body(request, bodies.TokenizeBody)
     vocab = served.vocabs.of_source if served.translates else served.vocabs.target
     text = body.prompt if served.translates else served.run.task.prompt(body.prompt)
@@ -149,7 +149,7 @@ async def tokens_of(request: Request) -> Response:
 
 
 async def text_of(request: Request) -> Response:
-    """Answers `POST /detokenize`: returns the text of tokens."""
+    """Answers `POST /detokenize` with the text of tokens."""
     body, served = await read_body(request, bodies.DetokenizeBody)
     vocab = served.vocabs.target
     if unknown := [token for token in body.tokens if not 0 <= token < vocab.size]:
@@ -158,25 +158,25 @@ async def text_of(request: Request) -> Response:
 
 
 async def page(request: Request) -> Response:
-    """Returns the page on which a person tries the model."""
+    """Returns the page for trying out the model."""
     return HTMLResponse(PAGE, headers=PAGE_HEADERS)
 
 
 async def models(request: Request) -> Response:
-    """Describes the model, alone and with each of its adapters."""
+    """Describes the model, and the model with each of its adapters."""
     served: ServedModel = request.app.state.served
     described = [each.describe() for each in (served, *served.adapted)]
     return JSONResponse({"object": "list", "data": described})
 
 
 async def model(request: Request) -> Response:
-    """Describes the model of a name."""
+    """Describes the model with a given name."""
     served: ServedModel = request.app.state.served
     return JSONResponse(served.named(request.path_params["name"]).describe())
 
 
 async def health(request: Request) -> Response:
-    """Returns 200 while requests are answered."""
+    """Returns 200 while the server answers requests."""
     served: ServedModel = request.app.state.served
     if served.service.failure is not None:
         raise ApiError(503, "The server failed; its log says why.")
@@ -184,13 +184,13 @@ async def health(request: Request) -> Response:
 
 
 async def metrics(request: Request) -> Response:
-    """Returns what Prometheus reads."""
+    """Returns the metrics that Prometheus reads."""
     registry: CollectorRegistry = request.app.state.registry
     return Response(generate_latest(registry), media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
 
 async def error_response(request: Request, error: Exception) -> Response:
-    """Answers a request that failed; an error of the server itself then reaches its log."""
+    """Answers a request that failed; an error of the server itself also reaches its log."""
     if isinstance(error, ApiError):
         return error.response()
     if isinstance(error, ClientDisconnect):  # nobody reads the answer; its status is counted

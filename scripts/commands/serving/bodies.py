@@ -1,4 +1,4 @@
-"""Describes the bodies of requests, and makes the answers to those that cannot be served."""
+"""Defines the bodies of requests, and makes the answers to requests that cannot be served."""
 
 import dataclasses
 import tomllib
@@ -14,15 +14,15 @@ from trainer.serving.service import MAX_CANDIDATES, TokenPenalties
 
 LARGEST_SEED = 2**63 - 1
 LARGEST_K = 2**31 - 1
-LARGEST_TEMPERATURE = 1_000_000  # every token is as likely as another long before it
+LARGEST_TEMPERATURE = 1_000_000  # long before it, all tokens are equally likely
 MAX_CHOICES, MAX_MESSAGES = 128, 1024
 MAX_BIASES, MAX_STOPS, LONGEST_STOP = 1024, 32, 1000
 MAX_VARIABLES = 32
-"""Of a chat template."""
+"""Maximum number of variables for a chat template."""
 FORMATS = '{"type": "text" or "json_object"}, {"type": "json_schema", "json_schema": {"schema": …}}'
 CONTENT = 'a text, or a list of one or more {"type": "text", "text": a text}'
 OPENAI = tomllib.loads(Path(__file__).with_name("openai.toml").read_text())
-"""Fields of OpenAI's API that change no answer."""
+"""Fields of OpenAI's API that do not change an answer."""
 
 Token = Annotated[str, Field(pattern="^(0|[1-9][0-9]{0,8})$")]
 Tokens = Annotated[list[int], Field(min_length=1, max_length=2**20)]
@@ -36,7 +36,7 @@ def between(default: Any, low: float, high: float, what: str, more: str = "") ->
 
 
 class Body(BaseModel):
-    """Checks the type and range of each field; one that is null counts as absent."""
+    """Checks the type and range of each field; null counts as absent."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
     model: str | None = Field(None, description="the name that GET /v1/models gives")
@@ -45,7 +45,7 @@ class Body(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def without_neutral(cls, fields: Any) -> Any:
-        """Drops fields that change nothing."""
+        """Drops fields that have no effect."""
         if not isinstance(fields, Mapping):
             return fields
         neutral = OPENAI["neutral"] | {"best_of": [fields.get("n") or 1]}
@@ -59,7 +59,7 @@ class Body(BaseModel):
 
 
 class Part(BaseModel):
-    """Checks the fields of a part of a body; drops those that hold nothing."""
+    """Checks the fields of a part of a body; drops empty ones."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -80,7 +80,7 @@ class StreamOptions(Part):
 
     include_usage: bool = False
     include_obfuscation: bool = False
-    """Has no effect: streams are sent without padding."""
+    """Has no effect: streams are not padded."""
 
 
 class SamplingBody(Body):
@@ -116,7 +116,7 @@ class SamplingBody(Body):
 
     @property
     def answer_schema(self) -> dict[str, Any] | None:
-        """Returns the JSON Schema of the answer, if it is to have one."""
+        """Returns the JSON Schema that the answer must follow, if there is one."""
         match self.response_format:
             case None:
                 return None
@@ -129,7 +129,7 @@ class SamplingBody(Body):
 
     @property
     def penalties(self) -> TokenPenalties:
-        """Returns what changes the logits."""
+        """Returns the penalties, which change the logits."""
         return TokenPenalties(
             self.repetition_penalty, self.presence_penalty, self.frequency_penalty,
             {int(token): bias for token, bias in self.logit_bias.items() if bias},
@@ -137,7 +137,7 @@ class SamplingBody(Body):
 
     @property
     def samples(self) -> int:
-        """Returns how many texts are made of each prompt."""
+        """Returns how many texts to generate for each prompt."""
         return self.n
 
     @property
@@ -179,7 +179,7 @@ class TextPart(Part):
     type: Literal["text"]
     text: Text
     cache_control: Any = None
-    """Has no effect: what clients of Anthropic's API add."""
+    """Has no effect: clients of Anthropic's API send it."""
 
 
 class Message(Part):
@@ -191,13 +191,13 @@ class Message(Part):
 
     @model_validator(mode="after")
     def needs_content(self) -> Self:
-        """Refuses a message without a content, unless it is an answer: that has an empty text."""
+        """Refuses a message without content, unless it is an answer, whose text is then empty."""
         if self.content is None and self.role != "assistant":
             raise ValueError
         return self
 
     def for_template(self) -> dict[str, str]:
-        """Returns what a chat template reads."""
+        """Returns the fields that a chat template reads."""
         parts = self.content or ""
         text = parts if isinstance(parts, str) else "".join(part.text for part in parts)
         named = {} if self.name is None else {"name": self.name}
@@ -218,7 +218,7 @@ class ChatBody(SamplingBody):
 
     @model_validator(mode="after")
     def one_maximum(self) -> Self:
-        """Takes the newer name of max_tokens for the older one."""
+        """Uses max_completion_tokens, the newer name of max_tokens, if it is given."""
         self.max_tokens = self.max_completion_tokens or self.max_tokens
         return self
 
@@ -258,12 +258,12 @@ TYPES = {401: "authentication_error", 429: "rate_limit_error"}
 
 @dataclasses.dataclass
 class ApiError(Exception):
-    """Reports a request that is not served, as the API of OpenAI does."""
+    """Reports a request that is not served, in the format of OpenAI's API."""
 
     status: int
     message: str
     param: str | None = None
-    """The field that is wrong."""
+    """The name of the wrong field."""
 
     def body(self) -> dict[str, Any]:
         kind = "server_error" if self.status >= 500 else "invalid_request_error"
@@ -275,7 +275,7 @@ class ApiError(Exception):
         headers = {**(headers or {})}
         if self.status in (429, 503):
             headers["Retry-After"] = "1"
-        if self.status in (500, 504):  # clients of OpenAI's repeat these, which would take as long
+        if self.status in (500, 504):  # OpenAI's clients retry these, which takes as long again
             headers["X-Should-Retry"] = "false"
         if self.status == 401:
             headers["WWW-Authenticate"] = "Bearer"

@@ -1,6 +1,6 @@
-"""Answers `POST /v1/completions`, and what continues prompts of other forms, such as chats.
+"""Answers `POST /v1/completions`, and continues prompts of other kinds, such as chats.
 
-An answer is sent whole or as a stream of server-sent events.
+An answer is sent whole, or as a stream of server-sent events.
 """
 
 import dataclasses
@@ -28,14 +28,14 @@ from trainer.decoding.text_stream import TextStream
 from trainer.serving.grammar import Grammar
 from trainer.serving.service import Job
 
-DEFAULT_MAX_TOKENS = 16  # that of the API of OpenAI
+DEFAULT_MAX_TOKENS = 16  # as in OpenAI's API
 LINE_SEPARATORS = {ord(char): f"\\u{ord(char):04x}" for char in "\x85\u2028\u2029"}
-"""What JSON may hold, and clients take for the end of a line of an event."""
+"""Characters that JSON may contain, but that clients take for the end of an event's line."""
 
 
 @dataclasses.dataclass
 class AnswerChoice:
-    """Holds one text of an answer as it comes."""
+    """Holds one text of an answer while it is generated."""
 
     index: int
     job: Job
@@ -43,11 +43,11 @@ class AnswerChoice:
     finish: str | None = None
     """Why the text ended; None while it is unfinished."""
     suffix_log_p: float | None = None
-    """Mean log-probability of a token of `rescore_suffix` after the text."""
+    """Mean log-probability per token of `rescore_suffix` after the text."""
 
     def update(self) -> str:
-        """Returns what has come since the last time."""
-        finish = self.job.finish  # before the tokens, which the service adds first
+        """Returns the text that was added since the last call."""
+        finish = self.job.finish  # read before the tokens, to which the service adds first
         added = self.text.add(self.job.tokens, is_done=finish is not None)
         self.finish = "stop" if self.text.is_stopped else finish
         return added
@@ -62,13 +62,13 @@ class AnswerChoice:
 
     @property
     def tokens(self) -> list[int]:
-        """Returns the new tokens, also of the end where there is one."""
+        """Returns the new tokens, including an end token."""
         ends = [] if self.job.end_id is None or self.text.is_stopped else [self.job.end_id]
         return [*self.job.tokens[: self.new_tokens], *ends]
 
     @property
     def score(self) -> float:
-        """Returns what the samples of a prompt are ranked by."""
+        """Returns the score that ranks the samples of a prompt."""
         if self.suffix_log_p is not None:
             return self.suffix_log_p
         return statistics.fmean(self.job.log_probabilities[: len(self.tokens)] or [0.0])
@@ -76,16 +76,16 @@ class AnswerChoice:
 
 @dataclasses.dataclass(frozen=True)
 class CompletionForm:
-    """Writes choices as `POST /v1/completions` has them."""
+    """Writes choices in the format of `POST /v1/completions`."""
 
     body: CompletionBody
     vocab: Vocab
     id_prefix = "cmpl"
-    whole = part = "text_completion"  # kind of a whole answer, and of an event
+    whole = part = "text_completion"  # kind of a whole answer, and of a stream's event
 
     @property
     def begins(self) -> bool:
-        """Returns whether a choice of a stream has an event before its first text."""
+        """Returns whether a streamed choice has an event before its first text."""
         return self.body.echo
 
     def choice(self, choice: AnswerChoice, text: str) -> dict[str, Any]:
@@ -95,7 +95,7 @@ class CompletionForm:
         return self.delta(choice, text, first=True) | ranked
 
     def delta(self, choice: AnswerChoice, text: str, *, first: bool) -> dict[str, Any]:
-        """Returns what a text adds to a choice of a stream."""
+        """Returns the part of an event that adds a text to a streamed choice."""
         is_scored = self.body.logprobs is not None and choice.is_done
         return {
             "index": choice.index,
@@ -105,7 +105,7 @@ class CompletionForm:
         }
 
     def logprobs(self, choice: AnswerChoice) -> dict[str, Any]:
-        """Returns the log-probabilities of all tokens, also of the end where there is one."""
+        """Returns the log-probabilities of all tokens, including an end token."""
         job, tokens = choice.job, choice.tokens
         log_p: list[float | None] = [*job.log_probabilities[: len(tokens)]]
         likeliest = job.likeliest[: len(tokens)]
@@ -118,7 +118,7 @@ class CompletionForm:
             likeliest = [[], *job.prompt_likeliest[scored], *likeliest]
         pieces, top = self.vocab.pieces(tokens), list[dict[str, float] | None]()
         for piece, chosen_log_p, ranked in zip(pieces, log_p, likeliest, strict=True):
-            # Where several tokens have the same text, the chosen one wins, then the likeliest.
+            # If several tokens have the same text, the chosen one wins, then the likeliest.
             names = self.vocab.pieces(token for token, _ in reversed(ranked))
             best = dict(zip(names, (value for _, value in reversed(ranked)), strict=True))
             top.append(None if chosen_log_p is None else {**best, piece: chosen_log_p})
@@ -131,7 +131,7 @@ class CompletionForm:
 
 
 class ChatForm:
-    """Writes choices as `POST /v1/chat/completions` has them: as messages."""
+    """Writes choices in the format of `POST /v1/chat/completions`, as messages."""
 
     id_prefix = "chatcmpl"
     whole, part = "chat.completion", "chat.completion.chunk"
@@ -154,7 +154,7 @@ Form = CompletionForm | ChatForm
 
 
 async def complete(request: Request) -> Response:
-    """Continues each prompt."""
+    """Answers `POST /v1/completions`: continues each prompt."""
     served_decoder(request)
     body, served = await read_body(request, CompletionBody)
     if body.max_tokens == 0 and not body.echo:
@@ -175,7 +175,7 @@ async def complete(request: Request) -> Response:
                 [ids] = vocab.encode([served.run.task.prompt(prompt)])
                 prompts.append(ServedPrompt("prompt", prompt, ids))
             elif all(0 <= token < vocab.size for token in prompt):
-                begins = vocab.reads_begin and prompt[0] == vocab.begin_id  # it is read anyway
+                begins = vocab.reads_begin and prompt[0] == vocab.begin_id  # the model reads it
                 prompts.append(ServedPrompt("prompt", prompt, prompt[1:] if begins else prompt))
             else:
                 raise bad_field("prompt", prompt, f"tokens from 0 to {vocab.size - 1:,}")
@@ -192,7 +192,7 @@ async def complete(request: Request) -> Response:
 
 
 def served_decoder(request: Request) -> ServedModel:
-    """Returns the model that is served; refuses one that translates."""
+    """Returns the served model; refuses one that translates."""
     served: ServedModel = request.app.state.served
     if served.translates:
         raise ApiError(404, f"{served.name} translates.  Legal: POST /v1/translate.")
@@ -207,7 +207,7 @@ async def answer(
     form: Form,
     suffix: Ids = (),
 ) -> Response:
-    """Answers with choices, whole or as they come; a suffix ranks whole ones."""
+    """Answers with choices, whole or streamed; a suffix ranks whole ones."""
     jobs = [choice.job for choice in choices]
     exchange = PendingAnswer(request, served.service, jobs, served.time_limit_s)
     head = {
@@ -231,7 +231,7 @@ async def answer(
         for choice, job in zip(choices, scored, strict=True):
             log_p = job.prompt_log_probabilities[-len(suffix) :]
             choice.suffix_log_p = statistics.fmean(log_p or [0.0])
-        jobs = [*jobs, *scored]  # by newer weights, if there are any
+        jobs = [*jobs, *scored]  # perhaps by newer weights
     best = likeliest_of(choices, body.samples, body.n)
     return JSONResponse(
         head
@@ -244,7 +244,7 @@ async def answer(
 
 
 def likeliest_of(choices: Sequence[AnswerChoice], samples: int, n: int) -> list[AnswerChoice]:
-    """Returns the n samples of each prompt with the highest scores; all as they are without any."""
+    """Returns each prompt's n samples with the highest scores, or all if nothing ranks them."""
     if samples == n and all(choice.suffix_log_p is None for choice in choices):
         return [*choices]
     best = list[AnswerChoice]()
@@ -254,16 +254,16 @@ def likeliest_of(choices: Sequence[AnswerChoice], samples: int, n: int) -> list[
 
 
 def scored_suffix(choice: AnswerChoice, suffix: Ids) -> Job:
-    """Makes the job that scores a suffix after the text of a choice, without its stop."""
+    """Makes a job that scores a suffix after the text of a choice, without its stop."""
     text: Ids = choice.job.tokens
-    if choice.text.is_stopped:  # its tokens hold the stop
+    if choice.text.is_stopped:  # its tokens include the stop
         text = choice.text.vocab.encode_continuation(choice.text.text)[: choice.new_tokens]
     request = DecodeRequest([*choice.job.request.prompt, *text, *suffix], 0)
     return Job(request, adapter=choice.job.adapter, scores_prompt=True)
 
 
 class ServedPrompt(NamedTuple):
-    """Holds what texts continue, and the field of the request that it comes from."""
+    """Holds the ids of a prompt, and the field of the request that it comes from."""
 
     field: str
     value: object
@@ -273,7 +273,7 @@ class ServedPrompt(NamedTuple):
 def check_count(
     prompts: int, field: str, value: object, body: SamplingBody, served: ServedModel
 ) -> None:
-    """Refuses more texts than may wait."""
+    """Refuses more texts than may wait in the queue."""
     texts, limit = prompts * body.samples, served.service.queue_limit
     if texts > limit:
         if body.samples > 1:
@@ -288,7 +288,7 @@ def choices_of(
     default_max_tokens: int,
     suffix: int = 0,
 ) -> list[AnswerChoice]:
-    """Makes the jobs of a request, with the seeds that `decode` gives the lines of a file.
+    """Makes the jobs of a request, with the seeds that `decode` uses for the lines of a file.
 
     `suffix` tokens of `max_length` stay free after each text.
     """
@@ -336,7 +336,7 @@ def choices_of(
 
 
 def grammar_of(body: SamplingBody, vocab: Vocab) -> Grammar | None:
-    """Returns what restricts the texts of a request to JSON."""
+    """Returns the grammar that restricts the texts of a request to JSON, if any."""
     if (schema := body.answer_schema) is None:
         return None
     if body.min_tokens:
@@ -348,7 +348,7 @@ def grammar_of(body: SamplingBody, vocab: Vocab) -> Grammar | None:
 
 
 async def finish(exchange: PendingAnswer, choices: Sequence[AnswerChoice]) -> None:
-    """Waits for all choices; one that reaches a stop gives back its slot."""
+    """Waits for all choices; a choice that reaches a stop frees its slot."""
     async for _ in exchange.changes():
         for choice in choices:
             if not choice.is_done and (choice.job.streams or choice.job.is_done):
@@ -362,7 +362,7 @@ def drop_stopped(exchange: PendingAnswer, choice: AnswerChoice) -> None:
 
 
 class EventStream(StreamingResponse):
-    """Sends events, and ends the exchange however the sending ends."""
+    """Sends events, and ends the exchange however sending ends."""
 
     media_type = "text/event-stream"
 
@@ -372,7 +372,7 @@ class EventStream(StreamingResponse):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            await self.stream_response(send)  # the exchange notices a client that leaves
+            await self.stream_response(send)  # the exchange notices a client that disconnects
         finally:
             await self.exchange.__aexit__()
 
@@ -385,9 +385,9 @@ async def events(
     served: ServedModel,
     form: Form,
 ) -> AsyncIterator[str]:
-    """Yields the events of a stream: texts as they come, how each ends, and the tokens used.
+    """Yields the events of a stream: texts as they are generated, how each ends, and token usage.
 
-    What comes at once is sent at once.
+    Changes that arrive together are sent together.
     """
     begun, ended, last = set[int](), set[int](), ""
     if body.stream_options.include_usage:
@@ -428,7 +428,7 @@ def event(content: dict[str, Any]) -> str:
 
 
 def usage(choices: Sequence[AnswerChoice], n: int) -> dict[str, Any]:
-    """Counts the tokens of an answer; those of a prompt once for its n choices."""
+    """Counts the tokens of an answer; a prompt's tokens count once for its n choices."""
     prompt_tokens = sum(len(choice.job.request.prompt) for choice in choices[::n])
     cached_tokens = sum(choice.job.cached_tokens for choice in choices[::n])
     new_tokens = sum(choice.new_tokens for choice in choices)

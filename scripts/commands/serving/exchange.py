@@ -1,4 +1,4 @@
-"""Describes the served model, reads requests to it, and waits for the jobs that answer them."""
+"""Describes the served model, reads requests for it, and waits for the jobs that answer them."""
 
 import asyncio
 import contextlib
@@ -22,38 +22,38 @@ from trainer.serving.service import DeadEnd, Job, NoFiniteScore, QueueFull, Serv
 B = TypeVar("B", bound=Body)
 T = TypeVar("T")
 SHORT_CHARACTERS, TEXT_CHARACTERS = 2000, 50
-"""Texts of up to SHORT_CHARACTERS are tokenized in the event loop; each adds TEXT_CHARACTERS.
+"""Texts of up to SHORT_CHARACTERS are tokenized in the event loop; each text adds TEXT_CHARACTERS.
 
-That takes at most a millisecond, where another thread costs half of one.
+This takes at most a millisecond; another thread would cost half of one.
 """
 
 
 @dataclasses.dataclass(frozen=True)
 class ServedModel:
-    """Holds what the answers to requests follow from."""
+    """Holds what determines the answers to requests."""
 
     name: str
     run: Run
     vocabs: Vocabs
     service: Service
     options: DecodeOptions
-    """What a request does not set."""
+    """Options that a request does not set."""
     body_bytes: int
-    """Largest body of a request."""
+    """Size limit of a request's body."""
     time_limit_s: float
     """Seconds that a request may take."""
     width: int
-    """Texts that a beam search keeps; 1 of a model that continues prompts."""
+    """Texts that a beam search keeps; 1 for a model that continues prompts."""
     max_length: int
-    """Tokens of a prompt and its continuation; of a translation model, those of a source."""
+    """Tokens of a prompt and its continuation; for a translation model, of a source."""
     max_new_tokens: int
     """Tokens of the longest continuation or translation."""
     chat: ChatRenderer | None = None
-    """How messages of a chat become a prompt."""
+    """Renders the messages of a chat as a prompt."""
     adapter: int = 0
-    """Number of the adapter that reads and writes the texts; 0 is none."""
+    """Number of the adapter that is used; 0 is none."""
     adapter_step: int | None = None
-    """Step of its checkpoint."""
+    """Step of the adapter's checkpoint."""
     adapted: "Sequence[ServedModel]" = ()
     """The same model with adapters."""
     created: int = dataclasses.field(default_factory=lambda: int(time.time()))
@@ -63,7 +63,7 @@ class ServedModel:
         return self.run.task.has_source
 
     def named(self, name: str | None) -> "ServedModel":
-        """Returns the model of a name; refuses a request for one that is not served."""
+        """Returns the model with a given name; refuses a name that is not served."""
         models = {served.name: served for served in (self, *self.adapted)}
         if name is not None and name not in models:
             legal = ", ".join(map(repr, models))
@@ -71,7 +71,7 @@ class ServedModel:
         return models[name or self.name]
 
     def fingerprint(self, jobs: Sequence[Job]) -> str:
-        """Names the weights of an answer: of both checkpoints where they changed meanwhile."""
+        """Names the weights that made an answer: both checkpoints if they changed meanwhile."""
         steps = {job.checkpoint for job in jobs if job.checkpoint is not None}
         of_adapter = "" if self.adapter_step is None else f"+{self.adapter_step}"
         return "step-" + ",".join(map(str, sorted(steps or {self.service.checkpoint}))) + of_adapter
@@ -98,7 +98,7 @@ async def read_body(request: Request, kind: type[B]) -> tuple[B, ServedModel]:
     """Reads and checks the body of a request; returns it and the model that it names."""
     served: ServedModel = request.app.state.served
     content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if content_type != "application/json":  # else pages of other sites could post without asking
+    if content_type != "application/json":  # else other sites could post without a preflight
         raise ApiError(415, f"Content-Type = {content_type!r}.  Legal: application/json.")
     too_long = ApiError(413, f"The body is longer than {served.body_bytes:,} bytes.")
     length = request.headers.get("content-length", "")
@@ -123,14 +123,14 @@ async def read_body(request: Request, kind: type[B]) -> tuple[B, ServedModel]:
 async def tokenize(
     texts: Sequence[str | list[int]], n: int, call: Callable[[], T], *, is_long: bool = False
 ) -> T:
-    """Calls what tokenizes each text n times: in a thread if it takes long, as others wait."""
+    """Calls a function that tokenizes each text n times; in a thread if that takes long."""
     characters = n * sum(len(text) + TEXT_CHARACTERS for text in texts)
     is_long |= characters > SHORT_CHARACTERS
     return await run_in_threadpool(call) if is_long else call()
 
 
 class PendingAnswer:
-    """Waits for jobs, at most time_s seconds, while their client is connected."""
+    """Waits for jobs while their client is connected, for at most time_s seconds."""
 
     def __init__(self, request: Request, service: Service, jobs: Sequence[Job], time_s: float):
         self.request, self.service, self.jobs, self.time_s = request, service, jobs, time_s
@@ -166,7 +166,7 @@ class PendingAnswer:
         return all(job.is_done for job in self.jobs)
 
     async def changes(self) -> AsyncIterator[None]:
-        """Yields whenever jobs have changed, the last time when all are done."""
+        """Yields whenever jobs have changed, and a last time when all are done."""
         while True:
             is_done = self.is_done
             failed = next((job.failure for job in self.jobs if job.failure is not None), None)
@@ -179,7 +179,7 @@ class PendingAnswer:
             yield
             if is_done:
                 return
-            if self.is_done:  # since the last look
+            if self.is_done:  # while the caller used the last change
                 continue
             await self._changed.wait()
             self._changed.clear()

@@ -16,13 +16,13 @@ from scripts.commands.serving.bodies import ApiError
 from trainer.serving.service import Compilations, Service
 
 OPEN = frozenset({"/health", "/"})
-"""What needs no token: neither tells anything of the model."""
+"""Paths that need no token, as they reveal nothing about the model."""
 STOPPING = ApiError(503, "The server is stopping.")
 SECONDS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300)
 
 
 class ServiceCollector(Collector):
-    """Reads the counts of a service when they are asked for."""
+    """Reads the counts of a service when Prometheus requests them."""
 
     def __init__(self, service: Service, compilations: Compilations):
         self.service, self.compilations = service, compilations
@@ -49,7 +49,7 @@ class ServiceCollector(Collector):
 
 
 class Guard:
-    """Wraps an application: tokens, the names of the host, metrics, and the end of the server."""
+    """Wraps an application: checks tokens and host names, counts requests, drains the server."""
 
     def __init__(
         self,
@@ -83,11 +83,11 @@ class Guard:
 
         error = self.refusal(scope)
         app = self.app if error is None else error.response()
-        is_admitted = error is None  # a refused request does not delay the server's end
+        is_admitted = error is None  # a refused request does not delay the shutdown
         self._active += is_admitted
         try:
             await app(scope, receive, noting_status)
-        except asyncio.CancelledError:  # the server ends before the answer is there
+        except asyncio.CancelledError:  # the server ends before the answer is complete
             if status or not self.is_stopping:
                 raise
             await STOPPING.response()(scope, receive, noting_status)
@@ -100,12 +100,12 @@ class Guard:
             self._seconds.labels(path).observe(time.perf_counter() - start)
 
     def refusal(self, scope: Scope) -> ApiError | None:
-        """Returns why a request is refused; None where it is not."""
+        """Returns why a request is refused; None if it is not."""
         headers = Headers(scope=scope)
         address = headers.get("host", "")
         host = address.rpartition("]")[0].lstrip("[") or address.partition(":")[0]
         if self.hosts is not None and host.lower() not in self.hosts:
-            # A page of another site, whose name resolves to this machine, sends that name.
+            # A page of another site, with a name that resolves to this machine, sends that name.
             return ApiError(403, f"Host = {host!r}.  Legal: {', '.join(sorted(self.hosts))}.")
         if self.token is not None and scope["path"] not in OPEN:
             scheme, _, given = headers.get("authorization", "").partition(" ")
@@ -119,7 +119,7 @@ class Guard:
     async def drain(self, time_s: float) -> None:
         """Admits no more requests, and waits until the admitted ones are answered."""
         self.is_stopping = True
-        with contextlib.suppress(TimeoutError):  # what a client does not read is not waited for
+        with contextlib.suppress(TimeoutError):  # does not wait for what a client does not read
             async with asyncio.timeout(time_s):
                 while self._active:
                     self._idle.clear()

@@ -43,15 +43,15 @@ from trainer.serving.slot_engine import SlotEngine
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
 TOKEN = re.compile("[!-~]+")
 MIN_TOKEN_CHARACTERS = 16
-"""Of a token that other machines could guess."""
+"""Minimum length of a token; other machines could guess a shorter one."""
 
 
 @contextlib.contextmanager
 def server_of(flags: ServeFlags) -> Iterator[tuple[Server, socket.socket]]:
-    """Restores a model and compiles all that serving needs; at the end, finishes all jobs."""
+    """Restores a model and compiles what serving needs; finishes all jobs at the end."""
     check_address(flags.host, flags.token)
 
-    def traces(run: Run) -> list[TraceFn]:  # near enough to explain an error of the layout
+    def traces(run: Run) -> list[TraceFn]:  # close enough to explain layout errors
         return [decode_trace_fn(run, served_search(flags.search, run.task))]
 
     with (
@@ -65,7 +65,7 @@ def server_of(flags: ServeFlags) -> Iterator[tuple[Server, socket.socket]]:
             check_finite(trained)
             return trained
 
-        # No variable here refers to the weights, so that a newer checkpoint frees them.
+        # No variable here keeps the weights, so that a newer checkpoint frees them.
         served = served_model([restore(step) for step in steps], flags)
 
         print_note("Compiling.")
@@ -75,12 +75,12 @@ def server_of(flags: ServeFlags) -> Iterator[tuple[Server, socket.socket]]:
         host, port = listener.getsockname()[:2]
         url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
         registry = CollectorRegistry()
-        registry.register(ServiceCollector(served.service, Compilations()))  # of requests
+        registry.register(ServiceCollector(served.service, Compilations()))  # those for requests
         guard = Guard(
             application(served, registry),
             paths=[route.path for route in ROUTES],
             token=flags.token,
-            # With a token, that says who may connect.
+            # If there is a token, it decides who may connect.
             hosts={*LOOPBACK_NAMES, flags.host.lower()} if flags.token is None else None,
             registry=registry,
         )
@@ -100,7 +100,7 @@ def server_of(flags: ServeFlags) -> Iterator[tuple[Server, socket.socket]]:
 
 
 def check_address(host: str, token: str | None) -> None:
-    """Refuses an address that other machines reach, unless clients need a token."""
+    """Refuses an address that other machines can reach, unless clients need a token."""
     if token is not None and not TOKEN.fullmatch(token):
         raise UserError(
             "--token: a header cannot carry it.  Legal: letters, digits and punctuation of ASCII "
@@ -121,7 +121,7 @@ def check_address(host: str, token: str | None) -> None:
 
 
 def bound_socket(host: str, port: int) -> socket.socket:
-    """Takes the address before anything takes long; connections are accepted later."""
+    """Binds the address before anything slow; connections are accepted later."""
     try:
         [(family, _, _, _, address), *_] = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -141,7 +141,7 @@ def bound_socket(host: str, port: int) -> socket.socket:
 
 
 def is_loopback(host: str) -> bool:
-    """Returns whether only this machine reaches an address."""
+    """Returns whether an address can be reached only from this machine."""
     if host in LOOPBACK_NAMES:
         return True
     with contextlib.suppress(ValueError):
@@ -150,14 +150,14 @@ def is_loopback(host: str) -> bool:
 
 
 def served_search(flags: BeamFlags, task: Task) -> Search:
-    """Returns the search of translations, as `decode` chooses it."""
+    """Returns the search for translations, chosen as in `decode`."""
     if not task.has_source and flags.beam is not None:
         raise UserError(f"--beam={flags.beam}: {task.name} has no translations.  Remove the flag.")
     return search_of(SearchFlags(**dataclasses.asdict(flags)), task)
 
 
 def served_model(members: Sequence[TrainedModel], flags: ServeFlags) -> ServedModel:
-    """Makes the service of a model, and what describes it."""
+    """Makes the service of a model, and its description."""
     trained, step = members[0], members[-1].step
     run, vocabs, mesh = trained.run, trained.vocabs, trained.mesh
     name, *names = names_of(flags)
@@ -226,7 +226,7 @@ def served_model(members: Sequence[TrainedModel], flags: ServeFlags) -> ServedMo
 
 
 def names_of(flags: ServeFlags) -> list[str]:
-    """Returns the names of the model and of its adapters, which are those of their directories."""
+    """Returns the names of the model and its adapters; by default, those of their directories."""
     folders = [flags.model.model_dir, *map(path_of, flags.adapter)]
     names = [f.name if is_remote(f) else os.path.basename(os.path.abspath(f)) for f in folders]
     names[0] = flags.name or names[0]
@@ -238,7 +238,7 @@ def names_of(flags: ServeFlags) -> list[str]:
 def adapted_runs(
     members: Sequence[TrainedModel], flags: ServeFlags
 ) -> list[tuple[Run, dict[str, Any], int]]:
-    """Restores the adapters that are served, with their runs."""
+    """Restores the adapters to serve, with their runs."""
     trained = members[0]
     if not flags.adapter:
         return []

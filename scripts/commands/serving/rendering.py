@@ -1,4 +1,4 @@
-"""Renders chats in a process of its own: a template comes with a model, and may be hostile."""
+"""Renders chats in a process of its own, because a model's template may be hostile."""
 
 import asyncio
 import functools
@@ -18,14 +18,14 @@ from configs.errors import UserError
 from data.tokenizers.chat_template import BadMessages, Messages, chat_template
 from data.workers import compute_job, start_worker
 
-LIMIT_S = 5  # of a processor, for a chat
-LIMIT_BYTES = 2**30  # of memory, in addition to what the process starts with
-LIMIT_CHARACTERS = 1_000_000  # of a text, in addition to its messages and variables
+LIMIT_S = 5  # of processor time, for a chat
+LIMIT_BYTES = 2**30  # of memory, beyond what the process starts with
+LIMIT_CHARACTERS = 1_000_000  # of a text, beyond its messages and variables
 TOO_MUCH = f"it takes more than {LIMIT_S} s, 1 GiB or {LIMIT_CHARACTERS:,} characters"
 
 
 class ChatRenderer:
-    """Writes messages as `ChatTemplate.render` does, within limits, one chat at a time."""
+    """Renders messages like `ChatTemplate.render`, within limits, one chat at a time."""
 
     def __init__(self, files: Mapping[str, str], end: str):
         """Raises `UserError` for a template that cannot be read."""
@@ -38,7 +38,7 @@ class ChatRenderer:
             raise UserError(f"chat template: {error}.") from None
 
     def render(self, messages: Messages | None, variables: Mapping[str, Any] | None = None) -> str:
-        """Returns the text of a chat; of None, which is no chat, an empty one.
+        """Returns the text of a chat; "" if messages is None.
 
         Raises `BadMessages` if the template refuses the chat, or exceeds a limit.
         """
@@ -57,8 +57,8 @@ class ChatRenderer:
 
 
 def limited(files: Mapping[str, str], end: str) -> Callable[..., str]:
-    """Limits the memory of this process, and returns what renders a chat in limited time."""
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it ends with the server
+    """Limits this process's memory, and returns a function that renders a chat in limited time."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it ends when the server does
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if (pages := Path("/proc/self/statm")).exists():
         size = int(pages.read_text().split()[0]) * resource.getpagesize()

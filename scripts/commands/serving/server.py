@@ -1,4 +1,4 @@
-"""Listens for HTTP, and stops on a signal once the requests that run are answered."""
+"""Listens for HTTP, and stops on a signal once the running requests are answered."""
 
 import asyncio
 import contextlib
@@ -19,26 +19,26 @@ from trainer.processes.ending import STOPS, end_process, is_ignored
 from trainer.serving.service import Job, Service, call_each
 
 PASSES, LAST_S = 10, 1.0
-"""At the end, how often the event loop looks for requests on its connections at least, and how
-long it then waits for the first requests of connections, and the ends of answers."""
+"""At shutdown, the least number of times that the event loop looks for requests on its connections,
+and the seconds it waits for the first requests of connections and the ends of answers."""
 KEEP_ALIVE_S = 30
-"""How long a connection may be without a request, even if it sends a part of one, or unread."""
+"""Seconds that a connection may have no complete request, or leave an answer unread."""
 
 
 class Protocol(H11Protocol):
-    """Speaks HTTP/1.1; answers anything else with a JSON error."""
+    """Speaks HTTP/1.1, and answers anything else with a JSON error."""
 
     def send_400_response(self, msg: str) -> None:
         """Answers bytes that are not a request, and closes the connection.
 
-        They may be the body of a request: that one gets no other answer.
+        If they are part of a request's body, that request gets no other answer.
         """
         if self.cycle is not None and not self.cycle.response_complete:
             self.cycle.disconnected = True
             self.cycle.message_event.set()
         error = ApiError(400, "This is not valid HTTP/1.1.").response()
         headers = [*error.raw_headers, (b"connection", b"close")]
-        with contextlib.suppress(h11.LocalProtocolError):  # the request is answered already
+        with contextlib.suppress(h11.LocalProtocolError):  # the request already has an answer
             head = h11.Response(status_code=400, headers=headers, reason=b"Bad Request")
             for event in (head, h11.Data(data=bytes(error.body)), h11.EndOfMessage()):
                 self.transport.write(self.conn.send(event) or b"")
@@ -46,7 +46,7 @@ class Protocol(H11Protocol):
 
 
 class Server(uvicorn.Server):
-    """Serves an application until SIGTERM or Ctrl-C; the second of them ends it at once."""
+    """Serves an application until SIGTERM or Ctrl-C; a second signal ends it at once."""
 
     def __init__(self, guard: Guard, service: Service, drain_s: float, ready: Callable[[], None]):
         config = uvicorn.Config(
@@ -60,7 +60,7 @@ class Server(uvicorn.Server):
         self._waiting_since = dict[tuple[object, ...], float]()  # by state of a connection
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listens; jobs then announce their changes in the loop of the server."""
+        """Listens; jobs then announce their changes in the event loop of the server."""
         self._loop = loop = asyncio.get_running_loop()
 
         def announce(jobs: Sequence[Job]) -> None:
@@ -76,9 +76,9 @@ class Server(uvicorn.Server):
         self.on_start()
 
     async def on_tick(self, counter: int) -> bool:
-        """Ends connections whose client keeps the server waiting: uvicorn has no limit for that.
+        """Ends connections of clients that keep the server waiting: uvicorn has no limit for that.
 
-        It is slow to begin a request, or reads none of an answer that fills its buffers.
+        Such a client is slow to send a request, or reads none of an answer that fills its buffers.
         """
         now, waiting_since = time.monotonic(), self._waiting_since
         self._waiting_since = {}
@@ -93,15 +93,15 @@ class Server(uvicorn.Server):
         return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Ends, once those are answered that had connected: uvicorn resets their connections."""
+        """Shuts down once clients that had connected are answered; uvicorn would reset these."""
         accepted = []
         for listener in sockets or []:
             listener.setblocking(False)
-            with contextlib.suppress(OSError):  # no more of them, or too many files are open
+            with contextlib.suppress(OSError):  # no more connections, or too many open files
                 while True:
                     accepted.append(listener.accept()[0])
         for server in self.servers:
-            server.close()  # right after there was nothing to accept: what comes now is refused
+            server.close()  # nothing is left to accept; later connections are refused
         loop = asyncio.get_running_loop()
         state = (self.config, self.server_state, self.lifespan.state)
         for connection in accepted:
@@ -117,7 +117,7 @@ class Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Handles signals as uvicorn does, except those that were ignored when this started."""
+        """Handles signals like uvicorn, except those that were ignored when this started."""
         ignored = [number for number in STOPS if is_ignored(number)]
         with super().capture_signals():
             for number in ignored:
@@ -126,8 +126,8 @@ class Server(uvicorn.Server):
             yield
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Takes no more requests; ends when those that run are answered."""
-        if self._loop is None or self.guard.is_stopping:  # it is not yet started
+        """Accepts no more requests; ends once the running ones are answered."""
+        if self._loop is None or self.guard.is_stopping:  # not started yet, or the second signal
             end_process(128 + sig)
         self.guard.is_stopping = True
 
@@ -135,5 +135,5 @@ class Server(uvicorn.Server):
             await self.guard.drain(self.drain_s)
             self.should_exit = True
 
-        # It is kept, as the loop has only a weak reference.
+        # Kept because the loop has only a weak reference.
         self._draining = asyncio.run_coroutine_threadsafe(drain(), self._loop)

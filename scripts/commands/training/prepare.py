@@ -14,7 +14,7 @@ from trainer.run import Run
 
 
 def prepare_task(flags: PrepareFlags) -> None:
-    """Prepares a task and prints what its splits hold."""
+    """Prepares a task, and prints the contents of its splits."""
     data_dir = common.data_dir_of(flags.data_dir)
     config = common.settings(None, flags.settings.gin_file, flags.settings.gin_param)
     common.check_same_settings(config)
@@ -45,7 +45,7 @@ def prepare_task(flags: PrepareFlags) -> None:
 def mixture_lines(rows: Rows, length: tuple[int, int, BatchSizes] | None) -> Iterator[str]:
     """Describes each part of a mixture: its rates, its share, and how often a run reads a row.
 
-    `length` is seed, steps and batch sizes of the run; None where no run is known.
+    `length` holds seed, steps and batch sizes of the run; None if no run is known.
     """
     if rows.mix is None:
         return
@@ -64,7 +64,7 @@ def mixture_lines(rows: Rows, length: tuple[int, int, BatchSizes] | None) -> Ite
 
 
 def print_parts(splits: Mapping[str, Rows]) -> None:
-    """Prints what each part of a mixture gave to a split, and why examples are in no row.
+    """Prints what each part of a mixture adds to a split, and why examples are in no row.
 
     A rule of Clean that drops no pair shows 0; one that does not apply to a split shows nothing.
     """

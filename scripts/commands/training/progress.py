@@ -18,7 +18,7 @@ PLAIN_EVERY = 20  # lines of progress in a log
 
 
 class ProgressBar(Observer):
-    """Shows a live bar on a terminal, a line now and then in a log."""
+    """Shows a live bar on a terminal, or a line now and then in a log."""
 
     def __init__(self) -> None:
         self._progress = progress.Progress(
@@ -36,7 +36,7 @@ class ProgressBar(Observer):
     def on_start(self, run: Run, first_step: int) -> None:
         self._first, self._steps = first_step, run.total_steps
         self._unit = "preferences" if run.task.has_rejected else run.task.unit
-        # Steps are read late and some two at a time, so only a mean over several is a rate.
+        # Results come late and some two at a time, so only a mean over several steps is a rate.
         self._recent: deque[tuple[float, float]] = deque(maxlen=max(1, self._steps // PLAIN_EVERY))
         self._task = self._progress.add_task(
             "train", total=self._steps, completed=first_step, numbers="compiling"
@@ -47,7 +47,7 @@ class ProgressBar(Observer):
         step, steps, line = result.step, self._steps, result.line
         tokens, step_s, loss = line["tokens"] or 0.0, line["step_s"] or 0.0, line["loss"]
         shown = f"loss {loss:.3f}  learning rate {line['learning_rate']:.3g}"
-        if step == self._first + 1:  # compiling is part of it, so it says nothing of the rest
+        if step == self._first + 1:  # it includes compilation, so it says nothing about the rest
             numbers, left = shown, f"after {step_s:.1f} s"
         else:
             self._recent.append((tokens, step_s))
@@ -66,16 +66,16 @@ class ProgressBar(Observer):
 
 @contextlib.contextmanager
 def build_bar() -> Iterator[OnProgress | None]:
-    """Shows how much text is packed, on a terminal; elsewhere the log says it now and then."""
+    """Shows how much text is packed on a terminal; elsewhere, the log says it now and then."""
     if not (console.is_terminal and is_first_process()):
         yield None
         return
     begun: dict[str, tuple[progress.TaskID, float, float]] = {}
 
     def update(split: str, counts: Counts, share: float | None) -> None:
-        """Shows the text of a split so far; the rate is of what this process packed.
+        """Shows the progress of a split; the rate is of what this process packed.
 
-        The bar moves without end where the share of the split is unknown.
+        If the share of the split is unknown, the bar is indeterminate.
         """
         megabytes, now = (counts.bytes + counts.source_bytes) / 1e6, time.monotonic()
         if split not in begun:

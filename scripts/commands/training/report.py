@@ -32,17 +32,17 @@ from trainer.planning.report import SCHEMA_VERSION
 from trainer.run import Run
 
 WORDS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
-"""Units of numbers; titles and captions of pictures."""
+"""Units of numbers, and titles and captions of pictures."""
 SPLIT = ("tokens", "words", "lines", "bytes")
 NOT_DRAWN = {"step", WALL_TIME, "parts", "examples", "bleu_sentences", *SPLIT,
              "perplexity_per_token", "perplexity_per_word"}  # fmt: skip
-"""What evaluations have besides the curves of a comparison; perplexities follow from the loss."""
+"""Fields of evaluations that a comparison does not plot; perplexities follow from the loss."""
 
 HEADS = ("loss", "line", "run", "setting")
-"""First columns of tables, whose other columns are runs."""
+"""First columns of tables with a column for each run."""
 YEAR_S = 365.25 * 24 * HOUR_S
 MEAN_LINES = 10
-"""Lines of metrics.jsonl whose mean loss counts: one line has the noise of its batches."""
+"""Lines of metrics.jsonl to average the loss over: one line has the noise of its batches."""
 
 
 def report(flags: ReportFlags) -> None:
@@ -71,7 +71,7 @@ def report(flags: ReportFlags) -> None:
 
 
 def compare_page(folders: Mapping[str, Path], losses: Sequence[float], samples: str | None) -> str:
-    """Writes the page of several runs, by name."""
+    """Writes the page that compares several runs, given by name."""
     runs = {name: RunPlots(folder) for name, folder in folders.items()}
     if missing := [name for name, folder in folders.items() if not folder.exists()]:
         raise UserError(f"{', '.join(missing)}: no such folder.")
@@ -103,7 +103,7 @@ def compare_page(folders: Mapping[str, Path], losses: Sequence[float], samples: 
 
 
 def tokens_until(run: RunPlots, losses: Sequence[float]) -> dict[str, int | None]:
-    """Returns the tokens of a run until the mean loss of ten lines is at most each of these."""
+    """Returns a run's tokens until the mean loss of ten lines is at most each of these losses."""
     steps, values = curve(run.train, "loss")
     width = min(MEAN_LINES, len(values))
     means = np.convolve(values, np.full(width, 1 / width), "valid")
@@ -113,12 +113,12 @@ def tokens_until(run: RunPlots, losses: Sequence[float]) -> dict[str, int | None
 
 
 def settings_that_differ(folders: Mapping[str, Path]) -> list[dict[str, Any]]:
-    """Returns the rows of a table: a setting, and its value in each of some runs, by name."""
+    """Returns the rows of a table: settings that differ, and their values in each run, by name."""
     settings = dict[str, dict[str, str]]()
     for name, folder in folders.items():
         directory = ModelDir(folder)
         specs = [directory.load().make(Run)] if directory.has_run() else []
-        layout = directory.layout  # the one that was given last
+        layout = directory.layout  # the one given last
         of_run = values([*specs, *([] if layout is None else [layout])])
         settings[name] = {setting: str(value) for setting, value in of_run.items()}
     rows = table_by_run("setting", settings)
@@ -126,9 +126,9 @@ def settings_that_differ(folders: Mapping[str, Path]) -> list[dict[str, Any]]:
 
 
 def last_row(run: RunPlots, spent: Mapping[str, float], plan: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the numbers of the last step and of the last validation, and sums of all steps.
+    """Returns the numbers of the last step and of the last validation, and sums over all steps.
 
-    On devices that are cores, as those of TPU v2 and v3, device-years are GShard's core-years.
+    If devices are cores, as on TPU v2 and v3, device-years are GShard's core-years.
     """
     all_s, devices = sum(spent.values()), plan.get("devices")
     line, steps = run.train[-1], [run.train[-1]["step"]]
@@ -143,13 +143,13 @@ def last_row(run: RunPlots, spent: Mapping[str, float], plan: Mapping[str, Any])
 
 
 def table_by_run(head: str, runs: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Returns the rows of a table: a name, under this head, and its value in each run."""
+    """Returns the rows of a table: a name in the column `head`, and its value in each run."""
     names = columns(runs.values())
     return [{head: name, **{run: of.get(name) for run, of in runs.items()}} for name in names]
 
 
 def write_report(model_dir: Path, pictures: RunPlots) -> list[Path]:
-    """Writes the page and its pictures; returns their files."""
+    """Writes the page and its pictures; returns their paths."""
     if not pictures.names():
         raise UserError(f"{model_dir}: its metrics.jsonl has no step.  Train first.")
     file = model_dir / "report.html"
@@ -171,14 +171,14 @@ def run_page(model_dir: Path, pictures: RunPlots, drawn: dict[str, bytes]) -> st
     """Writes the page of a run."""
     checks = [numbers(line) for line in pictures.checks]
     first = checks[0] if checks else {}
-    # The numbers of the split, which are those of all evaluations, are in one line.
+    # Numbers of the split, which all evaluations share, are shown once.
     of_split = {
         name: first[name]
         for name in SPLIT
         if name in first and all(check.get(name) == first[name] for check in checks)
     }
     layers = pictures.with_experts[-1]["experts"] if pictures.with_experts else {}
-    directory = ModelDir(model_dir)  # the layout is the one that was given last
+    directory = ModelDir(model_dir)  # with the layout given last
     spent = spent_seconds(model_dir)
     all_s = sum(spent.values())
     files = {"Settings": directory.config_file, "Layout": directory.layout_file}
@@ -209,7 +209,7 @@ def run_page(model_dir: Path, pictures: RunPlots, drawn: dict[str, bytes]) -> st
 
 
 def profile_rows(profile: Mapping[str, Any], plan: Mapping[str, Any]) -> list[dict[str, str]]:
-    """Writes the time of profiled steps by part of the model, next to what the plan says of it."""
+    """Writes the time of profiled steps by part of the model, next to the planned time."""
     planned = {row["part"]: seconds_of(row) for row in plan.get("step_time_by_part", ())}
     total_s = sum(map(seconds_of, profile.get("step_time_by_part", ())))
     rows = part_rows({**profile, "step_time_s": total_s or 1.0})
@@ -219,7 +219,7 @@ def profile_rows(profile: Mapping[str, Any], plan: Mapping[str, Any]) -> list[di
 
 
 def plan_of(file: Path) -> dict[str, Any]:
-    """Reads the figures of a run's plan or profile; none where there are none of this version."""
+    """Reads the figures of a run's plan or profile; empty if there are none of this version."""
     with contextlib.suppress(OSError, ValueError):
         figures = read_json(file.read_bytes(), dict[str, Any], file)
         if figures.get("schema_version") == SCHEMA_VERSION:
@@ -228,7 +228,7 @@ def plan_of(file: Path) -> dict[str, Any]:
 
 
 def heading(name: str, *, of_preferences: bool = False) -> str:
-    """Writes the name of a number with its unit, which differs where steps learn preferences."""
+    """Returns the name of a number with its unit, which differs if steps learn preferences."""
     words, units = name.replace("_", " "), WORDS["units"]
     if of_preferences:
         words, units = words.replace("tokens", "preferences"), units | WORDS["preferences"]
@@ -241,7 +241,7 @@ def heading(name: str, *, of_preferences: bool = False) -> str:
 
 
 def numbers(line: dict[str, Any]) -> dict[str, Any]:
-    """Returns the numbers of a line of metrics, by name and unit."""
+    """Returns the numbers in a line of metrics, by name and unit."""
     return {
         heading(name, of_preferences="preferences" in line): value
         for name, value in line.items()
@@ -250,7 +250,7 @@ def numbers(line: dict[str, Any]) -> dict[str, Any]:
 
 
 def of_layer(layer: dict[str, Any]) -> dict[str, Any]:
-    """Returns what a table says of a layer with experts."""
+    """Returns what a table shows about a layer with experts."""
     load = layer["load"]
     dropped = {f"dropped choices {i} (share)": x for i, x in enumerate(layer["dropped"][:2], 1)}
     largest = {

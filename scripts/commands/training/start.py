@@ -1,4 +1,4 @@
-"""Starts a run, or the next part of one: its settings, what changed, and how to continue."""
+"""Starts or continues a run: its settings, what changed, and how to continue."""
 
 import dataclasses
 import shlex
@@ -29,9 +29,9 @@ from trainer.run import Run
 
 
 def settings_to_train(flags: TrainFlags, step: int | None) -> Config:
-    """Returns the given settings, over those of the model directory where it has a run.
+    """Returns the given settings, over those in the model directory if it has a run.
 
-    A run without a checkpoint has trained nothing: settings of another whole run replace it.
+    A run without a checkpoint has trained nothing: settings of another complete run replace it.
     """
     given = flags.settings.gin_file, flags.settings.gin_param
     if flags.settings.gin_file and step is None:
@@ -39,13 +39,13 @@ def settings_to_train(flags: TrainFlags, step: int | None) -> Config:
         if config.bound.keys() >= {"Run.model", "Run.task"}:
             return config
     directory = ModelDir(flags.model_dir)
-    if directory.has_run():  # what differs from its record is a change like those that are given
+    if directory.has_run():  # differences from its record count as changes, like given settings
         return directory.settings(*given)
     return settings(None if flags.settings.gin_file else flags.model_dir, *given)
 
 
 def changes_since(flags: TrainFlags, run: Run, step: int | None) -> list[Change]:
-    """Returns the settings that changed since the last start; raises those that may not."""
+    """Returns the settings that changed since the last start; raises if one must not change."""
     directory, override = ModelDir(flags.model_dir), flags.override
     saved, has_run = last_saved(directory.model_dir), directory.has_run()
     lost = None
@@ -63,7 +63,7 @@ def changes_since(flags: TrainFlags, run: Run, step: int | None) -> list[Change]
 
 
 def note_no_export(run: Run) -> None:
-    """Notes before training that other libraries will not read this model."""
+    """Prints, before training, that other libraries cannot read this model."""
     if not isinstance(model := run.merged.model, Transformer):
         return
     kind, problems = closest_family(model)
@@ -76,12 +76,12 @@ def note_no_export(run: Run) -> None:
 
 
 def print_changes(changes: Sequence[Change], run: Run, step: int) -> None:
-    """Describes what changes, and which rows that concerns."""
+    """Prints what changes, and which rows that affects."""
     for name, old, new in changes:
         print_note(
             f"Changed after step {step}: {name} = {brief(repr(new))}, it was {brief(repr(old))}."
         )
-        if name == "Run.batch_sequences":  # with the step it decides the place in the data
+        if name == "Run.batch_sequences":  # with the step, it determines the position in the data
             before = dataclasses.replace(run, batch_sequences=old)
             first, end = sorted(each.batch_sizes.before(step) for each in (before, run))
             what = "skipped" if new > old else "read again"
@@ -93,7 +93,7 @@ def print_changes(changes: Sequence[Change], run: Run, step: int) -> None:
 
 
 def prepared_data(flags: TrainFlags, run: Run, *, is_continued: bool) -> Prepared:
-    """Prepares the task, with the vocabularies that the weights belong to where there are any."""
+    """Prepares the task, with the vocabularies that belong to the weights, if there are any."""
     directory, vocabs, content_hash = ModelDir(flags.model_dir), None, None
     if is_continued:
         vocabs, content_hash = directory.vocabs(run.task), directory.content_hash
@@ -128,7 +128,7 @@ def save_start(
     changes: Sequence[Change],
     begin: str,
 ) -> None:
-    """Writes down what this part of the run is made of, for those that continue it."""
+    """Records what this part of the run is made from, for those who continue it."""
     directory = ModelDir(flags.model_dir)
     rows = len(prepared.splits["train"])
     print_changes(changes, run.with_steps(rows), step)
@@ -153,7 +153,7 @@ def save_start(
 
 
 def continue_command(flags: TrainFlags, layout: Layout) -> str:
-    """Returns the command line that continues the run as it ran: what it remembers is left out."""
+    """Returns the command that continues the run as it ran, without what the run remembers."""
     directory = ModelDir(flags.model_dir)
     given: list[tuple[str, object]] = [("--model_dir", flags.model_dir)]
     if directory.layout == layout:

@@ -18,19 +18,19 @@ from trainer.resume.history import FILE
 
 RESTARTED = (FAILED, STALLED)
 FAILURES = 3
-"""Failures from one step after which another start would fail as well."""
+"""Failures at the same step, after which another start would fail as well."""
 LONGEST_S = 300.0
 
 
 def supervise(flags: SuperviseFlags) -> None:
-    """Runs the command until it succeeds, is stopped, or fails as it failed before."""
+    """Runs the command until it succeeds, is stopped, or keeps failing at the same step."""
     if not flags.command:
         raise UserError("no command.  Give one, as in: meshloom supervise -- meshloom train …")
     failures, last_step = 0, -1
     while True:
         code, is_stopped = run(flags.command)
-        is_killed = code < 0 and -code not in STOPS  # as where memory is short
-        code = 128 - code if code < 0 else code  # as a shell says it
+        is_killed = code < 0 and -code not in STOPS  # such as for lack of memory
+        code = 128 - code if code < 0 else code  # as a shell reports it
         if is_stopped or not (code in RESTARTED or is_killed):
             sys.exit(code)
         step = newest_step(flags.command)
@@ -45,7 +45,7 @@ def supervise(flags: SuperviseFlags) -> None:
 
 
 def run(command: Sequence[str]) -> tuple[int, bool]:
-    """Runs the command and hands signals on to it; returns its exit code, and whether one came."""
+    """Runs the command and forwards signals; returns its exit code, and whether a signal came."""
     received, early = list[int](), list[int]()
     process: subprocess.Popen[bytes] | None = None
 
@@ -58,7 +58,7 @@ def run(command: Sequence[str]) -> tuple[int, bool]:
 
     before = {number: handle(number, forward) for number in STOPS}
     try:
-        # In a group of its own, or it would get Ctrl-C twice: the second one saves nothing.
+        # In its own group, or it would get Ctrl-C twice: the second one saves nothing.
         process = subprocess.Popen(command, process_group=0)
         for number in early:
             process.send_signal(number)
@@ -72,9 +72,9 @@ def run(command: Sequence[str]) -> tuple[int, bool]:
 
 
 def newest_step(command: Sequence[str]) -> int:
-    """Returns the newest step from which the model directory that the command names continues.
+    """Returns the newest step from which the command's model directory continues.
 
-    That is a checkpoint, or the local one that the last start resumed; 0 where there is neither.
+    This is a checkpoint, or the local one that the last start resumed from; 0 if there is neither.
     """
     match = re.search(r"(?:^|\0)--model_dir[=\0]([^\0]+)", "\0".join(command))
     if match is None:

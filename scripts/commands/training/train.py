@@ -41,13 +41,13 @@ from trainer.translation.evaluate import TranslationEval
 
 
 def train(flags: TrainFlags) -> None:
-    """Trains the run of these settings, alone in its directory from the first look on."""
+    """Trains the run of these settings, and locks its directory before the first look at it."""
     with training_lock(flags.model_dir):
         train_locked(flags)
 
 
 def train_locked(flags: TrainFlags) -> None:
-    """Reads and checks what the run is, prepares its data, and trains it."""
+    """Reads and checks the run, prepares its data, and trains it."""
     begin = time_now()
     with Checkpoints(flags.model_dir) as checkpoints:
         step = checkpoints.latest
@@ -81,7 +81,7 @@ def train_locked(flags: TrainFlags) -> None:
         trace_fns.append(decode_trace_fn(one_batch, Sampling(temperature=0)))
     with checks.explained_errors(run, layout, sizes, origins, *trace_fns):
         check_memory(stages[-1], layout, mesh)
-        # JAX keeps the traces for the calls that follow.
+        # JAX caches the traces for the calls below.
         for each in stages:
             with checks.explained_errors(each, layout, sizes, origins, trace_train_step):
                 trace_train_step(each, layout, mesh)
@@ -101,7 +101,7 @@ def train_locked(flags: TrainFlags) -> None:
 
 
 def stage_origins(run: Run, stage: Run) -> dict[str, str]:
-    """Returns the settings that decide the batch and the length of a stage's rows."""
+    """Returns the settings that determine the batch and the row length of a stage."""
     if stage.task.length != run.task.length:
         return dict.fromkeys(("batch", "length"), "Run.length_stages")
     changes_batch = stage.batch_sequences != run.batch_sequences
@@ -109,7 +109,7 @@ def stage_origins(run: Run, stage: Run) -> dict[str, str]:
 
 
 def profile_observers(flags: TrainFlags, run: Run, first_step: int) -> list[Profile]:
-    """Returns the steps of --profile_steps; a run that resumes may be past them."""
+    """Returns an observer for --profile_steps, unless a resumed run is past these steps."""
     if flags.profile_steps is None:
         return []
     steps = parse_profile_steps(flags.profile_steps, run.steps or UNKNOWN_STEPS)
@@ -120,9 +120,9 @@ def profile_observers(flags: TrainFlags, run: Run, first_step: int) -> list[Prof
 
 
 def train_run(flags: TrainFlags, job: TrainJob, vocabs: Vocabs, more: Sequence[Observer]) -> None:
-    """Trains, and says how the run ended and how it is continued.
+    """Trains, and prints how the run ended and how to continue it.
 
-    The exit code of a run that a signal stopped names the signal.
+    If a signal stopped the run, the exit code names the signal.
     """
     run, layout, mesh, model_dir = job.run, job.layout, job.mesh, job.model_dir
     flops = {step: checks.step_flops(run.stage(step)) for step in run.stage_begins}
@@ -152,4 +152,4 @@ def train_run(flags: TrainFlags, job: TrainJob, vocabs: Vocabs, more: Sequence[O
     if outcome.stop_signal is not None:
         print_note(f"Resume with: {start.continue_command(flags, layout)}")
         leave()
-        sys.exit(128 + outcome.stop_signal)  # as a shell says it
+        sys.exit(128 + outcome.stop_signal)  # as a shell reports it

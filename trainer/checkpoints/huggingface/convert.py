@@ -1,4 +1,4 @@
-"""Converts models between Hugging Face's settings and tensors and the Transformer here."""
+"""Converts models between Hugging Face's settings and tensors and Meshloom's Transformer."""
 
 import dataclasses
 import functools
@@ -30,10 +30,10 @@ from trainer.checkpoints.huggingface.weights import ConvertedWeight
 DECODER = "decoder"
 MAX_LAYERS = 10_000
 SHARED, BIAS = "mlp/shared/", "mlp/bias_E"
-"""Weights that not all layers with experts have."""
+"""Weights that only some MoE layers have."""
 GATED = "gated-"
-"""Begins the names of activations of gated layers, where the family has others, too."""
-# An export multiplies weights by these; norms that multiply by 1 + scale have no such weights.
+"""Prefix of the names of gated activations, in families that also have ungated ones."""
+# Scales that an export folds into weights.  Norms that multiply by 1 + scale prevent that.
 SCALES = ("Transformer.embed_scale", "MultiHead.query_scale", "Transformer.logit_scale")
 IDS = ("decoder_start_token_id", "eos_token_id")
 """Tokens that an encoder-decoder reads first and writes last."""
@@ -43,7 +43,7 @@ IDS = ("decoder_start_token_id", "eos_token_id")
 
 
 def text_part(settings: Settings) -> Settings:
-    """Returns the settings of a decoder, or those of the decoder in a model of texts and images."""
+    """Returns the decoder's settings, also from the settings of a vision-language model."""
     kind = families.WRAPPERS.get(str(settings.get("model_type")))
     if kind is None or not isinstance(settings.get("text_config"), dict):
         return settings
@@ -53,7 +53,7 @@ def text_part(settings: Settings) -> Settings:
 
 
 def text_name(name: str) -> str | None:
-    """Returns what a decoder calls a tensor of a model of texts and images; None is an image's."""
+    """Returns the decoder's name of a vision-language model's tensor, None for an image tensor."""
     match = re.fullmatch(families.TEXT_TENSOR, name)
     return match and (match["head"] or f"model.{match['rest']}")
 
@@ -71,7 +71,7 @@ def family_of(settings: Settings, source: object) -> Family:
 
 
 def completed(settings: Settings, family: Family) -> Settings:
-    """Returns the settings with the defaults of the family, under their first names."""
+    """Returns the settings with the family's defaults, all under their canonical names."""
     full = {**family.common, **family.defaults, **settings}
     names = {**family.aliases, **family.names}
     full |= {first: full.pop(name) for name, first in names.items() if name in full}
@@ -86,13 +86,13 @@ def completed(settings: Settings, family: Family) -> Settings:
 
 
 def legal_values(family: Family) -> Mapping[str, tuple[Any, ...]]:
-    """Returns the settings that have few legal values in a family."""
+    """Returns the settings for which a family allows only a few values, with these values."""
     open_names = family.defaults.keys() - family.legal.keys()
     return {n: v for n, v in {**families.LEGAL, **family.legal}.items() if n not in open_names}
 
 
 def check_settings(settings: Settings, source: object) -> None:
-    """Refuses settings that the Transformer here lacks, and unknown settings."""
+    """Rejects settings that `Transformer` lacks, and unknown settings."""
     family = family_of(settings, source)
     full = completed(settings, family)
     wrong = [*_wrong_settings(full, family)] or [*_wrong_windows(full)]
@@ -151,7 +151,7 @@ def _wrong_settings(full: Settings, family: Family) -> Iterator[str]:
     for name, values in few.items():
         if name in full and full[name] not in values:
             yield f"{name} = {full[name]!r}: legal: {' or '.join(map(repr, values))}."
-    if full["hidden_act"] not in list(family.activations):  # a file may hold what has no hash
+    if full["hidden_act"] not in list(family.activations):  # the value may be unhashable
         legal = ", ".join(map(repr, family.activations))
         yield f"hidden_act = {full['hidden_act']!r}: legal: {legal}."
 
@@ -172,10 +172,10 @@ def kinds_of_layers(full: Settings) -> Sequence[str]:
     """Returns the kind of each layer."""
     if full.get("layer_types"):
         return full["layer_types"]
-    first, turn = full.get("max_window_layers") or 0, full.get("sliding_window_pattern")
+    first, period = full.get("max_window_layers") or 0, full.get("sliding_window_pattern")
     layers = range(full["num_hidden_layers"])
-    slides = [bool((i + 1) % turn) if turn else i >= first for i in layers]
-    if "no_rope_layers" in full:  # windows are where no positions are
+    slides = [bool((i + 1) % period) if period else i >= first for i in layers]
+    if "no_rope_layers" in full:  # layers have either a window or rotary positions
         slides = [not one for one in layers_that_rotate(full)]
     return [rope.KINDS[one] for one in slides]
 
@@ -189,7 +189,7 @@ def layers_that_rotate(full: Settings) -> Sequence[bool]:
 
 
 def latent_of(full: Settings) -> Latent:
-    """Makes latent attention, whose norms have an epsilon of their own."""
+    """Makes latent attention, whose norms keep the default epsilon."""
     fields, norm = {ours: full[there] for ours, there in families.LATENT.items()}, RmsNorm()
     scale = rope.query_scale(rope.parameters(full))
     return Latent(
@@ -227,7 +227,7 @@ def width_of_heads(full: Settings) -> int:
 
 
 def spec_of(settings: Settings, store: FloatType, source: object) -> Transformer:
-    """Makes the spec of a model whose settings are checked."""
+    """Makes the spec of a model from settings that `check_settings` accepts."""
     family = family_of(settings, source)
     full = completed(settings, family)
     fields: dict[str, Any] = {
@@ -279,7 +279,7 @@ def spec_of(settings: Settings, store: FloatType, source: object) -> Transformer
 
 
 def with_tensors(spec: Transformer, kind: str, *, tied: bool, logit_bias: bool) -> Transformer:
-    """Returns the model of a family with what its tensors say, and its settings do not."""
+    """Returns the spec with what only the tensors show: whether it is tied and has a logit bias."""
     family = families.FAMILIES[kind]
     tied = tied if family.unties else spec.tied
     logit_bias = logit_bias if family.tensors.logit_bias else spec.logit_bias
@@ -287,14 +287,14 @@ def with_tensors(spec: Transformer, kind: str, *, tied: bool, logit_bias: bool) 
 
 
 def dense_layers(full: Settings) -> set[int]:
-    """Returns the layers that have no experts, of a model that has some."""
+    """Returns the layers without experts in an MoE model."""
     first, step = full.get("first_k_dense_replace", 0), full.get("decoder_sparse_step", 1)
     others = {i for i in range(full["num_hidden_layers"]) if i < first or (i + 1) % step}
     return others | {*(full.get("mlp_only_layers") or ())}
 
 
 def experts_of(full: Settings, family: Family, expert: Mlp) -> Moe:
-    """Makes the settings of experts.  All tokens reach theirs."""
+    """Makes the MoE settings.  The dispatch drops no tokens."""
     router: dict[str, Any] = {
         "k": full["num_experts_per_tok"],
         "normalises": full.get("norm_topk_prob", True),
@@ -360,7 +360,7 @@ def weights_of(spec: Transformer, family: Family) -> Iterator[ConvertedWeight]:
 
 
 def names_of_layers(spec: Transformer, tensors: Tensors, stack: str, mlp: FeedForward) -> Names:
-    """Returns by path what the weights of a layer with this feed-forward part are called."""
+    """Returns the tensors' names and axes for a layer with this feed-forward part, by path."""
     attention = spec.blocks[0].attention
     heads = of_kind(attention, MultiHead)
     names = {
@@ -379,7 +379,7 @@ def names_of_layers(spec: Transformer, tensors: Tensors, stack: str, mlp: FeedFo
 
 
 def feed_forward_names(tensors: Tensors, mlp: FeedForward) -> Names:
-    """Returns by path what the weights of feed-forward layers, or of experts, are called."""
+    """Returns the tensors' names and axes for a feed-forward or MoE layer, by path."""
     if not isinstance(mlp, Moe):
         mlp = of_kind(mlp, Mlp)
         names = (mlp.gated and tensors.gated_mlp) or tensors.mlp
@@ -390,7 +390,7 @@ def feed_forward_names(tensors: Tensors, mlp: FeedForward) -> Names:
 
 
 def biased(spec: Transformer, norms: Names) -> Names:
-    """Returns the names of norms, with those of their biases where they have any."""
+    """Returns the names of norms, and of their biases if the model uses `LayerNorm`."""
     if not isinstance(spec.norm, LayerNorm):
         return norms
     return dict(norms) | {
@@ -400,14 +400,14 @@ def biased(spec: Transformer, norms: Names) -> Names:
 
 
 def is_unread(name: str, settings: Settings) -> bool:
-    """Returns whether nothing reads a tensor, such as a constant."""
+    """Returns whether a tensor is ignored, as constants are."""
     pattern = families.FAMILIES[settings["model_type"]].tensors.unread
     layers = str(settings.get("num_hidden_layers"))
     return re.fullmatch(pattern.replace("{layers}", layers), name) is not None
 
 
 def is_copy(name: str, settings: Settings) -> bool:
-    """Returns whether a tensor is to be the embedding: the softmax of a tied model, and others."""
+    """Returns whether a tensor must equal the embedding, as the softmax of a tied model does."""
     family = families.FAMILIES[settings["model_type"]]
     is_tied = completed(settings, family)["tie_word_embeddings"]
     copies = re.fullmatch(family.tensors.copies, name)
@@ -415,14 +415,14 @@ def is_copy(name: str, settings: Settings) -> bool:
 
 
 def full_name(name: str, family: Family) -> str:
-    """Returns the name of a tensor with the prefix that some files of a family leave out."""
+    """Returns the name of a tensor with the prefix that some files of a family omit."""
     tensors = family.tensors
     has_all = name in (families.SOFTMAX, tensors.logit_bias) or name.startswith(tensors.prefix)
     return name if has_all else tensors.prefix + name
 
 
 def check_same(spec: Transformer, chosen: ModelSpec) -> None:
-    """Refuses settings under which the weights would be another model."""
+    """Rejects settings that would make a different model of the weights."""
     rows = "".join(
         f"\n  {name}: {shown(old)} in the files, {shown(new)} set"
         for name, old, new in changes(spec, chosen)
@@ -435,9 +435,9 @@ def check_same(spec: Transformer, chosen: ModelSpec) -> None:
 
 
 def changes(a: ModelSpec, b: ModelSpec) -> list[tuple[str, Any, Any]]:
-    """Returns the settings in which two models predict something else."""
+    """Returns the settings that make two models' predictions differ, with both values."""
     is_learned = isinstance(a, Transformer) and isinstance(a.positions, Learned)
-    # The first is the length, which is that of the table of positions.
+    # The first is the length, which a table of learned positions fixes.
     free = families.FREE[1:] if is_learned else families.FREE
     return [row for row in diff(a, b) if row[0] not in free]
 
@@ -446,12 +446,12 @@ def changes(a: ModelSpec, b: ModelSpec) -> list[tuple[str, Any, Any]]:
 
 
 def to_names(part: object, names: Mapping[str, str]) -> Settings:
-    """Returns fields of a part by their names there."""
+    """Returns fields of a part under Hugging Face's names."""
     return {there: getattr(part, ours) for ours, there in names.items()}
 
 
 def settings_of(spec: Transformer, kind: str) -> Settings:
-    """Makes config.json of a model as one of a family, equal or not."""
+    """Makes config.json of a model for a family, even if the family cannot express the model."""
     family, spec = families.FAMILIES[kind], with_shortest_pattern(spec)
     latent = spec.attention if isinstance(spec.attention, Latent) else None
     attention = latent or of_kind(spec.attention, MultiHead)
@@ -506,7 +506,7 @@ def settings_of(spec: Transformer, kind: str) -> Settings:
         "scale_embedding": spec.embed_scale is None,
         "activation_dropout": mlp.dropout_rate(spec),
     }
-    if family.rope and not every["rope_scaling"]:  # which a file must say
+    if family.rope and not every["rope_scaling"]:  # the file must contain them
         every["rope_parameters"] = {"rope_type": rope.PLAIN, "rope_theta": every["rope_theta"]}
     every |= {name: every[other] for name, other in family.equal.items()}
     if latent is not None:
@@ -541,8 +541,8 @@ def settings_of(spec: Transformer, kind: str) -> Settings:
 
 
 def factors(model: Transformer, settings: Settings) -> dict[str, float]:
-    """Returns by its path what each weight is multiplied by, so that the exported model, which
-    scales embeddings, queries and hidden states otherwise, predicts the same."""
+    """Returns by path the factors of weights that make the exported model predict the same:
+    it has other scales for embeddings, queries and hidden states."""
     exported = spec_of(settings, model.precision.store, "config.json")
     here, there = scales(model), scales(exported)
     embed, query, logits = (mine / other for mine, other in zip(here, there, strict=True))
@@ -563,14 +563,14 @@ def factors(model: Transformer, settings: Settings) -> dict[str, float]:
 
 
 def scales(spec: Transformer) -> tuple[float, float, float]:
-    """Returns the factors of embeddings, of queries and of hidden states before the softmax."""
+    """Returns the scales of embeddings, of queries and of hidden states before the softmax."""
     attention = of_kind(spec.blocks[0].attention, MultiHead)
     embed, query = spec.embed_scale or spec.d_model**0.5, attention.query_scale or spec.d_kv**-0.5
     return embed, query, spec.logit_scale
 
 
 def exported_settings(model: ModelSpec, original: Settings | None) -> Settings:
-    """Makes config.json of a model: the imported one, if any, with what has changed."""
+    """Makes config.json of a model: the imported one if the model is unchanged, else a new one."""
     if not isinstance(model, Transformer):
         raise UserError(f"Run.model = @{type(model).__name__}(): only a Transformer is exported.")
     settings, kind, same = dict(original or {}), None, None
@@ -591,21 +591,21 @@ def exported_settings(model: ModelSpec, original: Settings | None) -> Settings:
 
 
 def closest_family(model: Transformer, kind: str | None = None) -> tuple[str, Sequence[str]]:
-    """Returns the family that differs least from a model, and the settings that it lacks."""
+    """Returns the family closest to a model, and the settings that this family lacks."""
     kinds = [k for k, f in families.FAMILIES.items() if f.has_encoder == model.has_encoder]
     problems = {kind: inexpressible(model, kind) for kind in ([kind] if kind else kinds)}
 
     def distance(family: tuple[str, Sequence[str]]) -> tuple[bool, bool, int]:
         kind, rows = family
         has_other_layers = any(row.startswith("Transformer.feed_forward ") for row in rows)
-        # A family that cannot have the model at all has one row, which begins with its name.
+        # A family that cannot express the model at all has one row, which begins with its name.
         return "".join(rows[:1]).startswith(kind), has_other_layers, len(rows)
 
     return min(problems.items(), key=distance)
 
 
 def inexpressible(model: Transformer, kind: str) -> list[str]:
-    """Lists the settings that a family lacks."""
+    """Lists the settings of a model that a family lacks."""
     try:
         same = spec_of(settings_of(model, kind), model.precision.store, kind)
         same = with_tensors(same, kind, tied=model.tied, logit_bias=model.logit_bias)
@@ -618,7 +618,7 @@ def inexpressible(model: Transformer, kind: str) -> list[str]:
 
 
 def spelled_out(spec: Transformer) -> Transformer:
-    """Returns the same model with all its widths given, its parts those of the Transformer."""
+    """Returns the same model with explicit widths, in the form of `with_shortest_pattern`."""
     spec = with_shortest_pattern(spec)
     experts = spec.feed_forward
     if isinstance(experts, Moe):

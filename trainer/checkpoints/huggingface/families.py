@@ -1,6 +1,6 @@
-"""Lists the families of models that Hugging Face has and the Transformer here can be.
+"""Lists Hugging Face's families of models that Meshloom's Transformer can express.
 
-A family is a table of families.toml: what its config.json may say.  tensors.toml names tensors.
+A table of families.toml describes the config.json of a family; tensors.toml names its tensors.
 """
 
 import tomllib
@@ -19,8 +19,8 @@ from models.positions.relative import Relative
 
 Settings = dict[str, Any]
 Names = Mapping[str, Sequence[str]]
-"""By the path of a weight here, the name of its tensor and the tensor's axes: each is spelled with
-the letters here that it merges."""
+"""Maps the path of a weight to its tensor's name and axes.  A tensor's axis is spelled with the
+letters of the weight's axes that it merges."""
 
 QueryPath = Literal["direct", "compressed"]
 
@@ -28,48 +28,48 @@ SOFTMAX = "lm_head.weight"
 
 
 class Tensors(NamedTuple):
-    """Names the tensors of a family; those of layers are relative to `layer`.
+    """Names the tensors of a family; names in layers are relative to `layer`.
 
-    In names, {stack} is encoder or decoder, {layer} and {expert} are numbers, and {last} is how
-    many attentions a layer has.
+    In names, {stack} is encoder or decoder, {layer} and {expert} are numbers, and {last} is the
+    number of attentions in a layer.
     """
 
     embedding: str
     final_norm: str
-    """Of each stack; empty where none has a norm at its end."""
+    """The norm at the end of each stack; empty if there is none."""
     layer: str
     unread: str
-    """Tensors that nothing reads: constants."""
+    """Pattern of tensors to ignore: constants."""
     norms: Mapping[NormPlaces, Names]
     attention: Names
     biases: Mapping[AttentionBiases, Names]
     qk_norms: Mapping[QkNormOver, Names]
     mlp: Names
     experts: Names = MappingProxyType({})
-    """In place of `mlp`, in layers with experts."""
+    """Replaces `mlp` in layers with experts."""
     gated_mlp: Names = MappingProxyType({})
-    """In place of `mlp`, where feed-forward layers are gated."""
+    """Replaces `mlp` where feed-forward layers are gated."""
     logit_bias: str = ""
-    """Of the logits, which all models of a family have or none."""
+    """The bias of the logits, if models of the family may have one."""
     position_bias: str = ""
-    """Of relative positions, in each layer or in the first."""
+    """The bias of relative positions, in each layer or in the first."""
     queries: Mapping[QueryPath, Names] = MappingProxyType({})
-    """Of latent attention, in addition to `attention`."""
+    """Queries of latent attention, in addition to `attention`."""
     wide: str = ""
-    """Tensors that are float32 whatever the type of the others."""
+    """Tensors that are always float32, whatever the type of the others."""
     copies: str = ""
-    """Tensors that repeat the embedding in some files."""
+    """Pattern of tensors that repeat the embedding in some files."""
     positions: str = ""
     embed_norm: str = ""
     prefix: str = ""
-    """What some files leave out."""
+    """Prefix of names that some files omit."""
 
 
 MERGED = ("common", "defaults", "fields")
 
 
 def with_bases(tables: Mapping[str, Settings], name: str) -> Settings:
-    """Returns the table of a family, or of its tensors, with what it takes from its bases."""
+    """Returns the table of a family, or of its tensors, merged with its bases."""
     table = dict(tables[name])
     for base in table.pop("bases", ()):
         whole = with_bases(tables, base)
@@ -80,55 +80,55 @@ def with_bases(tables: Mapping[str, Settings], name: str) -> Settings:
 
 _TABLES = tomllib.loads(Path(__file__).with_name("tensors.toml").read_text())
 TENSORS = {name: Tensors(**with_bases(_TABLES, name)) for name in _TABLES}
-"""Tensors of a few families; those of the others are called as Llama's."""
+"""Tensors of a few families.  The other families use Llama's names."""
 
 
 class Family(NamedTuple):
     """Describes one family."""
 
     architecture: str
-    """The class of Hugging Face's."""
+    """Hugging Face's class."""
     sizes: Mapping[str, str]
-    """Settings that every file has, by their names here."""
+    """Settings that every file has, by fields of the Transformer."""
     common: Mapping[str, Any]
     """Settings of most families."""
     activations: Mapping[str, Activation]
     norm_type: type[RmsNorm] | type[LayerNorm]
     tensors: Tensors
     defaults: Mapping[str, Any] = {}
-    """Settings in addition to those of all families, or other defaults."""
+    """Further settings, or defaults other than the common ones."""
     legal: Mapping[str, tuple[Any, ...]] = {}
     """Settings with few legal values."""
     fields: Mapping[str, Any] = {}
-    """Fields of the Transformer that no setting says."""
+    """Fields of the Transformer that no setting determines."""
     bias: AttentionBiases = "all"
-    """What `attention_bias` adds."""
+    """The biases that `attention_bias` adds."""
     attention: Mapping[str, Any] = {}
-    """Fields of its attention that no setting says."""
+    """Fields of its attention that no setting determines."""
     block: Mapping[str, Any] = {}
-    """Fields of its blocks that no setting says."""
+    """Fields of its blocks that no setting determines."""
     norm: Mapping[str, Any] = {}
-    """Fields of its norms that no setting says."""
+    """Fields of its norms that no setting determines."""
     mlp: Mapping[str, Any] = {"gated": True}
-    """Fields of its feed-forward layers that no setting says.  Without `gated`, the activation
-    says it, as in "gated-gelu"."""
+    """Fields of its feed-forward layers that no setting determines.  Without `gated`, the name of
+    the activation shows whether they are gated, as in "gated-gelu"."""
     mlp_width: int | None = None
-    """How many times as wide as the model they are, where no setting says."""
+    """Ratio of the feed-forward width to the model's width, if no setting gives the width."""
     rope: Mapping[str, Any] = {}
-    """Rotary positions of a file that says nothing of them."""
+    """Rotary positions of a file that does not describe them."""
     tokens: Mapping[str, int] = {}
-    """Ids that an encoder-decoder reads first and writes last, where a file does not say."""
+    """Ids that an encoder-decoder reads first and writes last, unless a file has others."""
     unties: bool = False
-    """Whether files say in any case that the softmax is the embedding; its tensor tells."""
+    """Whether only the tensors show if the softmax is the embedding, whatever the settings say."""
     router_type: type[TopK] | type[SigmoidTopK] = TopK
     has_experts: bool = False
     """Whether experts replace the feed-forward layers."""
     equal: Mapping[str, str] = {}
     """Settings that must equal others, if a file has them."""
     aliases: Mapping[str, str] = {}
-    """Other names of settings."""
+    """Alternative names of settings."""
     names: Mapping[str, str] = {}
-    """What this family calls settings, and what the others do."""
+    """This family's names of settings, each with the canonical name."""
 
     @property
     def has_encoder(self) -> bool:
@@ -136,12 +136,12 @@ class Family(NamedTuple):
 
     @property
     def names_positions(self) -> bool:
-        """Returns whether the kind of positions is the same in all models, and not rotary."""
+        """Returns whether the family has the same positions in all models, and not rotary ones."""
         return "positions" in self.fields
 
 
 def of_toml(value: Any) -> Any:
-    """Reads a value of families.toml: "null" is None, and a list of values a tuple."""
+    """Converts a value of families.toml: "null" to None, and a list of values to a tuple."""
     if isinstance(value, dict):
         return {name: of_toml(part) for name, part in value.items()}
     if isinstance(value, list):
@@ -165,7 +165,7 @@ ROUTERS: Mapping[str, Any] = {"softmax": TopK, "sigmoid": SigmoidTopK}
 
 
 def family(table: Settings) -> Family:
-    """Makes a family of its table."""
+    """Makes a family from its table."""
     whole = {name: _FILE[name] for name in ("sizes", "common", "activations")} | table
     if "positions" in (fields := whole.get("fields", {})):
         whole["fields"] = fields | {"positions": POSITIONS[fields["positions"]]}
@@ -183,4 +183,4 @@ TEXT_TENSOR = (
     r"(language_model\.model|model\.language_model)\.(?P<rest>.+)"
     r"|(language_model\.)?(?P<head>lm_head\.weight)"
 )
-"""Tensors of the decoder in such a model, as old and new files call them."""
+"""Tensors of the decoder in a vision-language model, in old and new files."""

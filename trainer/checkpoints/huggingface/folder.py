@@ -1,4 +1,4 @@
-"""Reads and writes the folders of Hugging Face's models, a tensor at a time."""
+"""Reads and writes Hugging Face's model folders, one tensor at a time."""
 
 import contextlib
 import json
@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 SETTINGS, TENSORS = "config.json", "model.safetensors"
 INDEX = f"{TENSORS}.index.json"
-"""Names the file of each tensor, where there are several."""
+"""Maps tensors to files, if there are several files."""
 DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16", "F64": "float64"}
 """Types of weights by their names in safetensors."""
 
@@ -34,7 +34,7 @@ def json_bytes(content: Mapping[str, Any]) -> bytes:
 
 
 def existing(folder: Path, name: str) -> Path:
-    """Returns the path of a file of a folder."""
+    """Returns the path of a file in a folder, or raises if it does not exist."""
     if not folder.is_dir():
         raise UserError(
             f"--input={folder}: {'not a' if folder.exists() else 'no such'} folder.  Legal: a "
@@ -62,26 +62,26 @@ def existing(folder: Path, name: str) -> Path:
 
 
 def read_json(folder: Path, name: str) -> Settings:
-    """Reads a file that holds an object."""
+    """Reads a JSON file that contains an object."""
     path = existing(folder, name)
     return json_reader.read_json(path.read_bytes(), Settings, path)
 
 
 class StoredTensor(NamedTuple):
-    """Names the file of a tensor, which is read when it is needed."""
+    """Names a tensor in a file, which is read only when it is needed."""
 
     file: Path
     name: str
     info: TensorInfo
     place: Place | None = None
-    """What is read of it; None is all."""
+    """The part to read; None reads all."""
     scales: "StoredTensor | None" = None
-    """Of a weight in MXFP4, whose blocks this tensor has."""
+    """The scales, if this tensor holds the blocks of a weight in MXFP4."""
 
     def read(self) -> np.ndarray:
-        """Reads the tensor, and warns of values that no model can use.
+        """Reads the tensor, and warns of infinite values and NaNs.
 
-        The file is mapped into memory no longer than that takes.
+        The file is mapped into memory only during the read.
         """
         place = self.place or Place(self.name, self.info.shape, self.info.shape)
         is_sliced = self.scales is None and place.view == self.info.shape
@@ -100,9 +100,9 @@ class StoredTensor(NamedTuple):
 
 
 def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
-    """Describes all tensors of a folder, from one file or from several; reads none.
+    """Describes all tensors of a folder, in one file or several, without reading them.
 
-    Of a tensor in several files, the one counts that the index names.
+    If several files have a tensor, the one that the index names counts.
     """
     file_of, stored = weight_map(folder), dict[str, StoredTensor]()
     files = [TENSORS] if file_of is None else sorted(set(file_of.values()))
@@ -114,21 +114,21 @@ def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
 
 
 def with_joined_blocks(stored: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
-    """Returns the tensors with one for the blocks and the scales of each weight in MXFP4."""
+    """Returns the tensors, with the blocks and the scales of each MXFP4 weight joined into one."""
     joined = dict(stored)
     for name, tensor in stored.items():
         whole = name.removesuffix(mxfp4.BLOCKS)
         scales = stored.get(whole + mxfp4.SCALES)
         if scales and whole not in stored and mxfp4.is_weight(tensor.info, scales.info):
             del joined[name], joined[scales.name]
-            experts, outputs, blocks, size = tensor.info.shape  # a byte has two numbers
+            experts, outputs, blocks, size = tensor.info.shape  # a byte holds two numbers
             info = TensorInfo((experts, 2 * blocks * size, outputs), "bfloat16")
             joined[whole] = tensor._replace(info=info, scales=scales)
     return joined
 
 
 def weight_map(folder: Path) -> dict[str, str] | None:
-    """Returns the file of each tensor, which the index names; None where there is one file."""
+    """Returns the file of each tensor according to the index, or None if there is only one."""
     if (folder / TENSORS).is_file() or not (folder / INDEX).is_file():
         return None
     parts = read_json(folder, INDEX).get("weight_map")
@@ -144,7 +144,7 @@ def weight_map(folder: Path) -> dict[str, str] | None:
 
 
 def tensors_of_file(path: Path) -> Iterator[StoredTensor]:
-    """Yields the tensors of a file; a file that was cut is refused."""
+    """Yields the tensors of a file, or raises if the file is truncated."""
     try:
         with safe_open(path, "numpy") as file:
             for name in file.keys():  # noqa: SIM118
@@ -156,9 +156,9 @@ def tensors_of_file(path: Path) -> Iterator[StoredTensor]:
 
 
 class TensorWriter:
-    """Writes the tensors of one file in any order, each to its place.
+    """Writes the tensors of one file in any order, each at its offset.
 
-    A file begins with the length of a JSON header, with type, shape and place of each.
+    A file begins with the length of a JSON header, which has each tensor's type, shape and offsets.
     """
 
     def __init__(self, path: Path, tensors: Infos):
@@ -180,8 +180,8 @@ class TensorWriter:
             file.truncate(self.first + end)
 
     def write(self, place: Place, tensor: np.ndarray) -> None:
-        """Writes a tensor, or a part into what is written of it, to its place."""
-        start = self.first + self.places[place.tensor]  # a full disk kills who maps the file
+        """Writes a tensor, or one part of a tensor that joins several, at its offset."""
+        start = self.first + self.places[place.tensor]  # mapped, a full disk would kill the process
         with open(self.path, "r+b") as file:
             file.seek(start)
             if place.part:
@@ -196,9 +196,9 @@ class TensorWriter:
 def tensor_writer(
     folder: Path, tensors: Infos, max_bytes: int, name: str
 ) -> Iterator[Callable[[Place, np.ndarray], None]]:
-    """Gives what writes a tensor or a part of one, in any order.
+    """Yields a function that writes a tensor, or a part of one, in any order.
 
-    The files appear once all are written.
+    The files appear when all are complete.
     """
     parts = parts_of(tensors, max_bytes)
     files = {

@@ -1,4 +1,4 @@
-"""Reads weights in MXFP4: numbers of 4 bits, of which 32 share a power of two.
+"""Reads weights in MXFP4: 4-bit numbers, where each 32 share a power of two.
 
 Rouhani et al. 2023 (OCP Microscaling Formats), section 5.
 """
@@ -10,16 +10,16 @@ from trainer.checkpoints.huggingface.families import Settings
 from trainer.checkpoints.huggingface.weights import TensorInfo
 
 BLOCKS, SCALES = "_blocks", "_scales"
-"""End the names of the two tensors of a weight."""
+"""Suffixes of the names of a weight's two tensors."""
 VALUES = np.arange(16, dtype=np.uint8).view(ml_dtypes.float4_e2m1fn).astype(np.float32)
-"""By the 4 bits."""
+"""The value of each 4-bit number."""
 BLOCK_BYTES = 16
 BIAS = 127
-"""Of the exponents."""
+"""The bias of the exponents."""
 
 
 def without_method(settings: Settings) -> Settings:
-    """Returns the settings of the model whose experts are in MXFP4 as if they were not."""
+    """Returns the settings without the MXFP4 quantization of the experts."""
     method = settings.get("quantization_config")
     if not isinstance(method, dict) or method.get("quant_method") != "mxfp4":
         return settings
@@ -33,7 +33,7 @@ def is_weight(blocks: TensorInfo, scales: TensorInfo) -> bool:
 
 
 def dequantized(blocks: np.ndarray, scales: np.ndarray) -> np.ndarray:
-    """Returns the weight in bfloat16, which holds all its numbers."""
+    """Returns the weight in bfloat16, which can represent all its numbers."""
 
     def expert(blocks: np.ndarray, scales: np.ndarray) -> np.ndarray:
         values = VALUES[np.stack([blocks & 15, blocks >> 4], axis=-1)]

@@ -1,4 +1,4 @@
-"""Reads the parts of a Transformer for formats that name none."""
+"""Normalizes the parts of a Transformer, for formats that do not name parts."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -11,14 +11,14 @@ T = TypeVar("T")
 
 
 def with_shortest_pattern(spec: Transformer) -> Transformer:
-    """Returns the same model with the fewest blocks, which name only parts that the first of its
-    pattern lacks: the Transformer names those."""
+    """Returns the same model with the fewest blocks.  The Transformer gets the parts of the
+    pattern's first block; a block keeps only the parts that differ."""
     if spec.encoder_pattern == spec.pattern:
         spec = dataclasses.replace(spec, encoder_pattern=None)
     if spec.encoder_pattern is not None or (spec.has_encoder and spec.first_blocks):
         return spec
     layers, positions = spec.blocks_by_layer, spec.positions
-    first, turn = shortest_repeat(layers)
+    first, period = shortest_repeat(layers)
     names = ["attention", "feed_forward"]
     if not (positions.changes_embeddings or positions.shares_bias):
         names.append("positions")
@@ -33,24 +33,24 @@ def with_shortest_pattern(spec: Transformer) -> Transformer:
         return dataclasses.replace(block, **others)
 
     every = spec.first_blocks + spec.pattern * len(layers)
-    blocks = tuple(map(renamed, every[: first + turn], layers))
+    blocks = tuple(map(renamed, every[: first + period], layers))
     return dataclasses.replace(spec, **named, first_blocks=blocks[:first], pattern=blocks[first:])
 
 
 def shortest_repeat(layers: Sequence[object]) -> tuple[int, int]:
-    """Returns how many layers come first and how many repeat after them, the fewest together."""
-    best = len(layers), 0, len(layers)  # blocks, those that come first, those that repeat
-    for turn in range(1, len(layers)):
-        if turn > best[0]:
+    """Returns how many layers come first and how many repeat after them, with the least sum."""
+    best = len(layers), 0, len(layers)  # the sum, layers that come first, layers that repeat
+    for period in range(1, len(layers)):
+        if period > best[0]:
             break
-        first = len(layers) - turn
-        while first and layers[first - 1] == layers[first - 1 + turn]:
+        first = len(layers) - period
+        while first and layers[first - 1] == layers[first - 1 + period]:
             first -= 1
-        first += (len(layers) - first) % turn  # whole repeats only
-        best = min(best, (first + turn, first, turn))
+        first += (len(layers) - first) % period  # complete repeats only
+        best = min(best, (first + period, first, period))
     return best[1:]
 
 
 def of_kind(part: object, kind: type[T]) -> T:
-    """Returns a part if it is of a kind, else one of the kind with its defaults."""
+    """Returns a part if it is of a kind, else one of that kind with its defaults."""
     return part if isinstance(part, kind) else kind()

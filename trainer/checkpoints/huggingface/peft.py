@@ -1,4 +1,4 @@
-"""Converts adapters between the files of PEFT and those here."""
+"""Converts adapters between PEFT's files and Meshloom's."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,20 +15,20 @@ from trainer.checkpoints.huggingface.weights import ConvertedWeight, Infos, comm
 
 SETTINGS, TENSORS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."
-INITIAL = (True, "gaussian", "orthogonal")  # those that leave the base as it is
+INITIAL = (True, "gaussian", "orthogonal")  # values that leave the base model unchanged
 LEGAL = {"peft_type": ("LORA",), "bias": ("none",), "init_lora_weights": INITIAL}
 FREE = (
     "alpha", "auto_mapping", "base_model_name_or_path", "exclude_modules", "fan_in_fan_out",
     "inference_mode", "lora_alpha", "lora_dropout", "megatron_core", "peft_version",
     "qalora_group_size", "r", "revision", "target_modules", "task_type",
 )  # fmt: skip
-"""Settings that the tensors show, or that change no logit; all others must be empty."""
+"""Settings that the tensors show or that change no logits; all others must be empty."""
 INPUTS_FIRST = "GPT2LMHeadModel"
-"""The architecture whose linear layers have inputs x outputs; adapters are the same for all."""
+"""The architecture that stores linear weights as inputs x outputs, except those of adapters."""
 
 
 def check_settings(settings: Settings, source: object) -> None:
-    """Refuses adapters of another kind."""
+    """Rejects other kinds of adapters."""
     problems = [
         f"{name} = {value!r}: legal: {', '.join(map(repr, LEGAL.get(name, (None,))))}."
         for name, value in settings.items()
@@ -40,7 +40,7 @@ def check_settings(settings: Settings, source: object) -> None:
 
 
 def adapter_of(model: Transformer, family: Family, settings: Settings, tensors: Infos) -> Lora:
-    """Returns the adapters that have tensors."""
+    """Returns the adapters for which the file has tensors."""
     targets = ["layers_N/*", *["first/*"] * bool(model.first_blocks)]
     targets += ["softmax"] * (not model.tied)
     every = Lora(rank=settings["r"], alpha=settings["lora_alpha"], targets=tuple(targets))
@@ -60,7 +60,7 @@ def adapter_of(model: Transformer, family: Family, settings: Settings, tensors: 
 def settings_of(
     model: Transformer, adapter: Lora, family: Family, weights: Sequence[ConvertedWeight]
 ) -> Settings:
-    """Makes the settings of adapters."""
+    """Makes the contents of adapter_config.json."""
     task = "SEQ_2_SEQ_LM" if model.has_encoder else "CAUSAL_LM"
     paths = [weight.names[0].removeprefix(PREFIX).split(".") for weight in weights]
     return {
@@ -74,9 +74,9 @@ def settings_of(
 def weights_of(
     model: Transformer, adapter: Lora, family: Family, tensors: Infos | None = None
 ) -> list[ConvertedWeight]:
-    """Returns the matrices of the adapters of a model, which has none in its own settings.
+    """Returns the matrices of the adapters of a model, whose spec itself has none.
 
-    Where the tensors of a file are given, others may be missing.
+    With the tensors of a file, joined weights that the file does not adapt are skipped.
     """
     factors, converted = adapter.factors(model.model(Layout()).weights()), []
     if "embed_VD" in factors:

@@ -1,4 +1,4 @@
-"""Converts rotary positions between Hugging Face's settings and those here."""
+"""Converts rotary positions between Hugging Face's settings and Meshloom's."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -24,26 +24,26 @@ SCALINGS: Mapping[str, type[RopeScaling]] = {
 }  # fmt: skip
 """By Hugging Face's name."""
 MSCALE, MSCALE_ALL = MSCALES = ("mscale", "mscale_all_dim")
-"""Of YaRN, as DeepSeek sets it: numbers from which the magnitude follows."""
+"""Settings of DeepSeek's YaRN from which the magnitude is computed."""
 FRACTION = "partial_rotary_factor"
 KIND, OF_ALL_KINDS = ("rope_type", "type"), ("rope_theta", FRACTION)
 COMMON = (*KIND, *OF_ALL_KINDS)
 FULL, SLIDING = KINDS = ("full_attention", "sliding_attention")
 """Kinds of layers."""
 LOCAL = "rope_local_base_freq"
-"""Base of the wavelengths of sliding layers, where they have another."""
+"""The base of the wavelengths of sliding layers, if it differs."""
 PLACES = ("rope_parameters", "rope_scaling")
-"""Where new and old files have these settings; people add the old one to new files."""
+"""Where new and old files have these settings.  Users add the old one to new files, too."""
 
 
 def names_of(scaling: type[RopeScaling]) -> Mapping[str, str]:
-    """Returns by the settings of a scaling here what they are called there."""
+    """Maps the fields of a scaling to Hugging Face's names."""
     called = {name: LENGTH if name == "original_length" else name for name in names(scaling)}
     return {name: there for name, there in called.items() if name not in ("long", "length")}
 
 
 def of_layers(settings: Settings, kind: str) -> Settings:
-    """Returns the settings with the rotary positions of a kind of layers.  Gemma 3, OLMo 3: two."""
+    """Returns the settings for one kind of layers.  Gemma 3 and OLMo 3 have two."""
     if LOCAL not in settings:
         return settings
     by_kind = settings["rope_parameters"]
@@ -53,7 +53,7 @@ def of_layers(settings: Settings, kind: str) -> Settings:
 
 
 def parameters(settings: Settings) -> Settings:
-    """Returns the settings of rotary positions, from where old and new files have them; no null."""
+    """Returns the settings of rotary positions, from where old and new files have them."""
     new, old = (settings[place] or {} for place in PLACES)
     of_all_kinds = {name: new[name] for name in OF_ALL_KINDS if new.get(name) is not None}
     given = {name: value for name, value in (old or new).items() if value is not None}
@@ -63,7 +63,7 @@ def parameters(settings: Settings) -> Settings:
 
 
 def kind_of(rope: Settings) -> Any:
-    """Returns the name of the scaling; the first files of Phi-3 have an older one."""
+    """Returns the name of the scaling; early files of Phi-3 use an older name."""
     kind = rope.get("rope_type", rope.get("type", PLAIN))
     return LONG if kind == "su" else kind
 
@@ -101,7 +101,7 @@ def _problems(settings: Settings) -> Iterator[str]:
         yield f"{FRACTION} = {fraction!r}: legal: 1.0 or null."
     elif fraction is not None and not (isinstance(fraction, int | float) and 0 < fraction <= 1):
         yield f"{FRACTION} = {fraction!r}: legal: a number above 0, and of at most 1."
-    # Hugging Face leaves this one where a plain rotation is set.
+    # Hugging Face keeps this length in files with a plain rotation.
     known = [*COMMON, LENGTH, *(names_of(SCALINGS[kind]).values() if kind in SCALINGS else ())]
     known += MSCALES * (kind == "yarn")
     known += ["factor"] * (kind == LONG)
@@ -126,7 +126,7 @@ def rotary_of(settings: Settings) -> Rotary:
     if kind == PLAIN:
         return Rotary(theta=theta, fraction=fraction)
     scaling = SCALINGS[kind]
-    if kind == DYNAMIC:  # transformers reads no other length
+    if kind == DYNAMIC:  # transformers ignores any other length
         rope[LENGTH] = settings["max_position_embeddings"]
     if rope.get(MSCALE) and rope.get(MSCALE_ALL):
         factor = magnitude(rope, MSCALE) / magnitude(rope, MSCALE_ALL)
@@ -146,26 +146,26 @@ def magnitude(rope: Settings, name: str) -> float:
 
 
 def query_scale(rope: Settings) -> float:
-    """Returns what multiplies queries of latent attention in addition to their width."""
+    """Returns the factor of latent attention's queries in addition to the one for their width."""
     return magnitude(rope, MSCALE_ALL) ** 2 if rope.get(MSCALE_ALL) else 1.0
 
 
 def of_query_scale(scale: float, rope: Settings) -> Settings:
-    """Returns the settings from which this scale of queries follows."""
+    """Returns the settings that give this scale of queries."""
     if rope["rope_type"] != "yarn" or rope["factor"] <= 1:
         return {}
     return {MSCALE_ALL: round((math.sqrt(scale) - 1) / (0.1 * math.log(rope["factor"])), 6)}
 
 
 def as_field(value: Any) -> Any:
-    """Returns a value of a file as a spec takes it: an integer, or a tuple for a list."""
+    """Converts a value of a file for a field: a list to a tuple, an integral float to an int."""
     if isinstance(value, list):
         return tuple(value)
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def settings_of(rotary: Rotary) -> Settings:
-    """Returns the settings of rotary positions, which old and new versions read."""
+    """Returns the settings of rotary positions, in a form that old and new versions read."""
     theta, scaling = rotary.theta, rotary.scaling
     if scaling is None:
         return {"rope_theta": theta, "rope_scaling": None}

@@ -1,4 +1,4 @@
-"""Writes the files with which Hugging Face's library tokenizes as a vocab does."""
+"""Writes files with which Hugging Face's library tokenizes like a vocab."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,19 +14,19 @@ from data.vocab import EOS, PAD, Vocab
 from trainer.checkpoints.huggingface.folder import json_bytes
 
 SENTENCE_PIECE, T5_PIECES = SENTENCE_PIECES = ("tokenizer.model", "spiece.model")
-"""Names of models of SentencePiece."""
+"""File names of SentencePiece models."""
 _SPACE = "▁"
 _Piece = proto.ModelProto.SentencePiece
 _PRIVATE = 0xE000  # characters for private use, which no normalization changes
 _CHARACTER = 1024.0
-"""Added to unigram's scores for each character: all ways to split a text gain the same."""
+"""Added to unigram's scores for each character, so all splits of a text gain the same."""
 
 
 def special_ids(vocab: Vocab, unknown_id: int | None = None) -> dict[str, int]:
     """Returns the ids of special tokens by their names in Hugging Face's settings.
 
-    The library masks padding and trains no embedding of it, so padding is not the token that
-    begins a text, also where a decoder here reads padding first.
+    The library masks padding and does not train its embedding.  So padding is never the token
+    that begins a text, even if a decoder of Meshloom reads padding first.
     """
     pads = (vocab.pad_id, unknown_id, vocab.end_id)
     pad = next((i for i in pads if i is not None and i != vocab.begin_id), vocab.end_id)
@@ -36,7 +36,7 @@ def special_ids(vocab: Vocab, unknown_id: int | None = None) -> dict[str, int]:
 def tokenizer_files(vocab: Vocab) -> tuple[dict[str, bytes], dict[str, int]]:
     """Returns the files of a model with this vocab, and its ids of special tokens.
 
-    The tokenizer puts the beginning before each text, as a decoder here reads it.
+    The tokenizer puts the beginning token before each text, as Meshloom's decoders expect.
     """
     kept: Mapping[str, str] = vocab.files
     if isinstance(vocab, TokenizerJsonVocab):
@@ -75,7 +75,7 @@ def tokenizer_files(vocab: Vocab) -> tuple[dict[str, bytes], dict[str, int]]:
 def source_files(vocab: Vocab, kind: str) -> tuple[dict[str, bytes], dict[str, int]]:
     """Returns the files of an encoder-decoder with this vocab, and its ids of special tokens.
 
-    A tokenizer of sources puts nothing before them.
+    A tokenizer of sources puts no token before them.
     """
     if kind == "marian":
         raise UserError(
@@ -104,7 +104,7 @@ def source_files(vocab: Vocab, kind: str) -> tuple[dict[str, bytes], dict[str, i
 
 
 def sentence_piece_tokenizer(model: proto.ModelProto) -> tokenizers.Tokenizer:
-    """Makes a tokenizer of Hugging Face that gives the ids of a model of SentencePiece."""
+    """Makes a Hugging Face tokenizer that gives the same ids as a SentencePiece model."""
     pieces, unknown = list(model.pieces), model.trainer_spec.unk_id
     is_unigram = model.trainer_spec.model_type == proto.TrainerSpec.UNIGRAM
     tokenizer = tokenizers.Tokenizer((_unigram if is_unigram else _bpe)(pieces, unknown))
@@ -125,7 +125,7 @@ def sentence_piece_tokenizer(model: proto.ModelProto) -> tokenizers.Tokenizer:
 
 
 def _normalizers(settings: proto.NormalizerSpec, words: list[str]) -> list[normalizers.Normalizer]:
-    """Returns what changes a text before it is split, in order; it changes no word of one piece."""
+    """Returns the normalizers, in order; they leave user-defined words unchanged."""
     chain: list[normalizers.Normalizer] = []
     if settings.precompiled_charsmap:
         private = [(word, chr(_PRIVATE + i)) for i, word in enumerate(words)]
@@ -143,7 +143,7 @@ def _normalizers(settings: proto.NormalizerSpec, words: list[str]) -> list[norma
 
 
 def _bpe(pieces: list[Any], unknown: int) -> models.BPE:
-    """Joins two pieces wherever that gives a piece, those of the highest score first."""
+    """Makes a BPE model that joins two pieces if the result is a piece, highest scores first."""
     ids = {piece.piece: i for i, piece in enumerate(pieces)}
     normal = {piece.piece for piece in pieces if piece.type == _Piece.NORMAL}
     merges = [
@@ -159,13 +159,13 @@ def _bpe(pieces: list[Any], unknown: int) -> models.BPE:
         unk_token=pieces[unknown].piece,
         fuse_unk=True,
         byte_fallback=any(piece.type == _Piece.BYTE for piece in pieces),
-        # No merges give a word.  This also finds a "</s>" between two words, so only if needed.
+        # Merges cannot give such a word.  This also matches a "</s>" between words: only if needed.
         ignore_merges=any(p.type == _Piece.USER_DEFINED and len(p.piece) > 1 for p in pieces),
     )
 
 
 def _unigram(pieces: list[Any], unknown: int) -> models.Unigram:
-    """Gives a piece that matches no text the gain of one character, so any other split is better.
+    """Makes a unigram model; pieces that must not match text score as one character, so they lose.
 
     A low score would not do: the library puts unknown characters, as in "</s>", below all scores.
     """

@@ -1,4 +1,4 @@
-"""Names the tensors that a weight here is made of, and converts them in both directions."""
+"""Converts weights to and from the tensors of Hugging Face's files."""
 
 import math
 import re
@@ -14,7 +14,7 @@ from models.precision import FloatType
 
 FLOATS = ("float32", "bfloat16", "float16")
 LISTED = 10
-"""Tensors of a kind that an error names."""
+"""The most tensors of a kind that an error lists."""
 
 
 class TensorInfo(NamedTuple):
@@ -32,18 +32,18 @@ Infos = Mapping[str, TensorInfo]  # by name
 
 
 class Place(NamedTuple):
-    """Says where a tensor is in the files: a whole one, or a part of one that joins several."""
+    """Locates a tensor in the files: an entire one, or a part of one that joins several."""
 
     tensor: str
     shape: tuple[int, ...]
-    """Of the whole tensor."""
+    """Of the entire tensor."""
     view: tuple[int, ...]
-    """Shape under which the tensor is cut: with the axis along which it joins several."""
+    """Shape in which the tensor is cut, which has an axis along which it joins several."""
     part: tuple[slice, ...] = ()
 
 
 class ConvertedWeight(NamedTuple):
-    """Names one weight here and its tensors: one, or one for each layer and expert, in order.
+    """Names a weight of Meshloom and its tensors: one, or one for each layer and expert, in order.
 
     A name "TENSOR/1/0" is the first part of a tensor that joins several along axis 1 of its view.
     """
@@ -51,24 +51,24 @@ class ConvertedWeight(NamedTuple):
     path: str
     names: tuple[str, ...]
     axes: str
-    """Of each tensor: each is spelled with the letters here that it merges, "JQK D"; 1 is an axis
-    of that size.  A comma splits an axis of the tensor to two of its view, "JQ,K D".  Along a small
-    letter, the tensor alternates between the halves of the axis here."""
+    """Axes of each tensor, spelled with the letters of the weight's axes that each merges: "JQK D".
+    1 is an axis of size 1.  A comma splits an axis into two axes of the view: "JQ,K D".  Along a
+    small letter, the tensor alternates between the halves of the weight's axis."""
     sizes: Mapping[str, int]
-    """Of the axes, by letter."""
+    """Sizes of the axes, by letter."""
 
     @property
     def merged(self) -> str:
-        """Returns the axes here in the order of the tensors."""
+        """Returns the weight's axes in the order of the tensors' axes."""
         return re.sub("[ ,1]", "", self.axes).upper()
 
     @property
     def letters(self) -> str:
-        """Returns the axes that a tensor has here."""
+        """Returns the weight's axes that each tensor has."""
         return "".join(letter for letter in axes_of_path(self.path) if letter in self.merged)
 
     def dtype(self, store: FloatType) -> FloatType:
-        """Returns the type of the tensors of a model in this type: biases of routers are wider."""
+        """Returns the tensors' type for a model of this type; biases of routers stay float32."""
         return "float32" if self.path.endswith("/mlp/bias_E") else store
 
     @property
@@ -89,13 +89,13 @@ class ConvertedWeight(NamedTuple):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Returns the shape here; how many layers there are follows from the tensors."""
+        """Returns the weight's shape; the number of tensors gives the number of layers."""
         within = self._sizes(self.stack[1:] + self.letters)
         return (len(self.names_by_layer), *within) if self.stack else within
 
     @property
     def names_by_layer(self) -> list[tuple[str, ...]]:
-        """Returns the names of each layer's tensors; of a weight that is not stacked, its only."""
+        """Returns the names of each layer's tensors; an unstacked weight counts as one layer."""
         count = math.prod(self._sizes(self.stack[1:]))
         return [self.names[i : i + count] for i in range(0, len(self.names), count)]
 
@@ -116,18 +116,18 @@ class ConvertedWeight(NamedTuple):
     def from_tensors_by_name(
         self, read: Callable[[str], np.ndarray], layers: slice = slice(None)
     ) -> np.ndarray:
-        """Reads its tensors, by name, and converts them to the weight, or to some of its layers."""
+        """Reads tensors by name and converts them to the weight, or to some of its layers."""
         parts = [self.from_tensors([*map(read, names)]) for names in self.names_by_layer[layers]]
         return np.stack(parts) if self.stack else parts[0]
 
     def to_tensors_by_name(self, weight: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
-        """Converts the weight to all of its tensors, one after another."""
+        """Converts the weight to its tensors, one at a time."""
         parts = weight if self.stack else weight[None]
         tensors = (tensor for part in parts for tensor in self.to_tensors(part))
         return zip(self.names, tensors, strict=True)
 
     def _reordered(self, tensor: np.ndarray, pairs: tuple[int, int]) -> np.ndarray:
-        """Transposes what small letters name as a matrix of this shape."""
+        """Transposes each axis with a lowercase letter, reshaped to a matrix of this shape."""
         for axis, letter in enumerate(re.sub("[ ,1]", "", self.axes)):
             if letter.islower():
                 shape = tensor.shape
@@ -140,7 +140,7 @@ class ConvertedWeight(NamedTuple):
 
 
 def places_of(weights: Iterable[ConvertedWeight]) -> dict[str, Place]:
-    """Returns where each tensor of the weights is, by its name; parts of a tensor are in order."""
+    """Returns the place of each tensor of the weights by name; parts of a tensor are in order."""
     by_name = {name: weight for weight in weights for name in weight.names}
     parts, ends = dict[str, tuple[slice, ...]](), dict[str, int]()
     for name, weight in by_name.items():
@@ -159,7 +159,7 @@ def places_of(weights: Iterable[ConvertedWeight]) -> dict[str, Place]:
 
 
 def common_type(types: Iterable[str]) -> FloatType:
-    """Returns the type of all tensors, float32 where they differ."""
+    """Returns the type of all tensors, or float32 if they differ."""
     [store, *others] = {*types} or {"float32"}
     return cast(FloatType, store if store in FLOATS and not others else "float32")
 
@@ -167,7 +167,7 @@ def common_type(types: Iterable[str]) -> FloatType:
 def check_tensors(
     weights: Iterable[ConvertedWeight], tensors: Infos, source: object, model: str
 ) -> None:
-    """Refuses tensors that are missing, unexpected, of another shape or no floats."""
+    """Rejects tensors that are missing or unexpected, or have another shape or no float type."""
     shapes = {place.tensor: place.shape for place in places_of(weights).values()}
     known = {name: tensor for name, tensor in tensors.items() if name in shapes}
     problems = {
