@@ -1,4 +1,4 @@
-"""Makes meshes of TPUs and GPUs that are not there, to compile for."""
+"""Builds meshes of TPUs and GPUs that this machine lacks, for ahead-of-time compilation."""
 
 import importlib.util
 import math
@@ -14,16 +14,16 @@ from layouts.cost.hardware import GPU_TARGETS, Chip
 from layouts.cost.interconnect import Topology
 from layouts.mesh import mesh_of_devices
 
-# Modules that hold the compiler of a platform, and the extra that installs it.
+# The modules that contain each platform's compiler, and the extra that installs it.
 COMPILERS = {
     "tpu": (("libtpu",), "plan"),
     "gpu": (("jax_cuda13_plugin", "jax_cuda12_plugin"), "plan-gpu"),
 }
-JAX_PLUGINS = {"xla_cuda13", "xla_cuda12"}  # what these are called as plugins of JAX
+JAX_PLUGINS = {"xla_cuda13", "xla_cuda12"}  # the names of these modules as JAX plugins
 DEVICE_FILES = {"tpu": ("accel[0-9]*", "vfio/[0-9]*"), "gpu": ("nvidia*", "nvhost*", "dxg")}
 
-# Without the first three libtpu asks the network what machine it is on; with the last, several
-# processes may compile at once.
+# Without the first three, libtpu queries the network for the type of the machine.  The last allows
+# several processes to compile at once.
 LIBTPU = {
     "TPU_SKIP_MDS_QUERY": "1",
     "TPU_ACCELERATOR_TYPE": "v4-8",
@@ -31,8 +31,8 @@ LIBTPU = {
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
 }
 
-# What XLA's GPU compiler asks of a device (`stream_executor::GpuTargetConfigProto`), the same for
-# Hopper and Blackwell where it is a number here: NVIDIA's tuning guides of both.
+# The device description that XLA's GPU compiler needs (`stream_executor::GpuTargetConfigProto`).
+# Its literal numbers are the same for Hopper and Blackwell (NVIDIA's tuning guides of both).
 GPU_TARGET = Path(__file__).with_name("gpu_target.txtpb").read_text()
 
 
@@ -43,18 +43,18 @@ def has_compiler(platform: str) -> bool:
 
 
 def has_device_files(platform: str, folder: Path = Path("/dev")) -> bool:
-    """Returns whether the machine has TPUs or GPUs, by their device files."""
+    """Returns whether the machine has device files of TPUs or GPUs."""
     return any(next(folder.glob(pattern), None) for pattern in DEVICE_FILES[platform])
 
 
 def leave_absent_devices(device_files: Path = Path("/dev")) -> None:
-    """Keeps JAX from starting the runtime of TPUs or GPUs where there are only their compilers.
+    """Keeps JAX from starting a TPU or GPU runtime if only the compiler is installed.
 
-    Started, libtpu searches for TPUs and prints that it finds none, and CUDA's plugin fails.
+    Without TPUs, libtpu prints that it finds none; without GPUs, the CUDA plugin fails.
     """
     installed = [platform for platform in COMPILERS if has_compiler(platform)]
     if jax.config.values["jax_platforms"] or not installed:
-        return  # someone, or JAX itself on the host of a TPU, has chosen
+        return  # already set by the user, or by JAX itself on a TPU host
     plugins = {plugin.name for plugin in entry_points(group="jax_plugins")}
     is_present = any(has_device_files(platform, device_files) for platform in installed)
     if not is_present and plugins <= JAX_PLUGINS:
@@ -62,9 +62,9 @@ def leave_absent_devices(device_files: Path = Path("/dev")) -> None:
 
 
 def topology_mesh(name: str, sizes: dict[str, int], order: str | None = None) -> Mesh:
-    """Makes a mesh of a slice of TPUs, or of nodes of GPUs, that are not there.
+    """Builds a mesh of a TPU slice, or of GPU nodes, that this machine lacks.
 
-    Needs the compiler of their platform.
+    Requires the compiler for their platform.
     """
     from jax.experimental import topologies
 
@@ -89,6 +89,6 @@ def topology_mesh(name: str, sizes: dict[str, int], order: str | None = None) ->
 
 
 def gpu_target(chip: Chip) -> str:
-    """Describes a GPU to XLA's compiler."""
+    """Returns the description of a GPU for XLA's compiler."""
     numbers = {"bandwidth": round(chip.memory_bandwidth), "memory_bytes": chip.memory_bytes}
     return GPU_TARGET.format(**GPU_TARGETS[chip.kind], **numbers, kind=chip.kind)

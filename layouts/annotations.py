@@ -1,7 +1,7 @@
-"""Places tensors by axis number instead of by letter, for layers that bring their own axes.
+"""Shards tensors by axis number instead of by letter, for layers with axes of their own.
 
-Lepikhin et al. 2020 (GShard), section 3.2.  Devices are counted through the mesh that is set, its
-last axis fastest.
+Lepikhin et al. 2020 (GShard), section 3.2.  Devices are numbered in row-major order over the
+current mesh.
 """
 
 import itertools
@@ -17,7 +17,7 @@ Places = tuple[tuple[str, ...], ...]
 
 
 def by_count(axes: int, split_axis: int, parts: int) -> jax.P:
-    """Splits one axis into `parts` parts: over the mesh axis of that size, or over all of them."""
+    """Splits one axis into `parts` parts, over the mesh axis of that size or over all mesh axes."""
     if split_axis not in range(axes):
         raise ValueError(
             f"split axis {split_axis} of a tensor with {axes} axes, which are counted from 0.  "
@@ -37,7 +37,7 @@ def by_count(axes: int, split_axis: int, parts: int) -> jax.P:
 
 
 def by_assignment(axes: int, devices: Sequence[object]) -> jax.P:
-    """Places part i, j, ... of a tensor on the device whose number entry i, j, ... holds."""
+    """Places part i, j, ... of a tensor on the device with number `devices[i][j]...`."""
     assignment, mesh = np.asarray(devices), _mesh()
     if assignment.ndim != axes:
         raise ValueError(
@@ -56,7 +56,7 @@ def by_assignment(axes: int, devices: Sequence[object]) -> jax.P:
 
 
 def _places(parts: tuple[int, ...], mesh: dict[str, int]) -> Iterator[Places]:
-    """Yields each way to give all mesh axes to tensor axes that have these numbers of parts."""
+    """Yields every assignment of all mesh axes to tensor axes with these numbers of parts."""
     for order in itertools.permutations(mesh):
         for cuts in itertools.combinations_with_replacement(range(len(mesh) + 1), len(parts) - 1):
             bounds = (0, *cuts, len(mesh))
@@ -66,6 +66,6 @@ def _places(parts: tuple[int, ...], mesh: dict[str, int]) -> Iterator[Places]:
 
 
 def _mesh() -> dict[str, int]:
-    """Returns the mesh axes that split anything, and their sizes."""
+    """Returns the sizes of all mesh axes larger than 1, by name."""
     sizes = jax.sharding.get_abstract_mesh().shape
     return {name: size for name, size in sizes.items() if size > 1}

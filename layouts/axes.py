@@ -1,4 +1,4 @@
-"""Lists the tensor axes that mean the same everywhere; parts of a model may declare others."""
+"""Lists the tensor axes that all models share; parts of a model may declare others."""
 
 import functools
 from collections.abc import Mapping
@@ -16,11 +16,11 @@ class Axis(NamedTuple):
     name: str
     meaning: str = ""
     meets: str = ""
-    """Letters with which it may share a mesh axis in one tensor; the leftmost gets it."""
+    """Letters of axes that may want the same mesh axis in one tensor; the leftmost gets it."""
     pads: bool = False
-    """Whether a rule may pad it, "batch:data+"."""
+    """Whether a rule may pad it, as "batch:data+" does."""
     slides: str = ""
-    """Of a kernel's axis: the letter of the axis that it slides along in a convolution."""
+    """For an axis of a kernel: the letter of the image axis that it slides along."""
 
 
 AXES = (
@@ -51,16 +51,16 @@ AXES = (
 )
 
 ROW_AXES = ("length", "memory")
-"""Axes whose size is that of the rows of a batch; they are padded together."""
+"""Axes along the rows of a batch; they are padded together."""
 
 # Mesh-TensorFlow's names for axes that have another name here.
 SYNONYMS = {"memory_length": "memory", "outer_batch": "batch"}
-# Mesh-TensorFlow's axes that no tensor here has; a rule for one of them changes nothing.
+# Axes of Mesh-TensorFlow that no tensor here has; rules for them have no effect.
 ABSENT = {"ensemble": "several models in one run"}
 
 
 class Alphabet(NamedTuple):
-    """Holds the axes that the letters of a tensor, and the names of rules, stand for."""
+    """Maps the letters of tensors and the names in rules to axes."""
 
     by_letter: Mapping[str, Axis]
     by_name: Mapping[str, Axis]
@@ -68,9 +68,9 @@ class Alphabet(NamedTuple):
 
 @functools.cache
 def alphabet(declared: tuple[Axis, ...] = ()) -> Alphabet:
-    """Returns the common axes and those that a part declares, whose letters come first.
+    """Returns the common axes and the axes that a part declares, whose letters take precedence.
 
-    Raises `UserError` for an axis that cannot be told from another.
+    Raises `UserError` for an invalid or ambiguous axis.
     """
     common = {axis.name: axis.letter for axis in AXES}
     for axis in declared:
@@ -91,23 +91,23 @@ def alphabet(declared: tuple[Axis, ...] = ()) -> Alphabet:
 
 
 def check_distinct(axes: str) -> None:
-    """Raises ValueError for a tensor with an axis that stands twice (Mesh-TensorFlow, 8.5)."""
+    """Raises ValueError if an axis occurs twice in a tensor (Mesh-TensorFlow, 8.5)."""
     for axis in axes:
         if axis.isalpha() and axes.count(axis) > 1:
             raise ValueError(f"{axes}: axis {axis} occurs twice.  Give one of them another letter.")
 
 
 def letters_of(name: str) -> str:
-    """Returns the letters that a suffix adds: "DF" for "wi_DF", "" for "attention"."""
+    """Returns the axis letters that end a name: "DF" for "wi_DF", "" for "attention"."""
     _, _, suffix = name.rpartition("_")
     return suffix if suffix.isalpha() and suffix.isupper() else ""
 
 
 def leaf_path(keys: tuple[Any, ...]) -> str:
-    """Returns the path of a leaf from its keys in a tree, "decoder/layers_N/mlp/wi_DF"."""
+    """Joins a leaf's keys in a tree into a path such as "decoder/layers_N/mlp/wi_DF"."""
     return jax.tree_util.keystr(keys, simple=True, separator="/")
 
 
 def axes_of_path(path: str) -> str:
-    """Returns the axes of a weight from its path."""
+    """Returns the axis letters of a weight, given its path."""
     return "".join(letters_of(part) for part in path.split("/"))

@@ -1,8 +1,8 @@
-"""Slides windows over images whose height, width or depth may be split: convolutions and pooling.
+"""Computes convolutions and pooling over images whose height, width or depth may be sharded.
 
-Lepikhin et al. 2020 (GShard), section 3.3.2 and appendix A.4: a device receives from its neighbours
-the rows that its windows reach (the halo), as many as the device that needs the most, cuts out its
-own, and masks what lies outside of the image.
+Lepikhin et al. 2020 (GShard), section 3.3.2 and appendix A.4: each device receives from its
+neighbours the rows that its windows reach (the halo).  All devices receive as many rows as the one
+that needs the most; each cuts out the rows that it needs, and masks rows outside the image.
 """
 
 import dataclasses
@@ -23,23 +23,23 @@ Place = Mapping[str, Entry]
 
 
 class Equation(NamedTuple):
-    """Holds the letters of "BYXD,OPDF->BYXF": images, kernel and result.
+    """Holds the letters of an equation such as "BYXD,OPDF->BYXF": images, kernel and result.
 
-    As in an einsum, what is not in the result is summed over: here the kernel's axes and D.  An
-    axis of all three has a convolution for each index: "BYXD,OPD->BYXD" has one for each channel.
+    As in an einsum, axes that are not in the result are summed over: here O, P and D.  An axis in
+    all three terms has one convolution per index: "BYXD,OPD->BYXD" has one per channel.
     """
 
     image: str
     kernel: str
     result: str
     spatial: str
-    """The axes that the kernel slides along, in the kernel's order, as JAX does."""
+    """The image axes that the kernel slides along, in the kernel's order, as in JAX."""
     sliding: str
-    """The axis of the kernel that slides along each of them."""
+    """The kernel axes that slide along them, in the same order."""
 
     @classmethod
     def parse(cls, text: str, by_letter: Mapping[str, Axis]) -> "Equation":
-        """Reads an equation; raises ValueError if it is not a convolution."""
+        """Parses an equation; raises ValueError if it is not a convolution."""
         operands, _, result = text.partition("->")
         image, _, kernel = operands.partition(",")
         slides = {x: by_letter[x].slides for x in kernel if x in by_letter and by_letter[x].slides}
@@ -71,7 +71,7 @@ class Equation(NamedTuple):
 
     @property
     def channels(self) -> str:
-        """Returns the axis that is summed over."""
+        """Returns the image and kernel axis that is summed over, if any."""
         return "".join(x for x in self.image if x in self.kernel and x not in self.result)
 
     @property
@@ -81,13 +81,13 @@ class Equation(NamedTuple):
     def windows(
         self, kernel: Sequence[int], given: Sequence[Sequence[int] | None], padding: Any
     ) -> list["Window"]:
-        """Returns the windows of a kernel of this shape, in the order of its axes.
+        """Returns one window per spatial axis, in order, for a kernel of this shape.
 
-        Given are strides, dilations and base dilations, which are 1 where they are None.
+        `given` holds strides, dilations and base dilations; None stands for 1 along every axis.
         """
         sizes = [kernel[self.kernel.index(axis)] for axis in self.sliding]
-        whole: list[Any] = [padding] * len(sizes) if isinstance(padding, str) else [*padding]
-        paddings = [tuple(each) if isinstance(each, list) else each for each in whole]
+        by_axis: list[Any] = [padding] * len(sizes) if isinstance(padding, str) else [*padding]
+        paddings = [tuple(each) if isinstance(each, list) else each for each in by_axis]
         numbers = [[1] * len(sizes) if x is None else x for x in given]
         if {len(sizes)} != {*map(len, (*numbers, paddings))}:
             raise ValueError(
@@ -97,7 +97,7 @@ class Equation(NamedTuple):
         return [Window(*each) for each in zip(sizes, *numbers, paddings, strict=True)]
 
     def convolve(self, x: Array, kernel: Array, windows: Sequence["Window"]) -> Array:
-        """Convolves whole images by a kernel, group by group."""
+        """Convolves unsharded images with a kernel, each group separately."""
         if self.groups:
             axes = [letters.index(self.groups[0]) for letters in self[:3]]
             rest = (letters.replace(self.groups[0], "") for letters in self[:3])
@@ -139,14 +139,14 @@ class Equation(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Window:
-    """Describes where a kernel stands along one axis of an image."""
+    """Describes how a kernel slides along one axis of an image."""
 
     kernel: int
     stride: int = 1
     dilation: int = 1
-    """Rows from one row of the kernel to the next."""
+    """Distance between successive rows of the kernel."""
     base_dilation: int = 1
-    """Rows from one row of the image to the next, with zeros between them."""
+    """Distance between successive rows of the image, with zeros inserted between them."""
     padding: Padding = "SAME"
 
     def __post_init__(self) -> None:
@@ -159,34 +159,34 @@ class Window:
 
     @property
     def span(self) -> int:
-        """Returns the rows from the first to the last that one place of the kernel reads."""
+        """Returns how many rows the dilated kernel covers."""
         return (self.kernel - 1) * self.dilation + 1
 
     def dilated(self, size: int) -> int:
-        """Returns the rows of an image of this size with the zeros between its rows."""
+        """Returns the number of rows after base dilation inserts zeros into this many rows."""
         return (size - 1) * self.base_dilation + 1
 
     def pads(self, size: int) -> tuple[int, int]:
-        """Returns the rows of zeros before and after an image of this size."""
+        """Returns the rows of padding before and after an image of this size."""
         if isinstance(self.padding, tuple):
             return self.padding
         if self.padding == "VALID":
             return 0, 0
-        places = -(-size * self.base_dilation // self.stride)
-        rows = max((places - 1) * self.stride + self.span - self.dilated(size), 0)
+        count = -(-size * self.base_dilation // self.stride)
+        rows = max((count - 1) * self.stride + self.span - self.dilated(size), 0)
         # As in `jax.lax.conv_general_dilated` and `jax.lax.conv_transpose`.
         before = rows // 2 if self.base_dilation == 1 else min(-(-rows // 2), self.span - 1)
         return before, rows - before
 
     def places(self, size: int) -> int:
-        """Returns how many places a kernel has in an image of this size: the size of the result."""
+        """Returns how many windows an image of this size has: the size of the result."""
         return (self.dilated(size) + sum(self.pads(size)) - self.span) // self.stride + 1
 
     def extra_places(self, size: int) -> int:
-        """Returns how many places to compute and drop, so that XLA compiles the convolution.
+        """Returns how many extra windows to compute and drop, so that XLA compiles the convolution.
 
-        Its algebraic simplifier aborts where no row is padded, the base dilation is the size of the
-        kernel and the stride one less; the gradient swaps the two (jax 0.10 and 0.12).
+        XLA's algebraic simplifier aborts if there is no padding, the base dilation is the size of
+        the kernel and the stride is one less.  The gradient swaps the two (jax 0.10 and 0.12).
         """
         before, after = self.pads(size)
         last_begins = (self.places(size) - 1) * self.stride - before
@@ -201,7 +201,7 @@ class Window:
 class Shards:
     """Describes how one axis of an image and of the result is sharded.
 
-    All sizes are of one device, but `size`, which is that of the image without its padding.
+    All sizes are per device, except `size`: the global size of the image, without padding.
     """
 
     window: Window
@@ -209,22 +209,22 @@ class Shards:
     count: int
     """Devices along the axis."""
     image_rows: int
-    """Rows of the image."""
+    """Rows of the image on one device."""
     result_rows: int
-    """Rows of the result."""
+    """Rows of the result on one device."""
 
     @property
     def window_rows(self) -> int:
-        """Returns the rows of the dilated image that the windows of one device span."""
+        """Returns how many rows of the dilated image the windows of one device span."""
         return (self.result_rows - 1) * self.window.stride + self.window.span
 
     def first(self, device: int) -> int:
-        """Returns the row of the dilated image with which the windows of a device begin."""
+        """Returns the row of the dilated image where the windows of a device begin."""
         return device * self.result_rows * self.window.stride - self.window.pads(self.size)[0]
 
     @property
     def halo(self) -> tuple[int, int]:
-        """Returns the rows before and after its shard that some device reads."""
+        """Returns the most rows that any device reads before and after its shard."""
         busy = range(-(-self.window.places(self.size) // self.result_rows))
         rows, dilation = self.image_rows, self.window.base_dilation
         firsts = [-(-self.first(i) // dilation) for i in busy]
@@ -234,36 +234,36 @@ class Shards:
         return max(0, *before), max(0, *after)
 
     def offset(self, device: int) -> int:
-        """Returns where the windows of a device begin in its dilated rows with the halo."""
+        """Returns where the windows of a device begin within its dilated shard and halo."""
         first_row = device * self.image_rows - self.halo[0]
         return self.first(device) - first_row * self.window.base_dilation
 
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """Describes windows that slide over the first of its operands."""
+    """Describes an operation that slides windows over its first operand."""
 
     name: str
-    """What errors call it, "convolve BYXD,OPDF->BYXF"."""
+    """Its name in error messages, such as "convolve BYXD,OPDF->BYXF"."""
     operands: tuple[str, ...]
     """The letters of the operands, images first."""
     result: str
     summed_over: str
-    """The letter of channels that are summed over, if any."""
+    """The letter of the channel axis that is summed over, if any."""
     windows: Mapping[str, Window]
-    """By the letter of the images' axis along which each slides."""
+    """Windows by the letter of the image axis that they slide along."""
     fill: float
-    """What lies outside of the images."""
+    """The value outside the images."""
     compute: Callable[..., Array]
-    """Computes one device's result from its operands and windows, which pad by two numbers."""
+    """Computes one device's result from its operands and windows, with padding as two numbers."""
     by_letter: Mapping[str, Axis]
 
     def sizes_of_result(
         self, sizes: Mapping[str, int], shapes: Sequence[tuple[int, ...]]
     ) -> dict[str, int]:
-        """Returns the sizes of the result's axes; raises if a window has no place in the images.
+        """Returns the sizes of the result's axes; raises UserError if a window does not fit.
 
-        sizes are those of the images; neither has padding that makes it divide.
+        `sizes` are the sizes of the images.  Both exclude the padding that makes axes divide.
         """
         for axis, window in self.windows.items():
             if window.places(sizes[axis]) < 1:
@@ -279,7 +279,7 @@ class Work:
         return {axis: {**others, **sizes, **slid}[axis] for axis in self.result}
 
     def check_divides(self, sizes: Mapping[str, int], counts: Mapping[str, int]) -> None:
-        """Raises where the result cannot be split as its axes are to be."""
+        """Raises UserError if the sizes of the result do not divide over the devices."""
         for axis, size in sizes.items():
             if size % counts[axis]:
                 name, below = self.by_letter[axis].name, size // counts[axis] * counts[axis]
@@ -294,10 +294,10 @@ class Work:
         self, operands: Sequence[Array], sizes: Mapping[str, int], results: Mapping[str, int],
         place: Place,
     ) -> Array:  # fmt: skip
-        """Computes on all devices; `place` says by letter how the work is split.
+        """Computes on all devices; `place` maps letters to the mesh axes that split them.
 
-        sizes are those of the images without their padding, and results those of the result with
-        it.  Partial sums over split channels are added up.
+        `sizes` are the sizes of the images without padding, `results` those of the result with
+        padding.  Partial sums over split channels are added up.
         """
         *operand_places, result_place = (
             jax.P(*(place.get(axis) for axis in axes)) for axes in (*self.operands, self.result)
@@ -323,7 +323,7 @@ def pooling(
     axes: str, windows: Mapping[str, Window], kind: Literal["max", "sum"],
     by_letter: Mapping[str, Axis],
 ) -> Work:  # fmt: skip
-    """Returns what reduces each window to its largest number or its sum."""
+    """Returns the work that reduces each window to its maximum or its sum."""
     if not windows or not {*windows} <= {*axes}:
         raise ValueError(f"pool {axes!r}: windows along {[*windows]}.  Legal: some of {[*axes]}.")
     if kind not in ("max", "sum"):
@@ -348,9 +348,9 @@ def pooling(
 def with_halo(
     x: Array, axis: int, entry: Entry, shards: Shards, fill: float
 ) -> tuple[Array, tuple[int, int], int]:
-    """Returns the rows that the windows of this device read, and what to pad and dilate them with.
+    """Returns the rows that this device's windows read, their padding and their base dilation.
 
-    Each device is given as many rows as the one that needs the most, and cuts out its own.
+    Each device receives as many rows as the one that needs the most, and cuts out what it needs.
     """
     rows_before, rows_after = shards.halo
     if entry:
@@ -368,7 +368,7 @@ def with_halo(
     if len({*offsets}) == 1 and 0 <= -offsets[0] < shards.window.span:
         end = offsets[0] + window_rows
         return x, (-offsets[0], end - shards.window.dilated(rows)), dilation
-    # Windows may begin between different rows, or some device may read no row but zeros.
+    # Windows may begin at different offsets between rows, or a device may read only zeros.
     if len({offset % dilation for offset in offsets}) > 1 or window_rows < dilation:
         x, rows, dilation = pad(x, axis, (0, 0, dilation - 1), 0), shards.window.dilated(rows), 1
     starts = [-(-offset // dilation) for offset in offsets]
@@ -388,13 +388,13 @@ def pad(x: Array, axis: int, widths: tuple[int, int, int], fill: float) -> Array
 
 
 def rows_of_others(x: Array, axis: int, entry: Entry, rows: int, *, is_before: bool) -> list[Array]:
-    """Returns the nearest rows of the devices before or after this one; zeros at the border.
+    """Returns the nearest rows of devices before or after this one, in order; zeros at the border.
 
-    They are in order.  More rows than one device has come from several.
+    If one device has too few rows, they come from several devices.
     """
     image_rows, count = x.shape[axis], jax.lax.axis_size(entry)
     parts = []
-    for hop, taken in enumerate(range(0, rows, image_rows), 1):  # those of nearer ones before it
+    for hop, taken in enumerate(range(0, rows, image_rows), 1):  # `taken`: from nearer devices
         size = min(image_rows, rows - taken)
         first = image_rows - size if is_before else 0
         part = jax.lax.slice_in_dim(x, first, first + size, axis=axis)

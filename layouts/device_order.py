@@ -1,8 +1,8 @@
 """Orders devices: places each mesh axis along axes of the TPU torus.
 
 "data:y;model:x;model:core" places the mesh axis model along x and over both cores of each chip.  A
-number takes a part of an axis: in "data:x4;model:x8" a row of 32 chips is divided into 4 groups of
-8 neighbors, because later names vary faster.
+number selects a factor of an axis: "data:x4;model:x8" divides a row of 32 chips into 4 groups of 8
+neighbors, because later names vary faster.
 """
 
 import dataclasses
@@ -24,11 +24,11 @@ Torus = Mapping[str, int]  # chips along each axis, then cores of a chip
 
 
 class Piece(NamedTuple):
-    """Names a factor of an axis of the torus along which a mesh axis is placed."""
+    """Assigns a factor of an axis of the torus to a mesh axis."""
 
     mesh_axis: str
     torus_axis: str
-    size: int | None  # None: all that others leave
+    size: int | None  # None: all that other pieces leave
 
 
 def parse(order: str) -> list[Piece]:
@@ -43,7 +43,7 @@ def parse(order: str) -> list[Piece]:
 
 
 def torus_of(devices: Sequence[Any]) -> dict[str, int] | None:
-    """Returns the box that these devices fill; None where they are not on a torus, as GPUs are."""
+    """Returns the box that these devices fill; None if they are not on a torus, such as GPUs."""
     if not all(hasattr(device, "core_on_chip") for device in devices):  # GPUs have coords too
         return None
     places = np.array([coordinates(device) for device in devices])
@@ -57,7 +57,7 @@ def coordinates(device: Any) -> tuple[int, ...]:
 
 
 def check_order(order: str, mesh: Mapping[str, int], torus: Torus | None) -> None:
-    """Raises everything that is wrong with an order."""
+    """Raises UserError with everything that is wrong with an order."""
     if wrong := order_problems(order, mesh, torus):
         raise UserError(
             f"Layout.order = {order!r}: {'  '.join(wrong)}  {describe_legal_orders(mesh, torus)}"
@@ -81,7 +81,7 @@ def order_problems(order: str, mesh: Mapping[str, int], torus: Torus | None) -> 
 
 
 def wrong_sizes(pieces: Sequence[Piece], mesh: Mapping[str, int], torus: Torus) -> list[str]:
-    """Returns axes that are taken more than once, or whose pieces do not multiply to their size."""
+    """Describes axes that are taken more than once, or whose pieces multiply to another size."""
     sized, wrong = with_sizes(pieces, torus), []
     for torus_axis, extent in torus.items():
         along = [piece for piece in sized if piece.torus_axis == torus_axis]
@@ -101,7 +101,7 @@ def wrong_sizes(pieces: Sequence[Piece], mesh: Mapping[str, int], torus: Torus) 
 
 
 def with_sizes(pieces: Sequence[Piece], torus: Torus) -> list[Piece]:
-    """Fills in the sizes of pieces that take all that others leave."""
+    """Fills in the sizes of pieces that take all that other pieces leave."""
 
     def left(torus_axis: str) -> int:
         others = (p.size for p in pieces if p.torus_axis == torus_axis and p.size is not None)
@@ -127,20 +127,20 @@ def describe_legal_orders(mesh: Mapping[str, int], torus: Torus | None) -> str:
 
 
 def device_permutation(order: str, mesh: Mapping[str, int], torus: Torus) -> np.ndarray:
-    """Returns places of the torus, numbered with the last axis fastest, in the mesh's shape."""
+    """Returns the row-major indices of the torus's devices, in the shape of the mesh."""
     pieces = with_sizes(parse(order), torus)
     by_torus = sorted(pieces, key=lambda piece: [*torus].index(piece.torus_axis))
     by_mesh = sorted(range(len(pieces)), key=lambda i: [*mesh].index(by_torus[i].mesh_axis))
-    # `sorted` is stable: a piece that is named later is an inner one on either side.
+    # `sorted` is stable: a piece that is named later varies faster in the torus and in the mesh.
     numbers = np.arange(math.prod(torus.values())).reshape([piece.size or 0 for piece in by_torus])
     return numbers.transpose(by_mesh).reshape(tuple(mesh.values()))
 
 
 def orders(mesh: Mapping[str, int], torus: Torus) -> Iterator[str]:
-    """Yields orders that differ in cost, those of fewer pieces first.
+    """Yields orders that differ in cost, orders with fewer pieces first.
 
     Each mesh axis may take a factor of each axis of the torus, as neighbours or with a stride.
-    Axes of the torus that are equal are tried once.
+    Equal axes of the torus are tried once.
     """
     sizes = {name: size for name, size in mesh.items() if size > 1}
     nests = list(itertools.permutations(sizes)) if len(sizes) < 3 else [tuple(sizes)]
@@ -162,7 +162,7 @@ def orders(mesh: Mapping[str, int], torus: Torus) -> Iterator[str]:
 
 
 def splits(sizes: list[int], extents: list[int]) -> Iterator[list[tuple[int, ...]]]:
-    """Yields ways to factor the axes of a torus: for each axis, what every mesh axis takes."""
+    """Yields ways to factor the axes of a torus: for each axis, the factor of every mesh axis."""
     if not extents:
         if all(size == 1 for size in sizes):
             yield []
@@ -174,7 +174,7 @@ def splits(sizes: list[int], extents: list[int]) -> Iterator[list[tuple[int, ...
 
 
 def factors(sizes: list[int], extent: int) -> Iterator[tuple[int, ...]]:
-    """Yields factors of one extent, each of which divides its size."""
+    """Yields ways to factor an extent into one divisor of each size."""
     divisors = [n for n in range(1, extent + 1) if extent % n == 0]
     rows = itertools.product(*([n for n in divisors if size % n == 0] for size in sizes))
     return (row for row in rows if math.prod(row) == extent)
@@ -182,7 +182,7 @@ def factors(sizes: list[int], extent: int) -> Iterator[tuple[int, ...]]:
 
 @dataclasses.dataclass(frozen=True)
 class TopologyDevice:
-    """Has the attributes of a TPU core, or of a GPU, that JAX reads when it orders devices."""
+    """Mimics a TPU core or a GPU, with the attributes that JAX reads to order devices."""
 
     id: int
     coords: tuple[int, int, int]
@@ -196,9 +196,9 @@ class TopologyDevice:
 def topology_devices(
     torus: Torus, kind: str, slices: int = 1, platform: str = "tpu"
 ) -> list[TopologyDevice]:
-    """Numbers devices as TPUs do: in a chip, in a host of 2 x 2 chips, then along x, y and z.
+    """Returns devices numbered like TPUs: in a chip, a host of 2 x 2 chips, then along x, y and z.
 
-    Those of several equal slices are numbered slice by slice.
+    Devices of several equal slices are numbered slice by slice.
     """
     x, y, z = (torus.get(name, 1) for name in CHIP_AXES)
     places = itertools.product(range(x), range(y), range(z), range(torus[CORE]))

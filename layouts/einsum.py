@@ -1,7 +1,7 @@
-"""Multiplies tensors: as the equation says or, on a CPU, over as few axes as possible.
+"""Computes einsums; on a CPU, over as few axes as possible.
 
-XLA's CPU backend is fast where a product has one axis of each kind, and copies operands where it
-has two: axes that are adjacent in every operand are merged for it.  Compilers for accelerators
+XLA's CPU backend is fast if a product has one axis of each kind, and copies operands if it has two.
+Therefore, on CPUs, axes that are adjacent in every operand are merged.  Compilers for accelerators
 choose the order of axes in memory themselves, and need none of this.
 """
 
@@ -17,11 +17,11 @@ from layouts.reduction import like_sums, reduced_over
 from layouts.shards import mesh_axes, spec_of
 
 Operands = Sequence[Array]
-OLD_TPUS = ("TPU v2", "TPU v3")  # their compiler has no products in kernels
+OLD_TPUS = ("TPU v2", "TPU v3")  # their compiler does not support products in kernels
 
 
 def einsum(equation: str, operands: Operands, place: jax.P, dtype: DTypeLike | None) -> Array:
-    """Computes an einsum whose result is placed so; merges axes where the mesh is one of CPUs.
+    """Computes an einsum with the result sharded as `place`; merges axes if the mesh is of CPUs.
 
     The devices of the mesh decide, not those of this machine, which may only compile for them.
     """
@@ -34,10 +34,10 @@ def einsum(equation: str, operands: Operands, place: jax.P, dtype: DTypeLike | N
 
 
 def align_tokens(equation: str, operands: Operands, place: jax.P) -> tuple[Operands, jax.P]:
-    """Places the operands and the result of a product with a weight that is reduced.
+    """Reshards the operands of a product with a reduced weight; also returns the result's spec.
 
-    The weight's gradient sums over the axes of tokens, those that the weight lacks.  JAX needs them
-    split over the mesh axes where the weight is reduced, and over no others.
+    The weight's gradient sums over the token axes, which the weight lacks.  JAX needs them split
+    over the mesh axes over which the weight is reduced, and over no others.
     """
     terms = equation.replace("->", ",").split(",")
     weight = next(i for i, operand in enumerate(operands) if spec_of(operand).reduced)
@@ -63,12 +63,12 @@ def align_tokens(equation: str, operands: Operands, place: jax.P) -> tuple[Opera
 
 
 def mesh_device() -> jax.sharding.AbstractDevice | None:
-    """Describes the devices of the mesh that is set, all of one kind; None where it has none."""
+    """Returns the abstract device of the current mesh; None if the mesh has none."""
     return jax.sharding.get_abstract_mesh().abstract_device
 
 
 def has_tpu_kernels() -> bool:
-    """Returns whether the devices of the mesh that is set are TPUs with products in kernels."""
+    """Returns whether the current mesh has TPUs whose compiler supports products in kernels."""
     device = mesh_device()
     if device is None or device.platform != "tpu":
         return False
@@ -76,19 +76,19 @@ def has_tpu_kernels() -> bool:
 
 
 def platform() -> str | None:
-    """Returns the platform of the devices of the mesh that is set; None where it has no devices."""
+    """Returns the platform of the current mesh's devices; None if it has no devices."""
     device = mesh_device()
     return None if device is None else device.platform
 
 
 def plain_einsum(equation: str, operands: Operands, place: jax.P, dtype: DTypeLike | None) -> Array:
-    """Computes an einsum over the axes that its operands have."""
+    """Computes an einsum without merging axes."""
     if len(operands) > 1:
         return jnp.einsum(
             equation.lower(), *operands, out_sharding=place, preferred_element_type=dtype
         )
-    # Placed after it: for a TPU, merging axes here costs copies of what experts exchange, and sends
-    # it in float32 (docs/planning.md).
+    # Resharded afterwards: on a TPU, merging axes here costs copies of what experts exchange, and
+    # sends it in float32 (docs/planning.md).
     result = jnp.einsum(equation.lower(), *operands, preferred_element_type=dtype)
     return jax.sharding.reshard(result, like_sums(result, place))
 
@@ -96,7 +96,7 @@ def plain_einsum(equation: str, operands: Operands, place: jax.P, dtype: DTypeLi
 def merged_einsum(
     equation: str, operands: Operands, place: jax.P, dtype: DTypeLike | None
 ) -> Array:
-    """Computes a product over merged axes, and places its result so."""
+    """Computes a product over merged axes, with the result sharded as `place`."""
     inputs, out = equation.split("->")
     terms = [*inputs.split(","), out]
     places = [*(spec_of(operand).partitions for operand in operands), place.partitions]
@@ -127,7 +127,7 @@ def merged_einsum(
     merged_equation = f"{','.join(merged_terms[:-1])}->{merged_terms[-1]}".lower()
     merged_out = merged_out.update(unreduced=place.unreduced)
     # XLA's CPU backend has native products of bfloat16 if their result is float32, but fails if it
-    # has to transpose it.  A single row is multiplied twice: alone, it takes eight times as long.
+    # must transpose that.  A single row is duplicated: alone, it takes eight times as long.
     kind, row = jnp.result_type(*operands), None
     final = dtype or kind
     wide = jnp.float32 if final == jnp.bfloat16 else dtype
@@ -145,7 +145,7 @@ def merged_einsum(
 
 
 def is_in_order(terms: Sequence[str]) -> bool:
-    """Returns whether a product of two is a `dot_general` whose operands begin with its batch."""
+    """Returns whether a product of two is a `dot_general` with leading batch axes, untransposed."""
     *operands, out = terms
     letters = dict.fromkeys("".join(operands))
     batch = "".join(x for x in letters if all(x in axes for axes in terms))
@@ -161,7 +161,7 @@ def only_row(terms: Sequence[str], sizes: Mapping[str, int]) -> str | None:
 
 
 def adjacent_letters(terms: Sequence[str], split: set[str]) -> list[str]:
-    """Groups the letters of the terms that are adjacent, in the same order, in every term.
+    """Groups letters that are adjacent, in the same order, in every term that has them.
 
     Only the first letter of a group may be split over the mesh.
     """

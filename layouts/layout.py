@@ -1,4 +1,4 @@
-"""Places tensors: restricts a few rules to the letters of each tensor."""
+"""Shards tensors: applies a few rules to the axis letters of each tensor."""
 
 import dataclasses
 import functools
@@ -24,7 +24,7 @@ ABSENT_AXES = re.compile(r"\(\w+\)")  # of "(E)GD"
 
 
 class Rule(NamedTuple):
-    """Pairs an axis with a mesh axis; one with a "?" is not firm, one with a "+" pads."""
+    """Pairs an axis with a mesh axis; a rule with a "?" is not firm, a rule with a "+" pads."""
 
     axis: str
     mesh_axis: str
@@ -36,7 +36,7 @@ class Rule(NamedTuple):
 
 
 def parts(text: str) -> list[str]:
-    """Splits at commas, semicolons, dots and spaces."""
+    """Splits a text at commas, semicolons, dots and spaces."""
     return [part for part in re.split(r"[,;.\s]+", text) if part]
 
 
@@ -67,7 +67,8 @@ def parse_rules(text: str) -> tuple[Rule, ...]:
 def _by_letter(rules: tuple[Rule, ...], axes: tuple[Axis, ...]) -> Mapping[str, tuple[Rule, ...]]:
     """Returns the rules by the letter of their axis.
 
-    "heads" means kv_heads unless its parts have rules, "batch" also groups unless they have one.
+    "heads" also means kv_heads, unless kv_heads or queries have rules; "batch" also means groups,
+    unless groups have a rule.
     """
     names = {rule.axis for rule in rules}
     letters = {axis.name: letter for letter, axis in alphabet(axes).by_letter.items()}
@@ -78,7 +79,7 @@ def _by_letter(rules: tuple[Rule, ...], axes: tuple[Axis, ...]) -> Mapping[str, 
             split.append("kv_heads")
         if rule.axis == "batch" and "groups" not in names:
             split.append("groups")
-        for name in split:  # without those of other parts, and mistakes, which the lint reports
+        for name in split:  # without axes of other parts, and mistakes, which the lint reports
             if (letter := letters.get(name)) is not None:
                 wants[letter] = (*wants.get(letter, ()), rule)
     return wants
@@ -140,15 +141,15 @@ class Layout:
 
     @property
     def whole_axes(self) -> frozenset[str]:
-        """Returns the axes that keep their mesh axes from others, but are not sharded."""
+        """Returns the axes that claim their mesh axes but are not sharded."""
         return frozenset()
 
     def place(self, axes: str, *, stored: bool = False) -> jax.P:
-        """Returns the placement of a tensor with these axes; a lowercase axis is replicated.
+        """Returns the partition spec of a tensor with these axes; lowercase axes are replicated.
 
         Firm rules choose before "?" rules, and among equals the leftmost axis wins.  An axis in
         parentheses chooses as well, though the tensor lacks it: "(E)GD" is split as G and D are in
-        "EGD".  Raises ValueError for an axis that stands twice.
+        "EGD".  Raises ValueError if an axis occurs twice.
         """
         check_distinct(axes)
         places: list[tuple[str, ...]] = [()] * len(axes)
@@ -168,7 +169,7 @@ class Layout:
     def einsum(
         self, equation: str, *operands: Array, stored: bool = False, dtype: DTypeLike | None = None
     ) -> Array:
-        """Computes an einsum over axis letters; the result is placed as its letters say."""
+        """Computes an einsum over axis letters; the result is sharded by its letters."""
         if isinstance(weight := operands[-1], Operand):
             return weight.product(self, equation, operands[0], dtype, stored=stored)
         if equation.count("->") != 1:
@@ -189,18 +190,18 @@ class Layout:
         base_dilation: Sequence[int] | None = None,
         padding: Literal["SAME", "VALID"] | Sequence[convolution.Padding] = "SAME",
     ) -> Array:
-        """Convolves images by a kernel, "BYXD,OPDF->BYXF"; the result is placed as letters say.
+        """Convolves images with a kernel, "BYXD,OPDF->BYXF"; letters shard the result.
 
         Strides, dilations and pairs of padding are in the order of the kernel's axes.  A base
         dilation puts rows of zeros between those of the image: with padding "SAME" and strides of 1
-        the result is that of `jax.lax.conv_transpose`.  Devices that split height, width or depth
+        the result equals `jax.lax.conv_transpose`.  Devices that split height, width or depth
         exchange rows with their neighbours.  The padding of x does not change the result, and the
         result's own padding is undefined.
         """
         by_letter = alphabet(self.declared_axes).by_letter
         axes = convolution.Equation.parse(equation, by_letter)
         windows = axes.windows(kernel.shape, (strides, dilation, base_dilation), padding)
-        # Of a quantized kernel, its type makes an array.
+        # `astype` makes a quantized kernel an array.
         operands = (x, reduced_over(kernel.astype(x.dtype), ()))
         slides = dict(zip(axes.spatial, windows, strict=True))
         work = convolution.Work(
@@ -219,9 +220,9 @@ class Layout:
         padding: convolution.Padding = "SAME",
         kind: Literal["max", "sum"] = "max",
     ) -> Array:
-        """Returns the largest or the sum of each window, "BYXD" by `{"Y": 2, "X": 2}`.
+        """Returns the maximum or sum of each window, such as `{"Y": 2, "X": 2}` over "BYXD".
 
-        Strides are the sizes of the windows where they are not given.
+        By default, strides are the sizes of the windows.
         """
         strides = {**window, **(strides or {})}
         if unused := strides.keys() - window.keys():
@@ -241,7 +242,7 @@ class Layout:
         sizes = dict(zip(image, self.unpadded_shape(image, operands[0].shape), strict=True))
         results = work.sizes_of_result(sizes, [x.shape for x in operands])
         shape = self.padded_shape(work.result, tuple(results.values()))
-        letters = work.result + work.summed_over  # as if they were those of one tensor
+        letters = work.result + work.summed_over  # as if one tensor had all of them
         place = dict(zip(letters, self.place(letters), strict=True))
         padded = dict(zip(work.result, shape, strict=True))
         work.check_divides(padded, {letter: num_shards(entry) for letter, entry in place.items()})
@@ -249,19 +250,19 @@ class Layout:
         return self.reshard(work.run(operands, sizes, padded, place), work.result)
 
     def reshard(self, x: Array, axes: str, *, stored: bool = False) -> Array:
-        """Places x as these letters say."""
+        """Reshards x by these letters."""
         if isinstance(x, Operand):
             return x.map(self.reshard, axes, stored=stored)
         return jax.sharding.reshard(x, like_sums(x, self.place(axes, stored=stored)))
 
     def reshape(self, x: Array, shape: tuple[int, ...], axes: str) -> Array:
-        """Reshapes x, placed as these letters say."""
+        """Reshapes x; the result is sharded by these letters."""
         return jax.lax.reshape(x, shape, out_sharding=self.place(axes))
 
     def broadcast_like(self, x: Array, axes: str, like: str) -> Array:
         """Prepares x for elementwise work with a tensor of more axes.
 
-        Axes that x lacks become size 1; those that it has are placed as in the other tensor.
+        Axes that x lacks get size 1; axes that it has are sharded as in the other tensor.
         """
         places = dict(zip(like, self.place(like), strict=True))
         placed = jax.sharding.reshard(x, jax.P(*(places[letter] for letter in axes)))
@@ -271,28 +272,28 @@ class Layout:
     def broadcast_in_dim(
         self, x: Array, shape: tuple[int, ...], dimensions: Sequence[int], axes: str
     ) -> Array:
-        """Repeats x along new axes; the result is placed as these letters say."""
+        """Repeats x along new axes; the result is sharded by these letters."""
         return jax.lax.broadcast_in_dim(x, shape, dimensions, out_sharding=self.place(axes))
 
     def zeros(self, shape: tuple[int, ...], axes: str, dtype: DTypeLike) -> Array:
-        """Makes zeros, and their padding, that are never on one device as a whole."""
+        """Returns sharded zeros, with padding, which are never unsharded on one device."""
         zero = jnp.zeros((), dtype)
         return self.broadcast_in_dim(zero, self.padded_shape(axes, shape), (), axes)
 
     def cumsum(self, x: Array, axes: str) -> Array:
-        """Returns running sums along the last axis, which is whole."""
+        """Returns cumulative sums along the last axis, which is not split."""
         return self.auto_axes(lambda x: jnp.cumsum(x, axis=-1), axes)(x)
 
     def auto_axes(self, function: Callable[..., Array], axes: str) -> Callable[..., Array]:
-        """Lets the compiler place arrays inside a function; its result is placed as letters say.
+        """Lets the compiler shard arrays inside a function; letters shard its result.
 
-        Without a split axis it is the function itself, which may then run in a `shard_map`.
+        If no axis is split, returns the function itself, which may then run in a `shard_map`.
         """
         place = self.place(axes)
         return jax.sharding.auto_axes(function, out_sharding=place) if any(place) else function
 
     def take(self, table: Array, ids: Array, axes: str) -> Array:
-        """Gathers rows of a table by integer ids; the result is placed as these letters say."""
+        """Gathers rows of a table by integer ids; the result is sharded by these letters."""
         if isinstance(table, Quantized):
             values = self.take(table.values, ids, axes).astype(table.dtype)
             return values * self.take(table.scale, ids, axes[:-1] + "1")
@@ -301,7 +302,7 @@ class Layout:
         place = self.place(axes)
         tokens = place.partitions[: ids.ndim]
         table = reduced_over(table, tokens)
-        # A reduced table needs it, and XLA aborts if it places ids of stages (jaxlib 0.10.2).
+        # A reduced table needs it, and XLA aborts if it shards the ids of stages (jaxlib 0.10.2).
         ids = jax.sharding.reshard(ids, jax.P(*tokens))
         return table.at[ids].get(mode="clip", out_sharding=place)
 
@@ -313,24 +314,23 @@ class Layout:
         return jnp.sum(jnp.where(hit, x, 0), axis=-1, keepdims=True)
 
     def top_k(self, x: Array, k: int, axes: str) -> tuple[Array, Array]:
-        """Returns the k largest numbers along the last axis, in order, and their indices; both
-        replicated there.
+        """Returns the k largest numbers along the last axis, in order, and their indices.
 
-        Where the axis is split, only k numbers of each part are gathered.
+        Both are replicated along that axis.  If it is split, only k numbers per shard are gathered.
         """
         return top_k.top_k(x, k, self.place(axes))
 
     def take_along_axis(self, x: Array, index: Array, axes: str) -> Array:
-        """Gathers slices of x along its second axis, by an index with the first axis as well."""
+        """Gathers slices of x along its second axis; the index has the first axis as well."""
         place = self.place(axes)
         assert place[1] is None, "the axis that is gathered along must be replicated"
-        # Other axes of x may have a mesh axis that the first one has in the index.
+        # Another axis of x may have the mesh axis that splits the first axis of the index.
         index = jax.sharding.reshard(index, jax.P(spec_of(x)[0], None))
         # jnp.take_along_axis raises a ShardingTypeError where x is 1 x 1 (jax 0.10.2).
         return jax.vmap(lambda row, at: jnp.take(row, at, axis=0, mode="clip"))(x, index)
 
     def iota(self, axes: str, shape: tuple[int, ...], letter: str) -> Array:
-        """Returns the index along one axis, as a tensor of all these axes."""
+        """Returns the index along one axis, as a tensor with all these axes."""
         return jax.lax.broadcasted_iota(
             jnp.int32, shape, axes.index(letter), out_sharding=self.place(axes)
         )
@@ -348,16 +348,16 @@ class Layout:
         return sample(key, shape=shape, out_sharding=self.place(axes, stored=stored))
 
     def pads(self, letter: str) -> bool:
-        """Returns whether an axis is padded where its size does not divide."""
+        """Returns whether an axis is padded if its size does not divide."""
         return any(rule.pads for each in self.padded_with(letter) for rule in self.rules_for(each))
 
     def padded_with(self, letter: str) -> str:
-        """Returns the letters of axes that are padded together: a row has queries and keys."""
+        """Returns the letters of axes padded together with this one: queries and keys of a row."""
         axis = alphabet(self.declared_axes).by_letter.get(letter)
         return "LM" if axis is not None and axis.name in ROW_AXES else letter
 
     def rules_for(self, letter: str) -> tuple[Rule, ...]:
-        """Returns the rules of an axis, those of stored weights last."""
+        """Returns the rules of an axis; rules of stored weights come last."""
         texts = self.rules, self.param_rules
         both = (_by_letter(parse_rules(text), self.declared_axes) for text in texts)
         return tuple(rule for by_letter in both for rule in by_letter.get(letter, ()))
@@ -375,24 +375,24 @@ class Layout:
         return x
 
     def with_sizes(self, **sizes: int) -> "Layout":
-        """Returns the layout with the sizes that axes have without their padding, by letter."""
+        """Returns the layout with these sizes of axes without padding, by letter."""
         return self
 
     def gather_stack(self, tree: Tree) -> Tree:
-        """Replicates the first axis of stacked arrays, as a loop over it needs."""
+        """Replicates the first axis of stacked arrays, which loops over it need."""
 
         def gathered(array: Array) -> Array:
             first, *others = spec_of(array).partitions
-            if first is None:  # a reshard, even to where it is, counts as a copy in a trace
+            if first is None:  # even a reshard that changes nothing counts as a copy in a trace
                 return array
             return jax.sharding.reshard(array, like_sums(array, jax.P(None, *others)))
 
         return jax.tree.map(gathered, tree)
 
     def unstack(self, tree: Tree) -> list[Tree]:
-        """Splits a tree of stacked arrays along their first axis, which is replicated before.
+        """Splits a tree of stacked arrays along their first axis, after replicating it.
 
-        Its gradient is one concatenation, where slices would each add a full array.
+        The gradient is one concatenation; gradients of slices would each add a full array.
         """
 
         def parts(array: Array) -> list[Array]:
@@ -404,7 +404,7 @@ class Layout:
         return [jax.tree.unflatten(structure, arrays) for arrays in slices]
 
     def replicate(self, x: Array) -> Array:
-        """Makes x whole on every device.  GShard's annotation, by no letters."""
+        """Replicates x on every device.  GShard's annotation."""
         return jax.sharding.reshard(x, jax.P())
 
     def split(self, x: Array, split_axis: int, parts: int) -> Array:
@@ -418,11 +418,11 @@ class Layout:
     def shard_map(
         self, function: Callable[..., Array], equation: str, *, check_vma: bool = True
     ) -> Callable[..., Array]:
-        """Maps a function over the shards of tensors, whose axes "GSD,GS->GSD" names.
+        """Maps a function over the shards of tensors with axes such as "GSD,GS->GSD".
 
-        Operands are placed so first; one named "*" stays as it is placed.  Other devices' shards
-        are reached by collectives only (`jax.lax.psum` and the like).  `check_vma` is JAX's;
-        kernels need it to be False.
+        Operands are resharded by their letters first; an operand named "*" is not.  Only
+        collectives (`jax.lax.psum` and the like) reach the shards of other devices.  `check_vma` is
+        passed to `jax.shard_map`; kernels need it to be False.
         """
         terms, result = equation.split("->")
 
@@ -436,7 +436,7 @@ class Layout:
         return mapped
 
     def replicated(self) -> "Layout":
-        """Returns the layout without rules: every tensor is whole on every device."""
+        """Returns the layout without rules: every tensor is replicated on every device."""
         return dataclasses.replace(self, rules="", param_rules="")
 
     def without(self, *axes: str, mesh_axes: Sequence[str] = ()) -> "Layout":

@@ -1,4 +1,4 @@
-"""Adds the product of two thin matrices to the weight of a product."""
+"""Adds the product of two low-rank matrices to a weight."""
 
 import dataclasses
 from collections.abc import Callable
@@ -28,8 +28,8 @@ RANK = Axis("Z", "adapter_rank", "columns of the first matrix of an adapter")
 def factor_axes(axes: str, kinds: str) -> tuple[str, str]:
     """Returns the letters of two matrices whose product is a weight with these letters.
 
-    `kinds` has a letter for each of its last axes: "i" where products sum over it, "o" where it is
-    one of the result, "s" where it numbers weights, as axes before these do.
+    `kinds` has a letter for each of the weight's last axes: "i" if products sum over it, "o" if it
+    is in their results, "s" if it is a stack of weights.  Axes before these are stacks.
     """
     pairs = list(zip(axes, kinds.rjust(len(axes), "s"), strict=True))
     stacked, inputs, outputs = ("".join(x for x, of in pairs if of == kind) for kind in "sio")
@@ -39,9 +39,9 @@ def factor_axes(axes: str, kinds: str) -> tuple[str, str]:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Adapted(Operand):
-    """Stands for base + scale * a b.  A product with it is three products, none with that sum.
+    """Represents base + scale * a b.  A product with it is three products, none with the sum.
 
-    So the gradients of `a` and `b` need no product of the size of the base.
+    Therefore the gradients of `a` and `b` need no product of the size of the base.
     """
 
     base: Any
@@ -49,17 +49,17 @@ class Adapted(Operand):
     b: Array
     scale: float = dataclasses.field(metadata={"static": True})
     kinds: str = dataclasses.field(metadata={"static": True})
-    """Those of `factor_axes`."""
+    """As in `factor_axes`."""
     reads: Array | None = None
-    """1 for the columns of `a` that each of several adapters has, and otherwise 0; or that each row
-    of a batch reads, where it has one of them (`with_adapter_of_rows`)."""
+    """With several adapters: 1 for the columns of `a` that each adapter has, else 0.  After
+    `with_adapter_of_rows`: 1 for the columns that each row of a batch uses, else 0."""
 
     @property
     def dtype(self) -> Any:
         return jax.tree.leaves(self.base)[0].dtype
 
     def astype(self, dtype: DTypeLike) -> Array:
-        """Returns the sum, computed in float32 at least, and placed as the base."""
+        """Returns the sum, computed in float32 at least, and sharded like the base."""
         if self.reads is not None:
             raise UserError(ALONE)
         types = self.dtype, self.a.dtype, jnp.dtype("float32")
@@ -82,7 +82,7 @@ class Adapted(Operand):
         a, b = factor_axes(right, self.kinds)
         thin = "".join(letter for letter in out if letter in a or letter not in b) + RANK.letter
         layout = with_axes(layout, *(axis for axis in layout.declared_axes if axis != RANK), RANK)
-        if self.reads is not None:  # columns of all adapters, which need not divide
+        if self.reads is not None:  # unsharded, as the columns of all adapters may not divide
             if "B" not in out or set(a) & set(out):
                 raise UserError(ALONE)
             a, b, thin = (axes.replace(RANK.letter, RANK.letter.lower()) for axes in (a, b, thin))
@@ -93,7 +93,7 @@ class Adapted(Operand):
 
 
 def with_adapter_of_rows(layout: Any, weights: T, adapter_B: Array) -> T:
-    """Returns weights with several adapters so that each row of a batch reads one, or none for 0.
+    """Selects one of several adapters of weights for each row of a batch; 0 selects none.
 
     The weights may be stacked.
     """
@@ -112,5 +112,5 @@ def with_adapter_of_rows(layout: Any, weights: T, adapter_B: Array) -> T:
 
 
 def merged(weight: T) -> T | Array:
-    """Returns an adapted weight as an ordinary array, and any other as it is."""
+    """Returns an adapted weight as an ordinary array, and any other weight unchanged."""
     return weight.astype(weight.dtype) if isinstance(weight, Adapted) else weight

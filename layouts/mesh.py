@@ -1,8 +1,8 @@
 """Makes meshes of devices; sets up virtual devices and the compilation cache.
 
-Mesh axes may spread over slices: groups of devices that a slow network connects.  "data:2" with a
-mesh of "data:8,model:4" puts two slices side by side along data, each with four times four devices:
-what is exchanged along model never leaves a slice.
+Mesh axes may span slices, which are groups of devices with a slow network between them.  "data:2"
+with a mesh of "data:8,model:4" puts two slices side by side along data, each with 4 x 4 devices.
+Traffic along model then never leaves a slice.
 """
 
 import contextlib
@@ -39,7 +39,7 @@ def cache_compilations() -> None:
 
 @contextlib.contextmanager
 def uncached() -> Iterator[None]:
-    """Disables the cache: programs for devices that are not there cannot be loaded from it."""
+    """Disables the compilation cache, which cannot load programs for absent devices."""
     from jax.experimental.compilation_cache import compilation_cache
 
     enabled = jax.config.values["jax_enable_compilation_cache"]
@@ -53,7 +53,7 @@ def uncached() -> Iterator[None]:
 
 
 def numbers_by_axis(text: str, head: str, example: str) -> dict[str, int]:
-    """Parses a number for each mesh axis, one of them perhaps -1; `head` begins what is refused."""
+    """Parses a number for each mesh axis, of which one may be -1; errors begin with `head`."""
     try:
         entries = [(name, int(number)) for name, number in pairs(text)]
     except ValueError:
@@ -70,7 +70,7 @@ def numbers_by_axis(text: str, head: str, example: str) -> dict[str, int]:
 def mesh_sizes(text: str, devices: int | None) -> dict[str, int]:
     """Parses sizes by mesh axis; -1 becomes what the other sizes leave of the devices.
 
-    Without devices the sizes are taken as they are, to look at a layout for another machine.
+    If `devices` is None, sizes are returned as given, to inspect a layout for another machine.
     """
     head = f"Layout.mesh = {text!r}"
     sizes = numbers_by_axis(text, head, "Legal: sizes by mesh axis, as in 'data:2,model:4'.")
@@ -98,10 +98,10 @@ def mesh_sizes(text: str, devices: int | None) -> dict[str, int]:
 
 
 def batch_shards(layout: Layout, sizes: Mapping[str, int], *, rows_are_groups: bool = False) -> int:
-    """Returns the number of which the rows of a batch must be a multiple.
+    """Returns the number that must divide the number of rows in a batch.
 
-    rows_are_groups: whether each row is also a group of tokens, as in layers of experts that drop
-    no tokens.  Unknown mesh axes are left to the lint.
+    `rows_are_groups` is whether each row is also a group of tokens, as in layers of experts that
+    drop no tokens.  Unknown mesh axes are ignored; the lint reports them.
     """
     places = (mesh_axes(layout.place(letter)[0]) for letter in "BG"[: 1 + rows_are_groups])
     return math.lcm(*(math.prod(sizes.get(name, 1) for name in names) for names in places))
@@ -118,7 +118,7 @@ def make_mesh(layout: Layout) -> Mesh:
 def mesh_of_devices(
     devices: Sequence[Any], sizes: Mapping[str, int], order: str | None, slices: str | None = None
 ) -> Mesh:
-    """Makes a mesh of these devices, in `order` if they have coordinates, else in JAX's."""
+    """Makes a mesh of these devices, in `order` if they have coordinates, else in JAX's order."""
     array = over_slices(devices, sizes, order, slices)
     return Mesh(array, tuple(sizes), axis_types=(AxisType.Explicit,) * len(sizes))
 
@@ -126,9 +126,9 @@ def mesh_of_devices(
 def over_slices(
     devices: Sequence[Any], sizes: Mapping[str, int], order: str | None, slices: str | None
 ) -> np.ndarray:
-    """Returns these devices as an array of the mesh's sizes; each slice is a part of it.
+    """Returns these devices as an array of the mesh's shape, in which each slice is a block.
 
-    One slice alone is in order, whatever is said of several.
+    With a single slice, `slices` has no effect.
     """
     groups = slices_of(devices)
     if slices is None and len(groups) > 1 and devices[0].platform == "tpu":
@@ -144,9 +144,9 @@ def over_slices(
 
 
 def slices_of(devices: Sequence[Any]) -> list[list[Any]]:
-    """Groups devices by their slice; by their process, where all are on one and are no TPUs.
+    """Groups devices by slice, or by process if they are not TPUs and all on one slice.
 
-    JAX knows the slices of TPUs and of GPUs; several processes on one host try out the same.
+    JAX knows the slices of TPUs and GPUs; several processes on one host can stand in for slices.
     """
 
     def grouped(attribute: str) -> list[list[Any]]:
@@ -164,7 +164,7 @@ def slices_of(devices: Sequence[Any]) -> list[list[Any]]:
 def slice_counts(text: str, mesh: Mapping[str, int], count: int | None = None) -> dict[str, int]:
     """Parses the number of slices along each mesh axis; -1 is what the others leave of `count`.
 
-    Without a count, the numbers are taken as they are.
+    Without a count, -1 becomes 1.
     """
     head = f"Layout.slices = {text!r}"
     given = numbers_by_axis(text, head, SLICES_EXAMPLE)
@@ -188,9 +188,9 @@ def slice_counts(text: str, mesh: Mapping[str, int], count: int | None = None) -
 
 
 def side_by_side(meshes: Sequence[np.ndarray], counts: Sequence[int]) -> np.ndarray:
-    """Joins the devices of slices, an array each, into one array: `counts` slices along each axis.
+    """Joins arrays of devices, one per slice, into one array with `counts` slices along each axis.
 
-    As `jax.experimental.mesh_utils.create_hybrid_device_mesh` joins those that it makes.
+    `jax.experimental.mesh_utils.create_hybrid_device_mesh` does the same with arrays that it makes.
     """
     blocks = np.empty(len(meshes), object)
     for i, mesh in enumerate(meshes):
@@ -199,7 +199,7 @@ def side_by_side(meshes: Sequence[np.ndarray], counts: Sequence[int]) -> np.ndar
 
 
 def in_order(devices: Sequence[Any], sizes: Mapping[str, int], order: str | None) -> np.ndarray:
-    """Returns these devices as an array of the mesh's sizes."""
+    """Returns these devices as an array of the mesh's shape, in `order` if they are on a torus."""
     torus = torus_of(devices)
     if order is None or torus is None:
         shape = tuple(sizes.values())

@@ -1,7 +1,7 @@
 """Pads axes that do not divide over their mesh axes to the next size that does, and masks them.
 
 Lepikhin et al. 2020 (GShard), section 3.3.3.  A rule that ends in "+" does this: "heads:model+".
-Only what devices hold is padded: what is drawn, counted and saved has true sizes.
+Only arrays on devices are padded: what is drawn, counted and saved has unpadded sizes.
 """
 
 import dataclasses
@@ -23,12 +23,12 @@ from layouts.shards import num_shards
 
 
 def with_padding(layout: Layout, **sizes: int) -> Layout:
-    """Returns the layout for axes of these sizes, by letter; itself where no rule pads."""
+    """Returns the layout for axes of these sizes, by letter; the same layout if no rule pads."""
     return _model_layout(layout).with_sizes(**sizes) if padded_axes(layout) else layout
 
 
 def with_axes(layout: Layout, *axes: Axis) -> Layout:
-    """Returns the layout whose letters stand for these axes first, and the common ones."""
+    """Returns the layout with these declared axes, whose letters take precedence over others."""
     return dataclasses.replace(_model_layout(layout), declared_axes=axes) if axes else layout
 
 
@@ -39,13 +39,13 @@ def _model_layout(layout: Layout) -> "ModelLayout":
 
 
 def without_padding(layout: Layout) -> Layout:
-    """Returns the layout with padded axes whole on every device, and other axes as they are."""
+    """Returns the layout with padded axes replicated, and other axes unchanged."""
     axes = padded_axes(layout)
     return dataclasses.replace(_model_layout(layout), whole_axes=axes) if axes else layout
 
 
 def padded_axes(layout: Layout) -> frozenset[str]:
-    """Returns the axes that padded axes have rules under: kv_heads, and heads if that is theirs."""
+    """Returns the names under which padded axes have rules, such as "heads" for kv_heads."""
     letters = filter(layout.pads, alphabet(layout.declared_axes).by_letter)
     return frozenset(rule.axis for letter in letters for rule in layout.rules_for(letter))
 
@@ -53,9 +53,9 @@ def padded_axes(layout: Layout) -> frozenset[str]:
 def pad_batch(
     layout: Layout, batch: dict[str, Array], groups: Mapping[str, int]
 ) -> tuple[Layout, dict[str, Array]]:
-    """Pads rows, and their number, until both divide; the layout then knows the original sizes.
+    """Pads rows, and their number, until both divide; returns a layout with the unpadded sizes.
 
-    `groups` has the tokens of a group, by array: the number of groups divides as well.  An array
+    `groups` maps arrays to the tokens of a group: the number of groups divides as well.  An array
     may have a leading axis of microbatches.
     """
     if not isinstance(layout, ModelLayout) or not any(map(layout.pads, "BLM")):
@@ -80,7 +80,7 @@ def pad_batch(
     batch = {name: padded(axes_of[name], array) for name, array in batch.items()}
     layout, true = layout.with_sizes(B=rows), {layout.name(x): n for x, n in sizes.items()}
     if "length" in true and padded_axes(layout) & {*ROW_AXES}:
-        keys = true.get("memory", true["length"])  # of the row, where there is no source
+        keys = true.get("memory", true["length"])  # the row's own, if there is no source
         layout = layout.with_named(length=true["length"], memory=keys)
     return layout, batch
 
@@ -94,15 +94,15 @@ def of_rows(layout: Layout, axis: str, times: int = 1) -> Layout:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ModelLayout(Layout):
-    """Holds what a layout knows of a model: axes of its parts, and sizes without padding.
+    """Extends a layout with a model's declared axes and the sizes of axes without padding.
 
-    An uppercase axis of a tensor has a size that divides: zeros, or what follows from zeros, fill
-    it up.  A lowercase axis, which is replicated, has its size without padding.
+    Uppercase axes of a tensor are padded to sizes that divide, with zeros or values computed from
+    zeros.  Lowercase axes are replicated and have their sizes without padding.
     """
 
     declared_axes: tuple[Axis, ...] = ()
     sizes: tuple[tuple[str, int], ...] = ()
-    """Of axes without their padding, by name."""
+    """Sizes of axes without padding, by name."""
     whole_axes: frozenset[str] = frozenset()
 
     def pads(self, letter: str) -> bool:
@@ -113,7 +113,7 @@ class ModelLayout(Layout):
         return self.with_named(**{x: n for x, n in names.items() if x not in ROW_AXES})
 
     def with_named(self, **sizes: int) -> "ModelLayout":
-        """Returns the layout with the sizes that these axes have without their padding."""
+        """Returns the layout with these sizes of axes without padding, by name."""
         return dataclasses.replace(self, sizes=tuple(sorted((dict(self.sizes) | sizes).items())))
 
     def name(self, letter: str) -> str:
@@ -121,7 +121,7 @@ class ModelLayout(Layout):
         return letter if axis is None else axis.name
 
     def size_multiple(self, letter: str) -> int:
-        """Returns what the padded size of an axis is a multiple of, on the mesh that is set."""
+        """Returns the number that divides the padded size of an axis, on the current mesh."""
         if not self.pads(letter):
             return 1
         letters = itertools.product(self.padded_with(letter), (False, True))
@@ -141,11 +141,11 @@ class ModelLayout(Layout):
         if isinstance(x, Operand):
             return x.map(self.reshard, axes, stored=stored)
         place = like_sums(x, self.place(axes, stored=stored))
-        whole = self._without_padding(axes, x.shape, "".join(filter(str.islower, axes)))
-        return resized(x, self.padded_shape(axes, whole), place)
+        unpadded = self._without_padding(axes, x.shape, "".join(filter(str.islower, axes)))
+        return resized(x, self.padded_shape(axes, unpadded), place)
 
     def _without_padding(self, axes: str, shape: tuple[int, ...], without: str) -> tuple[int, ...]:
-        """Returns a shape with true sizes of some axes, which must be known of a part's own."""
+        """Returns a shape with some axes unpadded; declared axes must have a known size."""
         known = {name for name, _ in self.sizes}
         for letter in without.upper():
             axis = next((axis for axis in self.declared_axes if axis.letter == letter), None)
@@ -166,10 +166,10 @@ class ModelLayout(Layout):
         *,
         stored: bool = False,
     ) -> Array:
-        """Draws random numbers, and zeros in the padding, which `shape` has unless they are stored.
+        """Draws random numbers, with zeros in the padding, which `shape` includes unless `stored`.
 
-        More along the first axis leaves the bits before them as they are, so only another axis that
-        is padded is drawn whole.
+        Padding along the first axis does not change the bits before it, so only other padded axes
+        are drawn without padding, unsharded.
         """
         true, padded = self.unpadded_shape(axes, shape), shape
         if stored:
@@ -186,13 +186,13 @@ class ModelLayout(Layout):
 
 
 def resized(x: Array, shape: tuple[int, ...], place: jax.P) -> Array:
-    """Pads x with zeros, or cuts it, along the axes whose sizes differ; then places it so."""
+    """Pads x with zeros, or cuts it, along the axes whose sizes differ; then reshards it."""
     if x.shape == shape:
         return jax.sharding.reshard(x, place)
     sizes = zip(x.shape, shape, place.partitions, strict=True)
-    whole = place.update(partitions=[entry if old == new else None for old, new, entry in sizes])
+    gathered = place.update(partitions=[entry if old == new else None for old, new, entry in sizes])
     widths = [(0, new - old, 0) for old, new in zip(x.shape, shape, strict=True)]
-    x = jax.lax.pad(jax.sharding.reshard(x, whole), jnp.zeros((), x.dtype), widths)
+    x = jax.lax.pad(jax.sharding.reshard(x, gathered), jnp.zeros((), x.dtype), widths)
     return jax.sharding.reshard(x, place)
 
 

@@ -1,6 +1,6 @@
 """Rounds the operands of products to 8 bits: weights once, or both operands in each product.
 
-Numbers that a product sums share a scale, which therefore multiplies the result.
+Numbers that a product sums over share a scale, so the scale can multiply the result instead.
 """
 
 import abc
@@ -22,11 +22,11 @@ Rounding = Literal["int8", "fp8"]
 TYPES = {"int8": jnp.int8, "fp8": jnp.float8_e4m3fn}
 LARGEST = {"int8": 127, "fp8": 448}
 SMALLEST = 1e-30
-"""Rows with no larger numbers become zeros: a factor that scales them up could be infinite."""
+"""Rows without larger numbers become zeros: the factor that scales them up could be infinite."""
 
 
 class Operand(abc.ABC):
-    """Stands for the second operand of a product.  A tree of arrays."""
+    """Represents the second operand of a product, as a tree of arrays."""
 
     def __getitem__(self, index: Any) -> Any:
         return jax.tree.map(lambda array: array[index], self)
@@ -40,34 +40,34 @@ class Operand(abc.ABC):
         """Returns an ordinary array."""
 
     def map(self, place: Callable[..., Array], axes: str, **options: bool) -> Any:
-        """Places its arrays by these letters."""
+        """Maps `place` over its arrays and their letters; `axes` are those of the operand."""
         return jax.tree.map(lambda array: place(array, axes, **options), self)
 
     @abc.abstractmethod
     def product(
         self, layout: Any, equation: str, x: Array, dtype: DTypeLike | None, *, stored: bool
     ) -> Array:
-        """Computes the einsum of an array and this, placed as a layout says."""
+        """Computes the einsum of an array and this operand; the layout shards the result."""
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Quantized(Operand):
-    """Holds numbers of 8 bits, and their scale, which has size 1 along the axes that share it."""
+    """Holds 8-bit numbers, and their scale, which has size 1 along the axes that share it."""
 
     values: Array
     scale: Array
 
     @property
     def dtype(self) -> jnp.dtype:
-        """Returns the type of the numbers that it stands for."""
+        """Returns the type of the dequantized numbers."""
         return self.scale.dtype
 
     def astype(self, dtype: DTypeLike) -> Array:
         return (self.values.astype(self.dtype) * self.scale).astype(dtype)
 
     def scale_axes(self, axes: str) -> str:
-        """Returns the axes of the scale, 1 for those that it lacks."""
+        """Returns the axes of the scale, with "1" for those that share it."""
         sizes = zip(axes, self.scale.shape, strict=True)
         return "".join("1" if size == 1 else letter for letter, size in sizes)
 
@@ -76,7 +76,7 @@ class Quantized(Operand):
         return Quantized(place(self.values, axes, **options), scale)
 
     def scaled(self, layout: Any, stored_axes: str, y: Array, axes: str) -> Array:
-        """Multiplies y by the scale, all of whose axes it has."""
+        """Multiplies y by the scale; y must have all axes of the scale."""
         scale_axes = self.scale_axes(stored_axes)
         shared = [i for i, letter in enumerate(scale_axes) if letter == "1"]
         kept = scale_axes.replace("1", "")
@@ -115,7 +115,7 @@ def quantize(array: Array, summed: Collection[int], rounding: Rounding = "int8")
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class RoundedInProducts(Operand):
-    """Holds an ordinary weight; each product rounds it, and what it is multiplied by."""
+    """Holds an ordinary weight; each product rounds the weight and the other operand."""
 
     array: Array
     rounding: Rounding = dataclasses.field(metadata={"static": True})
@@ -132,17 +132,17 @@ class RoundedInProducts(Operand):
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
 def rounded_product(layout: Any, equation: str, kind: Rounding, x: Array, weight: Array) -> Array:
-    """Multiplies operands that are rounded to 8 bits; gradients are those of the product itself."""
+    """Multiplies operands rounded to 8 bits; the gradients ignore the rounding."""
     *terms, out = equation.replace("->", ",").split(",")
     pairs = [
         (quantize(each, [i for i, letter in enumerate(axes) if letter not in out], kind), axes)
         for each, axes in zip((x, reduced_over(weight, ())), terms, strict=True)
     ]
-    # CPUs have no fast products of 8 bits; float32 holds those of two numbers exactly.
+    # CPUs have no fast 8-bit products; float32 represents products of two numbers exactly.
     is_cpu = platform() == "cpu"
     operands = [each.values.astype(float) if is_cpu else each.values for each, _ in pairs]
     sum_type = jnp.int32 if kind == "int8" and not is_cpu else float
-    # Devices add up parts of a sum once these are scaled, and as narrow as those of other products.
+    # Devices add up partial sums after scaling, in the same narrow type as in other products.
     place = layout.place(out)
     split = set.intersection(*(splits(each.values, axes) for each, axes in pairs))
     summed = free_axes(place, [name for letter, name in split if letter not in out])

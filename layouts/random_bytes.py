@@ -1,4 +1,4 @@
-"""Draws random bytes that do not depend on how they are placed."""
+"""Draws random bytes that do not depend on their sharding."""
 
 import functools
 
@@ -15,9 +15,9 @@ BLOCK_BYTES = 2 * BYTES  # of two numbers, which the generator makes at a time
 
 
 def random_bytes(key: Array, *, shape: tuple[int, ...], out_sharding: jax.P) -> Array:
-    """Draws evenly distributed numbers from 0 to 255, four from each random number."""
+    """Draws uniform integers from 0 to 255, four from each random number."""
     numbers = -(-shape[-1] // BYTES)
-    # Where a device would hold a part of a number, each draws all of a row, and keeps its part.
+    # If a device would hold only a part of a number, each draws full rows and keeps its part.
     even = shape[-1] % (BYTES * num_shards(out_sharding[-1])) == 0
     place = out_sharding if even else jax.P(*out_sharding[:-1], None)
     drawn = jax.random.bits(key, (*shape[:-1], numbers), jnp.uint32, out_sharding=place)
@@ -27,22 +27,22 @@ def random_bytes(key: Array, *, shape: tuple[int, ...], out_sharding: jax.P) -> 
 
 
 def random_bytes_of_rows(layout: Layout, seed: Array, rows: Array, axes: str, width: int) -> Array:
-    """Draws bytes for the rows `rows`, the last of these axes.
+    """Draws `width` bytes, along the last of these axes, for each row id in `rows`.
 
-    The bytes of a row follow from the seed and its id alone, on whatever device it is.
+    The bytes of a row depend only on the seed and its id, not on its device.
     """
     over = mesh_axes(layout.place(axes)[-1])
     shard = functools.partial(random_bytes_of_shard, width=width // num_shards(over), over=over)
-    # Rematerialised, or a scan over layers hoists what follows from no operand into a `shard_map`
+    # Rematerialised: a scan over layers would hoist what needs no operand into a `shard_map`
     # without operands, at which XLA aborts inside the stages of a pipeline (jax 0.10.2).
     draw = jax.checkpoint(shard)
     return layout.shard_map(draw, f"s,{axes[:-1]}({axes[-1]})->{axes}")(seed, rows)
 
 
 def random_bytes_of_shard(seed: Array, rows: Array, *, width: int, over: tuple[str, ...]) -> Array:
-    """Draws `width` bytes of each row, those of a device's shard: mesh axes `over` split a row.
+    """Draws the `width` bytes of each row in a device's shard; mesh axes `over` split the rows.
 
-    Byte f of row i is of the generator's block (i, f // 8).
+    Byte f of row i comes from the generator's block (i, f // 8).
     """
     start = shard_index(over) * width
     aligned = width % BLOCK_BYTES == 0

@@ -2,7 +2,7 @@
 
 A weight that is `reduced` over mesh axes is the same on all their devices, and its gradient is
 `unreduced` over them: each device keeps the sum over its own tokens, until a reshard adds them up.
-The words are those of `jax.sharding.PartitionSpec`.
+The terms are those of `jax.sharding.PartitionSpec`.
 """
 
 from collections.abc import Iterable
@@ -16,7 +16,7 @@ from layouts.shards import Entry, mesh_axes, spec_of
 
 
 def free_axes(place: jax.P, over: Iterable[str]) -> frozenset[str]:
-    """Returns which of these mesh axes split no axis of an array; those of one device never do."""
+    """Returns which of these mesh axes, with several devices, split no axis of an array."""
     used = {name for entry in place.partitions for name in mesh_axes(entry)}
     sizes = jax.sharding.get_abstract_mesh().shape
     return frozenset(name for name in over if name not in used and sizes[name] > 1)
@@ -25,8 +25,8 @@ def free_axes(place: jax.P, over: Iterable[str]) -> frozenset[str]:
 def defer_sum(weight: Array, rows: Iterable[str], tokens: Iterable[str]) -> Array:
     """Returns a weight whose gradient is not added up over the mesh axes of tokens.
 
-    A weight that is split over a mesh axis of the rows stays as it is: devices add up and scatter
-    its gradient as soon as they have it, because whole it may not fit.
+    A weight that is split over a mesh axis of the rows is returned unchanged: devices add up and
+    scatter its gradient immediately, because it may not fit unsharded.
     """
     spec = spec_of(weight)
     axes = free_axes(spec, tokens)
@@ -36,9 +36,9 @@ def defer_sum(weight: Array, rows: Iterable[str], tokens: Iterable[str]) -> Arra
 
 
 def reduced_over(weight: Array, tokens: Iterable[Entry]) -> Array:
-    """Returns a weight, if it is reduced, as one over the mesh axes that split its tokens.
+    """Returns a weight, if it is reduced, as reduced over the mesh axes that split its tokens.
 
-    JAX needs both to be the same.  Where they cannot be, the weight is not reduced.
+    JAX requires these to be equal.  If they cannot be, the returned weight is not reduced.
     """
     spec = spec_of(weight)
     used = free_axes(jax.P(), (name for entry in tokens for name in mesh_axes(entry)))
@@ -49,7 +49,7 @@ def reduced_over(weight: Array, tokens: Iterable[Entry]) -> Array:
 
 
 def reduced_alike(weights: Iterable[Array]) -> list[Array]:
-    """Returns weights that are reduced over the same mesh axes: those over which all were."""
+    """Returns the weights as reduced over the same mesh axes: those over which all were."""
     weights = list(weights)
     shared = frozenset.intersection(*(spec_of(weight).reduced for weight in weights))
     places = (spec_of(weight).update(reduced=shared) for weight in weights)
@@ -57,9 +57,9 @@ def reduced_alike(weights: Iterable[Array]) -> list[Array]:
 
 
 def like_sums(x: Array, place: jax.P) -> jax.P:
-    """Returns a placement of x that is reduced and unreduced over the mesh axes where x is.
+    """Adds the mesh axes over which x is reduced or unreduced to a partition spec.
 
-    Mesh axes that the placement uses are left out.
+    Mesh axes that the spec already uses are left out.
     """
     spec = spec_of(x)
     if not (spec.reduced or spec.unreduced):
@@ -69,11 +69,11 @@ def like_sums(x: Array, place: jax.P) -> jax.P:
 
 
 def zero_gradient(weight: Array, dtype: DTypeLike) -> Array:
-    """Makes zeros of this type, to add gradients of a weight to."""
+    """Returns zeros of this type, to which the gradients of a weight can be added."""
     spec = spec_of(weight)
-    whole = jax.P(*spec.partitions)
-    zero = jnp.zeros(weight.shape, dtype, out_sharding=whole)
-    return jax.sharding.reshard(zero, whole.update(unreduced=spec.reduced))
+    place = jax.P(*spec.partitions)
+    zero = jnp.zeros(weight.shape, dtype, out_sharding=place)
+    return jax.sharding.reshard(zero, place.update(unreduced=spec.reduced))
 
 
 def scaled(x: Array, factor: Array) -> Array:

@@ -1,4 +1,4 @@
-"""Provides what a function that runs on each device's shard (`Layout.shard_map`) needs."""
+"""Provides helpers for functions that run on each device's shard (`Layout.shard_map`)."""
 
 import math
 from collections.abc import Sequence
@@ -12,28 +12,28 @@ Entry = str | tuple[str, ...] | None  # of a jax.P
 
 
 def spec_of(x: Array) -> jax.P:
-    """Returns the placement of an array, also in a trace."""
+    """Returns the partition spec of an array, also in a trace."""
     return jax.typeof(x).sharding.spec
 
 
 def mesh_axes(entry: Entry) -> tuple[str, ...]:
-    """Returns the mesh axes that one axis of a placement is split over."""
+    """Returns the mesh axes in one entry of a partition spec."""
     return (entry,) if isinstance(entry, str) else entry or ()
 
 
 def num_shards(entry: Entry) -> int:
-    """Returns into how many shards that splits the axis, on the mesh that is set."""
+    """Returns into how many shards an entry splits its axis, on the current mesh."""
     sizes = jax.sharding.get_abstract_mesh().shape
     return math.prod(sizes[name] for name in mesh_axes(entry))
 
 
 def shard_index(axes: tuple[str, ...]) -> Array:
-    """Returns which shard of an axis that is split over these mesh axes the device has."""
+    """Returns the index of this device's shard of an axis that is split over these mesh axes."""
     return jax.lax.axis_index(axes) if axes else jnp.zeros((), jnp.int32)
 
 
 def is_gatherable(before: jax.P, after: jax.P, over: tuple[str, ...]) -> bool:
-    """Returns whether gathers over these mesh axes alone lead from one placement to the other."""
+    """Returns whether gathers over these mesh axes alone turn one sharding into the other."""
     places = before.partitions, after.partitions
     entries = zip(*(map(mesh_axes, place) for place in places), strict=True)
     return all(old[: len(new)] == new and set(old[len(new) :]) <= set(over) for old, new in entries)
@@ -42,8 +42,8 @@ def is_gatherable(before: jax.P, after: jax.P, over: tuple[str, ...]) -> bool:
 def gather_shard(x: Array, before: jax.P, after: jax.P, over: tuple[str, ...]) -> Array:
     """Gathers a device's shard of a weight for products with tokens split over these mesh axes.
 
-    Its gradient is scattered back.  That of an operand which is gathered before the function runs
-    on each device is added up whole on every one.
+    The gradient is scattered back.  If the weight were gathered before the function runs on each
+    device, the full gradient would be added up on every device.
     """
     for axis, (old, new) in enumerate(zip(before.partitions, after.partitions, strict=True)):
         if names := mesh_axes(old)[len(mesh_axes(new)) :]:
@@ -56,10 +56,10 @@ def gather_shard(x: Array, before: jax.P, after: jax.P, over: tuple[str, ...]) -
 
 
 def ppermute(x: Array, entry: Entry, pairs: Sequence[tuple[int, int]]) -> Array:
-    """Sends shards of an axis that is split so; pairs hold the indices of a shard and its receiver.
+    """Sends shards of an axis that `entry` splits; pairs hold a shard's index and its receiver's.
 
-    `jax.lax.ppermute` counts devices in the order of the mesh (jax 0.10.2), but `axis_index` and
-    placements in that of the entry.  So the mesh axes are sorted here, and the pairs renumbered.
+    `jax.lax.ppermute` counts devices in the order of the mesh (jax 0.10.2); `axis_index` and specs
+    count them in the order of the entry.  So mesh axes are sorted here, and pairs renumbered.
     """
     names = mesh_axes(entry)
     sorted_names = sorted(names, key=jax.sharding.get_abstract_mesh().axis_names.index)

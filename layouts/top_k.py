@@ -1,8 +1,8 @@
-"""Finds the largest numbers along an axis that may be split: each device ranks its shard, and the
-few that are left are gathered and ranked again.
+"""Finds the largest numbers along an axis that may be sharded.
 
-XLA's CPU backend takes twenty times as long to rank numbers as to find their maximum: there a shard
-is ranked by the maxima of its blocks first.
+Each device ranks its shard; the few that are left are gathered and ranked again.  XLA's CPU backend
+takes twenty times as long to rank numbers as to find their maximum.  Therefore, on CPUs, only the
+blocks with the largest maxima are ranked.
 """
 
 import math
@@ -14,13 +14,13 @@ from jax import Array
 from layouts.einsum import platform
 
 SMALLEST_IN_BLOCKS = 1024
-"""Size of an axis below which ranking all of it takes about as long (measured on a CPU)."""
+"""Size of an axis below which ranking all of it is about as fast (measured on a CPU)."""
 
 
 def top_k(x: Array, k: int, place: jax.P) -> tuple[Array, Array]:
     """Returns the k largest numbers along the last axis of x, in order, and their indices.
 
-    Among equals the lower index goes first.  `place` is the placement of x; the result is
+    Among equals the lower index comes first.  `place` is the partition spec of x; the result is
     replicated along its last axis.
     """
     mesh_axis = place[-1]
@@ -41,9 +41,9 @@ def top_k(x: Array, k: int, place: jax.P) -> tuple[Array, Array]:
 
 
 def rank_blocks_first(x: Array, k: int) -> tuple[Array, Array]:
-    """Ranks only the k blocks with the largest maxima: no other holds one of the k numbers.
+    """Ranks only the k blocks with the largest maxima, which contain the k largest numbers.
 
-    A number elsewhere is below k maxima, or equal to some whose indices are lower.
+    A number in another block is below k maxima, or equal to some with lower indices.
     """
     *rows, size = x.shape
     ideal = math.sqrt(size / k)  # leaves about as many maxima to rank as numbers in k blocks

@@ -16,26 +16,26 @@ from models.feed_forward.moe.routing import Router
 from models.loss import Criterion, LossSums, TokenLosses
 
 STACKS = ("layers", "experts")
-Params = dict  # a tree of weights whose paths tell their axes
+Params = dict  # a tree of weights whose paths contain their axes
 Cache = dict[str, Any]  # keys, values and positions of the tokens so far, and of the source
 Batch = dict[str, Array]
-"""inputs_BL, targets_BL, segments_BL, positions_BL; with a source side also its inputs_BM,
-segments_BM, positions_BM.  Of images images_BYXZ, targets_BL, segments_BL."""
+"""inputs_BL, targets_BL, segments_BL, positions_BL; with a source also inputs_BM, segments_BM,
+positions_BM.  For images: images_BYXZ, targets_BL, segments_BL."""
 
 
 class WeightInfo(NamedTuple):
-    """Describes a stored weight to optimizers."""
+    """Describes a stored weight for optimizers."""
 
     shape: tuple[int, ...]
     """Without padding."""
     axes: tuple[str, ...]
-    """Names."""
+    """Names of the axes."""
     reads: tuple[str, ...]
-    """Axes that its product sums over; none of a bias or a scale."""
+    """Axes that its product sums over; none for a bias or a scale."""
 
     @property
     def stacked(self) -> int:
-        """Returns the number of leading axes that number weights: layers and experts."""
+        """Returns the number of leading axes that stack weights: layers and experts."""
         return len(self.axes) - len([*itertools.dropwhile(STACKS.__contains__, self.axes)])
 
 
@@ -52,7 +52,7 @@ class ModelSpec(abc.ABC):
 
     @property
     def vocab_rows(self) -> int:
-        """Returns the rows of the embedding, which a run derives where no setting has them."""
+        """Returns the rows of the embedding; raises UserError if no run has derived them."""
         if self.vocab is None:
             raise UserError(f"{type(self).__name__}.vocab = None: no task gives its vocabulary.")
         return self.vocab
@@ -64,22 +64,22 @@ class ModelSpec(abc.ABC):
 
     @property
     def max_length(self) -> int | None:
-        """Returns the length of the longest row that the model can read; None is no limit."""
+        """Returns the length of the longest row that the model can read; None means no limit."""
         return None
 
     @property
     def source_vocab(self) -> int | None:
-        """Returns the rows of the source's own embedding, where it has one."""
+        """Returns the rows of the source's own embedding, if it has one."""
         return None
 
     @property
     def array_shapes(self) -> dict[str, tuple[int | None, ...]]:
-        """Names arrays that the model reads, each with its shape in a row; None is any size."""
+        """Returns the shape in a row of each array that the model reads; None means any size."""
         return {}
 
     @property
     def groups(self) -> dict[str, int]:
-        """Names the arrays of a batch whose tokens come in groups of a size of their own."""
+        """Returns the tokens in a group, for each array of a batch whose tokens are grouped."""
         return {}
 
     @property
@@ -89,7 +89,7 @@ class ModelSpec(abc.ABC):
 
     @property
     def has_dropout(self) -> bool:
-        """Returns whether training drops at random, so that each pass gives another result."""
+        """Returns whether training uses dropout, so that each pass gives another result."""
         return False
 
     @property
@@ -99,32 +99,32 @@ class ModelSpec(abc.ABC):
 
     @property
     def logit_cap(self) -> float | None:
-        """Returns the soft bound of the logits; None is no bound."""
+        """Returns the soft bound of the logits; None means no bound."""
         return None
 
     @property
     def router(self) -> Router | None:
-        """Returns the settings of the router, where the model has experts."""
+        """Returns the settings of the router, if the model has experts."""
         return None
 
     @property
     def adapter(self) -> Any:
-        """Returns the settings of adapters, where they are trained in place of the weights."""
+        """Returns the settings of adapters, if they are trained instead of the weights."""
         return None
 
     @property
     def active(self) -> "ModelSpec":
-        """Returns the dense model that computes what a token needs: the experts that it chooses."""
+        """Returns the dense model that computes what one token needs: only its chosen experts."""
         return self
 
     def masked_flops(self, length: int) -> float:
-        """Counts the FLOPs of a row's forward pass between tokens that attention always masks."""
+        """Counts the forward FLOPs of a row for pairs of tokens that attention always masks."""
         return 0.0
 
     def attention_choices(self, layout: Layout, lengths: Mapping[str, int]) -> dict[str, str]:
-        """Names what computes each attention in training on the mesh that is set, and why.
+        """Names what computes each attention in training on the current mesh, and why.
 
-        Lengths are those of rows, by the name of their array.
+        `lengths` maps names of arrays to the lengths of their rows.
         """
         return {}
 
@@ -134,7 +134,7 @@ class ModelSpec(abc.ABC):
 
 
 class Decodable(Protocol):
-    """Decodes with a cache, by pure functions.  Frozen and hashable, as all models."""
+    """Decodes with a cache, in pure functions.  Frozen and hashable, like all models."""
 
     @property
     def layout(self) -> Layout: ...
@@ -143,7 +143,7 @@ class Decodable(Protocol):
         """Returns the same network under another layout."""
 
     def prepare(self, params: Any, *, for_one_call: bool = False) -> Any:
-        """Returns the weights as `step` reads them: cast, and split by layer where that is faster.
+        """Returns the weights for `step`: cast, and split by layer if that is faster.
 
         Weights for one call stay stacked, which compiles faster.  Prepared weights are returned
         unchanged.
@@ -165,8 +165,8 @@ class Decodable(Protocol):
     ) -> tuple[Cache, Array]:
         """Writes tokens to the cache from slot `cache_index` on; returns the logits after each.
 
-        positions_BL are positions in the text.  mask_BLM says which slots of the cache a token
-        sees; its own must be among them.
+        positions_BL are positions in the text.  mask_BLM marks the slots of the cache that each
+        token sees, which must include its own.
         """
 
 
@@ -178,14 +178,14 @@ class Model(Decodable, Protocol):
 
     @property
     def runs_stages(self) -> bool:
-        """Returns whether the loss runs layers in stages under the layout and the mesh that is set.
+        """Returns whether the loss runs layers in stages under the layout and the current mesh.
 
-        It then takes several microbatches at once, as the first axis of the batch's arrays and of
+        It then accepts several microbatches at once, as the first axis of the batch's arrays and of
         the keys.
         """
 
     def init(self, key: Array) -> Params:
-        """Draws new weights, placed as the layout says."""
+        """Draws new weights, sharded by the layout."""
 
     def weights(self) -> Mapping[str, WeightInfo]:
         """Describes the weights, by path."""
@@ -194,18 +194,18 @@ class Model(Decodable, Protocol):
         """Returns whether training changes the weights at or below a path."""
 
     def merged(self, params: Params) -> Params:
-        """Returns the weights, each with its adapter added to it, as a model without them reads."""
+        """Returns the weights with their adapters added, for a model without adapters."""
 
     def loss(self, params: Params, batch: Batch, criterion: Criterion, key: Key = None) -> LossSums:
         """Sums the loss over the targets of a batch.  With a key, dropout is on."""
 
     def update_routers(self, params: Params, loads: Any) -> Params:
-        """Returns the weights, with the biases of routers updated by the loads of a step."""
+        """Returns the weights after updating the biases of routers by the loads of a step."""
 
     def token_losses(self, params: Params, batch: Batch) -> TokenLosses:
         """Returns the loss of each target, 0 where there is none.
 
-        It is that of decoding: no experts drop a token.
+        As in decoding, experts drop no tokens.
         """
 
 
@@ -224,5 +224,5 @@ class Frozen:
     """Model directory of the other model; its latest weights are used."""
 
     def criterion_fields(self) -> dict[str, Any]:
-        """Returns the fields of the criterion that say what it is for."""
+        """Returns the fields of the criterion that use this model."""
         raise NotImplementedError

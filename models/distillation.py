@@ -1,4 +1,4 @@
-"""Trains a model to predict what another one predicts (word-level distillation).
+"""Trains a model to match the predictions of another one (word-level distillation).
 
 Hinton et al. 2015; Kim and Rush 2016 for translation.
 """
@@ -19,7 +19,7 @@ from models.spec import TransformerSpec
 from models.transformer import TransformerModel, join_microbatches
 
 TEACHER = "teacher"
-"""Where the weights of a teacher are among those of the model that it teaches."""
+"""The path of a teacher's weights among those of the model that it teaches."""
 
 
 @spec
@@ -41,7 +41,7 @@ def without_teacher(params: Params) -> Params:
 
 @dataclasses.dataclass(frozen=True)
 class DistilledModel(TransformerModel):
-    """Adds to the weights of a Transformer those of its teacher, which training does not change.
+    """Extends a Transformer with its teacher, whose weights training does not change.
 
     The teacher runs under the same layout, without stages.
     """

@@ -1,4 +1,4 @@
-"""Drops at random, by bits that follow from the key and the shape alone, not from the layout."""
+"""Implements dropout, whose bits depend only on the key and the shape, not on the layout."""
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +8,7 @@ from layouts.layout import Layout
 from layouts.random_bytes import random_bytes
 
 Key = Array | None
-"""A key of `jax.random`; None where nothing is random."""
+"""A key of `jax.random`; None if nothing is random."""
 LEVELS = 256  # a rate is rounded to a multiple of 1 / LEVELS
 
 
@@ -20,7 +20,7 @@ def split_key(key: Key, count: int = 2) -> list[Key]:
 def dropout(layout: Layout, key: Key, rate: float, x: Array, axes: str) -> Array:
     """Zeroes a share of x and scales the rest up; without a key, returns x.
 
-    Four elements share one random number, for drawing is what dropout costs.
+    Four elements share one random number, because drawing dominates the cost of dropout.
     """
     if key is None or not rate:
         return x
@@ -28,6 +28,6 @@ def dropout(layout: Layout, key: Key, rate: float, x: Array, axes: str) -> Array
 
 
 def drop(x: Array, drawn: Array, rate: float) -> Array:
-    """Zeroes the share of x whose random byte is low, and scales the rest up."""
+    """Zeroes the elements of x whose random byte is low, and scales the rest up."""
     dropped = min(max(round(rate * LEVELS), 1), LEVELS - 1)
     return jnp.where(drawn >= dropped, x * (LEVELS / (LEVELS - dropped)), 0)

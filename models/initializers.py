@@ -1,4 +1,4 @@
-"""Draws weights by their letters: size, placement and path all follow from the name."""
+"""Draws weights: the axis letters in their names determine shapes and shardings."""
 
 import dataclasses
 import math
@@ -31,11 +31,11 @@ class Weights:
         return dataclasses.replace(self, stack=self.stack + letter)
 
     def with_axes(self, *axes: Axis) -> "Weights":
-        """Returns the same for a part whose letters stand for these axes first."""
+        """Returns weights for a part with these axes, whose letters take precedence over others."""
         return dataclasses.replace(self, layout=with_axes(self.layout, *axes))
 
     def with_sizes(self, **sizes: int) -> "Weights":
-        """Returns the same with other sizes for some letters."""
+        """Returns weights with other sizes for some letters."""
         return dataclasses.replace(self, sizes={**self.sizes, **sizes})
 
     def normal(self, axes: str, fan_in: str) -> nnx.Param:
@@ -51,7 +51,7 @@ class Weights:
         return self._param(lambda key, shape, **place: jnp.ones(shape, self.dtype), axes, "")
 
     def zeros(self, axes: str, reads: str = "") -> nnx.Param:
-        """Makes zeros; `reads` has the axes that the weight's product sums over, if it has one."""
+        """Returns zeros; `reads` holds the axes that the weight's product sums over, if any."""
         return self._param(lambda key, shape, **place: jnp.zeros(shape, self.dtype), axes, reads)
 
     def _param(self, sample: Callable[..., jax.Array], axes: str, reads: str) -> nnx.Param:
@@ -70,7 +70,7 @@ class Weights:
 
 
 def infos_of(network: nnx.Module) -> Mapping[str, WeightInfo]:
-    """Returns the description of each weight of a network that `Weights` made, by path."""
+    """Returns the description of each weight that `Weights` drew for a network, by path."""
     _, state = nnx.split(network)
     weights = jax.tree.leaves_with_path(state, is_leaf=lambda x: isinstance(x, nnx.Param))
     return {leaf_path(path): weight.get_metadata()["info"] for path, weight in weights}

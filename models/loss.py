@@ -17,7 +17,7 @@ from models.attention.plain import capped
 
 
 class LossSums(NamedTuple):
-    """Holds sums over tokens, divided once all microbatches and devices are added."""
+    """Holds sums over tokens, to be divided once all microbatches and devices are added."""
 
     objective: Array  # what is minimized: smoothed cross entropy and z-loss
     loss: Array  # plain cross entropy, natural logarithm
@@ -34,10 +34,10 @@ class LossSums(NamedTuple):
 
 
 def token_weights(batch: Mapping[str, Array]) -> dict[str, Array]:
-    """Returns the ratio of counted targets to tokens of each stack, in a whole batch.
+    """Returns the ratio of counted targets to tokens of each stack, in a full batch.
 
-    Sums over tokens times these weights, divided by the targets, are means over tokens, whatever
-    the microbatches.
+    Sums over tokens times these weights, divided by the targets, are means over tokens, with any
+    number of microbatches.
     """
     targets = jnp.sum(counted_targets(batch), dtype=float)
     stacks = {"decoder": batch["segments_BL"]} if "loss_mask_BL" in batch else {}
@@ -48,7 +48,7 @@ def token_weights(batch: Mapping[str, Array]) -> dict[str, Array]:
 
 
 def counted_targets(batch: Mapping[str, Array]) -> Array:
-    """Returns which targets the loss counts: all but padding, or those that a mask names."""
+    """Returns which targets the loss counts: all but padding, or those that a mask selects."""
     counted_BL = batch["segments_BL"] > 0
     return counted_BL & (batch["loss_mask_BL"] > 0) if "loss_mask_BL" in batch else counted_BL
 
@@ -60,26 +60,26 @@ class Criterion:
     label_smoothing: float = 0.0
     z_loss: float = 0.0
     logit_cap: float | None = None
-    """Bounds logits softly, before `logit_scale`.  The model says it."""
+    """Bounds logits softly, before `logit_scale`.  Set by the model."""
     logit_scale: float = 1.0
     r_drop: float = 0.0
     drop_tokens: bool = True
     """Whether experts drop the tokens beyond their capacity."""
     teacher_weight: float = 0.0
-    """Weight of the divergence from a teacher's predictions; the rest is that of the objective."""
+    """Weight of the divergence from a teacher's predictions; the usual objective has the rest."""
     temperature: float = 1.0
-    """Divides the logits of both, before the divergence."""
+    """Divides the logits of both models before the divergence."""
     dpo_beta: float | None = None
-    """Scale of the margins of preferences, which the objective then is; None: of tokens."""
+    """Scale of the margins in an objective of preferences; None: an objective of tokens."""
     teacher_cap: float | None = None
-    """Bounds the teacher's logits softly.  Its model says it."""
+    """Bounds the teacher's logits softly.  Set by the teacher's model."""
 
 
 CROSS_ENTROPY = Criterion()
 
 
 class LogitOperands(NamedTuple):
-    """Holds what logits are the product of, and their bias."""
+    """Holds the operands whose product is the logits, and the bias of the logits."""
 
     x_BLD: Array
     softmax_VD: Array
@@ -99,15 +99,15 @@ def softmax_loss(
     """Sums the loss over the counted tokens of softmax(x softmax_VD^T) against the targets.
 
     With label smoothing e the target's probability is 1 - e, and e is spread over all tokens;
-    z-loss adds z * (log sum exp)^2 (Mesh-TensorFlow's softmax_cross_entropy_with_logits).  Of a
-    teacher, the objective has T^2 KL(teacher || student), by logits over the temperature T (Hinton
-    et al. 2015).  A bias of logits has no gradient.
+    z-loss adds z * (log sum exp)^2 (Mesh-TensorFlow's softmax_cross_entropy_with_logits).  With a
+    teacher, the objective includes T^2 KL(teacher || student), where logits are divided by the
+    temperature T (Hinton et al. 2015).  A bias of logits has no gradient.
     """
     return _in_slices(layout, criterion, chunks, output, targets_BL, counted_BL, teacher)[0]
 
 
 def bounded_logits(layout: Layout, axes: str, output: LogitOperands, cap: float | None) -> Array:
-    """Returns logits with axes "BLV" or "BlV", in JAX's float type, that a cap bounds softly."""
+    """Returns logits with axes "BLV" or "BlV", in JAX's float type, softly bounded by a cap."""
     x_BLD, softmax_VD, bias_V = output
     logits = layout.einsum(f"{axes[:2]}D,VD->{axes}", x_BLD, softmax_VD, dtype=float)
     if bias_V is not None:
@@ -166,7 +166,7 @@ def divergence(
         (logits_BLV, probs_BLV), (other_logits_BLV, other_probs_BLV) = (
             _predictions(layout, criterion, axes, output._replace(x_BLD=x)) for x in (first, second)
         )
-        # What each softmax divides by cancels: the differences of the probabilities sum to zero.
+        # The divisors of the softmaxes cancel, as the differences of probabilities sum to zero.
         apart_BLV = (probs_BLV - other_probs_BLV) * (logits_BLV - other_logits_BLV)
         counted_BL1 = layout.broadcast_like(counted, axes[:2], axes)
         return jnp.sum(jnp.where(counted_BL1, apart_BLV, 0)) / 2
@@ -188,7 +188,7 @@ def _predictions(
 def _with_gradients(
     layout: Layout, criterion: Criterion, chunks: int, *operands: Any
 ) -> tuple[LossSums, tuple[Array, Array]]:
-    """Returns the sums, and the objective's gradients by x and by the softmax weights."""
+    """Returns the sums, and the objective's gradients with respect to x and the softmax weights."""
     sums, gradients = _in_slices(layout, criterion, chunks, *operands, gradients=True)
     assert gradients is not None
     dx_BLD, dsoftmax_DV = gradients
@@ -257,9 +257,9 @@ def _in_slices(
 def _slices(
     layout: Layout, chunks: int, *arrays: Array
 ) -> tuple[int, str, Callable[[Array | int], list[Array]]]:
-    """Returns the number of slices of the rows, their axes, and a function that takes a slice.
+    """Returns the number of slices of the rows, their axes, and a function that returns a slice.
 
-    The first array has the axes BLD, the others as many of them as they have.
+    The first array has the axes BLD; the others have only the first ones of these.
     """
     length = layout.unpadded_shape("BL", arrays[0].shape[:2])[1]
     count = math.gcd(chunks, length)
@@ -274,14 +274,14 @@ def _slices(
 
 
 def _backward(layout: Layout, axes: str, softmax_VD: Array, x: Array, dlogits: Array) -> Gradients:
-    """Returns the gradients of one slice, with axes "BLD" or "BlD", from that of its logits."""
+    """Returns the gradients of one slice, with axes "BLD" or "BlD", given that of its logits."""
     dlogits = dlogits.astype(x.dtype)
     if spec_of(softmax_VD).reduced:
         product = functools.partial(layout.einsum, f"{axes},VD->{axes[:2]}V", x)
         (dsoftmax_VD,) = jax.linear_transpose(product, softmax_VD)(dlogits)
         dsoftmax_DV = layout.reshard(dsoftmax_VD.T, "DV", stored=True)
     else:
-        # The narrow operand is the one to transpose: XLA's CPU backend would take the wide one.
+        # Transposes the narrow operand; XLA's CPU backend would transpose the wide one.
         x_DBL = jax.lax.optimization_barrier(jnp.transpose(x, (2, 0, 1)))
         dsoftmax_DV = layout.einsum("DBL,BLV->DV", x_DBL, dlogits, stored=True)
     dx = layout.einsum(f"B{axes[1]}V,VD->{axes}", dlogits, softmax_VD)
@@ -297,7 +297,7 @@ def _forward(
     counted_BL: Array,
     teacher: LogitOperands | None,
 ) -> tuple[LossSums, Array]:
-    """Returns the sums of one slice and the objective's gradient by its logits."""
+    """Returns the sums of one slice, and the objective's gradient with respect to its logits."""
     axes = f"B{length}V"
     bounded_BLV = bounded_logits(layout, axes, output, criterion.logit_cap)
     logits_BLV = layout.mask_padding(bounded_BLV * criterion.logit_scale, axes, "V", -jnp.inf)
@@ -342,7 +342,7 @@ def _forward(
 def _divergence_from_teacher(
     layout: Layout, criterion: Criterion, axes: str, logits_BLV: Array, teacher: LogitOperands
 ) -> tuple[Array, Array]:
-    """Returns the divergence of predictions from a teacher's, and its gradient by the logits."""
+    """Returns the divergence from a teacher's predictions, and its gradient in the logits."""
     temperature = criterion.temperature
     teacher_BLV = bounded_logits(layout, axes, teacher, criterion.teacher_cap)
     teacher_BLV = layout.mask_padding(teacher_BLV, axes, "V", -jnp.inf)

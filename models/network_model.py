@@ -1,4 +1,4 @@
-"""Implements what models made of an nnx network share."""
+"""Implements what all models with an nnx network share."""
 
 import abc
 import dataclasses
@@ -31,12 +31,12 @@ def _trace_build(model: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class NetworkModel(abc.ABC, Generic[NetworkT]):
-    """Implements `models.api.Model` by a network and its outputs, which a softmax reads."""
+    """Implements `models.api.Model` with a network whose outputs go to a softmax."""
 
     spec: Any
     layout: Layout
     adapters: tuple[Lora, ...] = dataclasses.field(default=(), kw_only=True)
-    """Of which each row that is decoded reads one, or none; the weights hold them by number."""
+    """Adapters, of which each decoded row uses one or none; the weights hold them by number."""
 
     def __post_init__(self) -> None:
         layout = with_axes(self.layout, *self.spec.axes)
@@ -44,14 +44,14 @@ class NetworkModel(abc.ABC, Generic[NetworkT]):
 
     @abc.abstractmethod
     def make_network(self, weights: Weights) -> NetworkT:
-        """Makes the network, whose modules draw their weights from these."""
+        """Makes the network, whose modules draw their weights from `weights`."""
 
     @abc.abstractmethod
     def hidden(self, params: Params, batch: Batch) -> tuple[Layout, Batch, jax.Array, jax.Array]:
         """Runs the network as decoding does, and pads the batch with empty rows if needed.
 
-        Returns the layout that knows the rows, the padded batch, the last hidden states and the
-        weights of the softmax.
+        Returns the layout with the sizes of the rows, the padded batch, the last hidden states and
+        the weights of the softmax.
         """
 
     def with_layout(self, layout: Layout) -> Self:
@@ -82,7 +82,7 @@ class NetworkModel(abc.ABC, Generic[NetworkT]):
             return infos_of(self.with_layout(self.layout.replicated()).abstract())
 
     def abstract(self) -> NetworkT:
-        """Returns the network with shapes in place of weights; `jit` caches its trace."""
+        """Returns the network with shapes instead of weights; `jit` caches its trace."""
         return _trace_build.eval_shape(self)
 
     def network(self, params: Params) -> NetworkT:
@@ -90,14 +90,14 @@ class NetworkModel(abc.ABC, Generic[NetworkT]):
         return nnx.merge(nnx.split(self.abstract())[0], self.adapted(params))
 
     def adapted(self, params: Params) -> Params:
-        """Returns the weights of the network, with their adapters where it has any."""
+        """Returns the weights of the network, with their adapters if there are any."""
         adapter: Lora | None = self.spec.adapter
         if self.adapters:
             return side_by_side(self.adapters, params, self.base_weights())
         return params if adapter is None else adapter.applied(params, self.base_weights())
 
     def merged(self, params: Params) -> Params:
-        if self.adapters:  # each row reads another one, so they stay separate from the weights
+        if self.adapters:  # rows use different ones, so they stay separate from the weights
             return self.adapted(params)
         return jax.tree.map(merged, self.adapted(params), is_leaf=lambda x: isinstance(x, Adapted))
 
@@ -109,7 +109,7 @@ class NetworkModel(abc.ABC, Generic[NetworkT]):
         return False
 
     def logit_bias(self, params: Params) -> jax.Array | None:
-        """Returns the bias of the logits, which no training changes; None is none."""
+        """Returns the bias of the logits, which no training changes, or None."""
         return params.get("logit_bias_V")
 
     def loss(self, params: Params, batch: Batch, criterion: Criterion, key: Key = None) -> LossSums:
@@ -125,7 +125,7 @@ class NetworkModel(abc.ABC, Generic[NetworkT]):
             "evaluate and meshloom score."
         )
 
-    # `prepare` refuses before either is called, where a model does not define them.
+    # If a model does not define these, `prepare` raises before either is called.
 
     def init_cache(self, *arguments: Any, **named: Any) -> Cache:
         raise NotImplementedError

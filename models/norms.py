@@ -1,4 +1,4 @@
-"""Divides by the root mean square or the standard deviation: of the residual width, or of heads."""
+"""Implements RMSNorm and LayerNorm, of the residual width or of heads."""
 
 import functools
 import math
@@ -47,7 +47,7 @@ class LayerNorm(Norm):
 
 
 class NormNetwork(nnx.Module):
-    """Normalizes hidden states, or heads: each, with one scale for all, or all of them together.
+    """Normalizes hidden states, each head with a scale that all share, or all heads together.
 
     Zhang and Sennrich 2019 (RMSNorm), equation 4; of heads Henry et al. 2020; Team OLMo 2024 (OLMo
     2), section 3.3.
@@ -66,7 +66,7 @@ class NormNetwork(nnx.Module):
     ):
         self.layout, self.epsilon, self.axes = layout, epsilon, axes
         self.offset, self.centered, self.biased = offset, centered, biased
-        scale = weights.zeros(axes) if offset else weights.ones(axes)  # it multiplies by 1
+        scale = weights.zeros(axes) if offset else weights.ones(axes)  # multiplies by 1 at first
         setattr(self, f"scale_{axes}", scale)
         if biased:
             setattr(self, f"bias_{axes}", weights.zeros(axes))
@@ -83,7 +83,7 @@ class NormNetwork(nnx.Module):
             centered=self.centered,
             shift=getattr(self, f"bias_{self.axes}")[...] if self.biased else None,
         )
-        # A TPU's compiler would compute the gradient of this norm tile by tile in a product.
+        # Else a TPU's compiler computes the gradient of this norm again for each tile of a product.
         return jax.lax.optimization_barrier(y) if axes == "BLD" else y
 
 
@@ -102,17 +102,17 @@ def normed(
 ) -> Array:
     """Divides by the root mean square along the scale's axes, in JAX's float type, and scales.
 
-    The scale's axes are the last, or several of those of x.  `centered` subtracts the mean first.
+    The scale has the last axis of x, or several of its axes.  `centered` subtracts the mean first.
     A shift, which has the scale's axes, is added at the end.
 
-    Its gradient keeps the input in the type that it has, and a number or two for each vector.
+    The gradient keeps the input in its original type, and one or two numbers for each vector.
     """
     wide_scale = scale.astype(float)
     if offset:
         wide_scale = 1 + wide_scale
     scale_axes = scale_axes or axes[-1]
     over = tuple(axes.index(letter) for letter in scale_axes)
-    # Zeros that pad an axis count for nothing.
+    # Corrects the mean for zeros that pad an axis.
     padding = math.prod(scale.shape) / math.prod(layout.unpadded_shape(scale_axes, scale.shape))
     policy = jax.checkpoint_policies.save_only_these_names(INVERSE, MEAN)
 

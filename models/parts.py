@@ -1,7 +1,7 @@
 """Defines the kinds of parts of a Transformer, and the block that joins them.
 
 A part is a spec with its settings, their checks, and `build`, which makes the network of the part.
-A part of a new kind is a module with such a spec, which a run file imports.
+To add a part, write a module with such a spec, and import it in a run file.
 """
 
 import abc
@@ -37,17 +37,17 @@ class Part:
     """Settings that may change while a model trains, since they leave its results as they are."""
 
     def check(self, sizes: Sizes, block: "BlockParts", *, causal: bool) -> None:
-        """Raises `UserError` where the part does not fit the decoder, which is causal, or the
-        encoder of a model of these sizes."""
+        """Raises `UserError` if the part does not fit the decoder (if `causal`) or the encoder of a
+        model of these sizes."""
 
 
 NormLayer = Callable[[Array], Array]
 """Normalizes hidden states x_BLD."""
 HeadNormLayer = Callable[[Array, str], Array]
-"""Normalizes each head of queries or keys, given with their axes."""
+"""Normalizes each head of queries or keys, given their axes."""
 BiasLayer = Callable[[Array, bool], Bias]
-"""Computes a bias of logits by query position - key position, with axes "LM" or "BLM", of attention
-that is causal or not."""
+"""Computes a bias of logits from query position - key position, with axes "LM" or "BLM", and from
+whether attention is causal."""
 
 
 @abstract_spec
@@ -59,7 +59,7 @@ class Norm(Part, abc.ABC):
         """Makes a norm of the residual width."""
 
     def build_for_heads(self, layout: Layout, weights: Weights, axis: str = "K") -> HeadNormLayer:
-        """Makes a norm along the last axis of heads, which has this letter, or along several."""
+        """Makes a norm of heads along their last axis, which has this letter, or along several."""
         raise UserError(
             f"@{type(self).__name__}() does not normalize heads (build_for_heads).  Legal: another "
             "norm of the model or block, or heads without one (MultiHead.qk_norm = False)."
@@ -77,11 +77,11 @@ class Positions(Part):
 
     @property
     def shares_bias(self) -> bool:
-        """Returns whether all layers of a stack have one bias."""
+        """Returns whether all layers of a stack share one bias."""
         return False
 
     def max_length(self, sizes: Sizes) -> int | None:
-        """Returns the length of the longest row that can be encoded; None is no limit."""
+        """Returns the length of the longest row that can be encoded; None means no limit."""
         return None
 
     def build_table(self, weights: Weights) -> nnx.Param | None:
@@ -108,11 +108,11 @@ class Positions(Part):
         return None
 
     def rotate(self, layout: Layout, x: Array, axes: str, prepared: Any) -> Array:
-        """Changes queries or keys, whose last axes are positions and the width of a head."""
+        """Rotates queries or keys, whose last axes are positions and the width of a head."""
         return x
 
     def build_bias(self, layout: Layout, weights: Weights) -> BiasLayer | None:
-        """Makes the bias of the logits, if the encoding has one."""
+        """Makes the layer that computes the bias of the logits, if the encoding has one."""
         return None
 
 
@@ -122,13 +122,13 @@ class AttentionLayer(Protocol):
     def __call__(
         self, x_BLD: Array, context: AttentionContext, cache: Cache | None = None, key: Key = None
     ) -> tuple[Array, Cache | None]:
-        """Attends to what the context says, or to the cache after the row is written to it."""
+        """Attends as the context defines, or to the cache after writing the row to it."""
 
     def init_cache(self, rows: int, length: int, memory_BMD: Array | None) -> Cache:
-        """Makes the arrays that decoding keeps, for `layer_cache` to read and write.
+        """Returns the arrays that decoding keeps, which `layer_cache` reads and writes.
 
-        Their names end in their axes, of which the first is B.  Those that start with "source"
-        are of the source; in all others M numbers the tokens of a row.
+        Their names end in their axes, of which the first is B.  Names that start with "source" are
+        for arrays of the source; in all other arrays, M indexes the tokens of a row.
         """
 
 
@@ -142,19 +142,19 @@ class Attention(Part, abc.ABC):
 
     @property
     def window(self) -> int | None:
-        """Returns how many tokens, itself and those right before, a token sees; None is all."""
+        """Returns how many tokens a token sees: itself and those right before; None means all."""
         return None
 
     def position_width(self, sizes: Sizes) -> int:
-        """Returns the columns of a head that positions rotate."""
+        """Returns how many columns of a head positions rotate."""
         return sizes.d_kv
 
     def pair_flops(self, sizes: Sizes) -> int:
-        """Counts the FLOPs of a query and a key: of the logit, and of the value times its share."""
+        """Counts the FLOPs of a pair of query and key: of the logit, and of the weighted value."""
         return 2 * sizes.heads * (sizes.d_kv + sizes.d_kv)
 
     def kernel(self, call: Call) -> Choice:
-        """Names the kernel that computes this call on the mesh that is set, or why none does."""
+        """Names the kernel that computes this call on the current mesh, or why none does."""
         return Choice(None, f"there is no kernel for @{type(self).__name__}()")
 
     @abc.abstractmethod
@@ -174,7 +174,7 @@ class Attention(Part, abc.ABC):
 
 
 class FeedForwardLayer(Protocol):
-    """Computes the part of a block that sees each token alone; reports the load of experts."""
+    """Transforms each token separately; also returns the load of experts, if there are any."""
 
     def __call__(
         self, x_BLD: Array, segments_BL: Array | None, key: Key = None, *, drop_tokens: bool = True
@@ -187,7 +187,7 @@ class FeedForward(Part, abc.ABC):
 
     @property
     def router(self) -> Router | None:
-        """Returns what chooses the experts of each token, where there are any."""
+        """Returns the router that chooses the experts of each token, if there are any."""
         return None
 
     @property
@@ -197,7 +197,7 @@ class FeedForward(Part, abc.ABC):
 
     @property
     def group_tokens(self) -> int | None:
-        """Returns the size of the groups that its tokens come in."""
+        """Returns the number of tokens in a group; None if they are not grouped."""
         return None
 
     def dropout_rate(self, sizes: Sizes) -> float:
@@ -205,7 +205,7 @@ class FeedForward(Part, abc.ABC):
         return 0.0
 
     def active(self, sizes: Sizes) -> "FeedForward":
-        """Returns a layer that computes for each token what it needs of this one."""
+        """Returns a dense layer that computes what this layer computes for each token."""
         return self
 
     @abc.abstractmethod
@@ -236,7 +236,7 @@ class Block(Part):
 
 
 class BlockParts(NamedTuple):
-    """Holds the parts of a block, where the Transformer's stand for those it does not name."""
+    """Holds the parts of a block; those that it does not name are the Transformer's."""
 
     attention: Attention
     source_attention: Attention

@@ -56,7 +56,7 @@ class Precision:
         )
 
     def to_products(self, layer: Tree) -> Tree:
-        """Returns the weights of a layer in this type, those of products as `products` says."""
+        """Casts the weights of a layer to `compute`, and marks those that products round."""
         layer = self.to_compute(layer)
         if self.products == "compute":
             return layer

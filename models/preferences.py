@@ -41,9 +41,9 @@ def preference_loss(
     counted_BL: Array,
     segments_BL: Array,
 ) -> LossSums:
-    """Sums the loss over the preferences of a batch; segments 2n - 1 and 2n are one of them.
+    """Sums the loss over the preferences of a batch; segments 2n - 1 and 2n form one preference.
 
-    Logits are not made in slices: those of the whole batch exist at a time.
+    Logits are not computed in slices: those of the whole batch exist at the same time.
     """
     assert criterion.dpo_beta is not None
 
@@ -54,7 +54,7 @@ def preference_loss(
     gain_BL = log_p(policy, criterion.logit_cap)
     gain_BL -= jax.lax.stop_gradient(log_p(reference, criterion.teacher_cap))
     is_chosen_BL = segments_BL % 2 == 1
-    # Under stages, a row holds those of several microbatches one after another.
+    # With stages, a row holds the segments of several microbatches one after another.
     gain_Bl = layout.reshard(jnp.where(is_chosen_BL, gain_BL, -gain_BL), "Bl")
     segments_Bl = layout.reshard(segments_BL, "Bl")
     before_Bl = jnp.pad(segments_Bl[:, :-1], ((0, 0), (1, 0)))

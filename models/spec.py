@@ -38,7 +38,7 @@ PARTS = (
 
 
 class PlacedBlock(NamedTuple):
-    """Says where the weights of a block are, and which layers of its stack have them."""
+    """Holds a block, the path of its weights, and the layers of its stack that use them."""
 
     path: str
     """Within the stack: "layers_N/block1", or "first/block0"."""
@@ -173,7 +173,7 @@ class TransformerSpec(Sizes):
 
     @property
     def blocks(self) -> tuple[BlockParts, ...]:
-        """Returns the parts of each of the decoder's first blocks, and of those of its pattern."""
+        """Returns the parts of each block of the decoder: the first blocks, then the pattern."""
         return self._resolved((*self.first_blocks, *self.pattern))
 
     @property
@@ -250,10 +250,10 @@ class TransformerSpec(Sizes):
         if not self.moes:
             return self
         active = self.with_feed_forward(lambda part: part.active(self))
-        return dataclasses.replace(active, adapter=None)  # which may name routers
+        return dataclasses.replace(active, adapter=None)  # adapters may name routers
 
     def with_feed_forward(self, change: Callable[[FeedForward], FeedForward]) -> Self:
-        """Returns the model in which each feed-forward part is what `change` makes of it."""
+        """Returns the model with `change` applied to each feed-forward part."""
 
         def changed(block: Block) -> Block:
             part = change(block.feed_forward or self.feed_forward)
@@ -267,9 +267,9 @@ class TransformerSpec(Sizes):
         )
 
     def masked_flops(self, length: int) -> float:
-        """Counts those of keys after a token of the decoder, as half of all, and before its window.
+        """Counts the FLOPs of keys after a token, as half of all in a decoder, and before a window.
 
-        Megatron-LM, torchtitan and, since July 2025, MaxText count half; the diagonal is less.
+        Megatron-LM, torchtitan and, since July 2025, MaxText count half, ignoring the diagonal.
         """
         flops = 0.0
         for block in self.blocks_by_layer:
@@ -301,9 +301,9 @@ class TransformerSpec(Sizes):
         is_cross: bool = False,
         training: bool = True,
     ) -> Choice:
-        """Names the kernel that computes the attention of a block, or says why none does.
+        """Names the kernel that computes the attention of a block, or explains why none does.
 
-        `lengths` are those of queries and keys.
+        `lengths` are the lengths of queries and keys.
         """
         attention = block.source_attention if is_cross else block.attention
         layout, has_bias = inside_stages(layout), block.positions.adds_bias

@@ -1,4 +1,4 @@
-"""Makes a model of a Transformer: weights, training loss and cached decoding."""
+"""Implements the model of a Transformer: weights, training loss and cached decoding."""
 
 import dataclasses
 import functools
@@ -32,12 +32,12 @@ from models.spec import PlacedBlock, TransformerSpec
 
 T = TypeVar("T")
 OUTPUT = "output_VD"
-"""The prepared weights of logits."""
+"""The name of the prepared weights that compute logits."""
 SOURCE_ARRAYS = ("inputs_BM", "segments_BM", "positions_BM")
 
 
 class Network(nnx.Module):
-    """Embeds and decodes tokens; encodes them too where there is a source."""
+    """Embeds and decodes tokens; if there is a source, encodes it as well."""
 
     def __init__(self, spec: TransformerSpec, layout: Layout, weights: Weights):
         self.spec = spec
@@ -115,9 +115,9 @@ class Network(nnx.Module):
     def encode(
         self, batch: Batch, key: Key = None, *, drop_tokens: bool = True
     ) -> tuple[Array, Loads]:
-        """Encodes the sources; returns also the loads of the encoder.
+        """Encodes the sources; also returns the loads of the encoder.
 
-        Without dropped tokens, the encoding of a source depends on that source alone.
+        If no tokens are dropped, the encoding of a source depends only on that source.
         """
         tokens_BL, segments_BL, positions_BL = (
             self.layout.reshard(batch[name], "BL") for name in SOURCE_ARRAYS
@@ -143,7 +143,7 @@ class Network(nnx.Module):
         table_VD = (self.source_embed_VD if has_table else self.embed_VD)[...]
         has_positions = of_source and self.source_positions_LD is not None
         positions_LD = self.source_positions_LD if has_positions else self.positions_LD
-        # In the wider type: weights stored in bfloat16 are not scaled in it for float32 products.
+        # In the wider type: for float32 products, weights in bfloat16 are scaled in float32.
         types = table_VD.dtype, jnp.dtype(spec.precision.compute)
         dtype = max(types, key=lambda each: each.itemsize)
         x_BLD = take(table_VD, tokens_BL, "BLD").astype(dtype)
@@ -160,7 +160,7 @@ class Network(nnx.Module):
 
 
 def router_loss(blocks: Sequence[PlacedBlock], loads: Loads) -> Array:
-    """Sums, over the tokens, what the routers of a stack's layers add to the loss."""
+    """Returns what the routers of a stack's layers add to the loss, summed over the tokens."""
     total = jnp.zeros(())
     for path, parts, _ in blocks:
         load, router = loads[path], parts.feed_forward.router
@@ -172,7 +172,7 @@ def router_loss(blocks: Sequence[PlacedBlock], loads: Loads) -> Array:
 def with_updated_biases(
     layout: Layout, blocks: Sequence[PlacedBlock], stack: Params, loads: Loads
 ) -> Params:
-    """Updates the biases of a stack's routers by the choices that its experts had in a step."""
+    """Updates the biases of a stack's routers, given the choices that experts kept in a step."""
     weights = traverse_util.flatten_dict(stack, sep="/")
     for path, parts, _ in blocks:
         load, router = loads[path], parts.feed_forward.router
@@ -189,9 +189,9 @@ def with_updated_biases(
 
 
 def pass_keys(criterion: Criterion, key: Key) -> list[Array | None]:
-    """Returns the key of each forward pass: R-drop has two, with other dropout.
+    """Returns the key of each forward pass: R-drop has two, with different dropout.
 
-    Where several microbatches have a key each, the keys of a pass have the same shape.
+    If each microbatch has a key, each pass has a key for each microbatch.
     """
     if key is None or not criterion.r_drop:
         return [key]
@@ -200,7 +200,7 @@ def pass_keys(criterion: Criterion, key: Key) -> list[Array | None]:
 
 
 def mean_of_passes(passes: Sequence[T]) -> T:
-    """Returns the mean over one or two forward passes of all numbers in a tree."""
+    """Averages the trees of one or two forward passes."""
     if len(passes) == 1:
         return passes[0]
     return jax.tree.map(lambda first, second: (first + second) / 2, *passes)
@@ -232,12 +232,12 @@ class TransformerModel(NetworkModel[Network]):
 
     @property
     def groups(self) -> dict[str, int]:
-        """Names the arrays of a batch whose tokens come in groups of a size of their own."""
+        """Returns the tokens in a group, for each array of a batch whose tokens are grouped."""
         return self.spec.groups
 
     @property
     def unrounded(self) -> Self:
-        """Returns the model with the products of decoding, which rounds no operands."""
+        """Returns the model without rounding in products, as in decoding."""
         precision = dataclasses.replace(self.spec.precision, products="compute")
         return dataclasses.replace(self, spec=dataclasses.replace(self.spec, precision=precision))
 
@@ -297,7 +297,7 @@ class TransformerModel(NetworkModel[Network]):
         return sums._replace(router_objectives=objectives, loads=loads)
 
     def teacher_output(self, params: Params, batch: Batch) -> LogitOperands | None:
-        """Returns what a teacher makes of a batch, where there is one."""
+        """Returns the output of the teacher for a batch, if there is one."""
         return None
 
     def update_routers(self, params: Params, loads: dict[str, Loads]) -> Params:
@@ -332,7 +332,7 @@ class TransformerModel(NetworkModel[Network]):
         return prepared
 
     def decoding_network(self, prepared: Params) -> Network:
-        """Returns the network of `step`; its layers and output weights are shapes alone."""
+        """Returns the network of `step`; its layers and output weights have only shapes."""
         graph, state = nnx.split(self.unrounded.with_layout(step_layout(self.layout)).abstract())
         shapes = nnx.to_pure_dict(state)
         weights = shapes | {"embed_VD": prepared[OUTPUT]} | prepared

@@ -14,7 +14,7 @@ from layouts.cost.step_time import Timing
 
 SIDE = 512  # of the products that are timed
 ELEMENTS = 2**20  # that each device reads and writes
-FEW = 16  # elements of a sum that takes no longer than its start
+FEW = 16  # elements, so few that only the fixed cost of an operation is timed
 STEPS = 16  # operations on each element, which a compiler fuses
 ROUNDS = 5
 
@@ -30,7 +30,7 @@ class HostRates(NamedTuple):
     elements_per_s: float
     """Results of elementwise operations, fused."""
     collective_s: float
-    """Until all devices have met, whatever they exchange."""
+    """The fixed time of a collective, however much it exchanges."""
     received_per_s: float
     """Bytes that all devices together receive from each other."""
 
@@ -81,7 +81,7 @@ def measure_host(devices: Sequence[jax.Device]) -> HostRates:
 
 
 def estimate_host_timing(host: HostRates, mesh: Mapping[str, int], work: WorkCounts) -> Timing:
-    """Estimates a step on devices that share rates, so that their operations add up."""
+    """Estimates a step on devices that share a host's rates, so that their times add up."""
     products_s, other_s, traffic = 0.0, 0.0, dict[str, float]()
     for op in work.ops:
         products_s += host.devices * op.times * op.flops / host.flops_per_s

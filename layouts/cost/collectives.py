@@ -8,14 +8,14 @@ from typing import NamedTuple
 from configs.imports import CHECKOUT
 
 KINDS = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
-TOLERANCE = 0.1  # of traffic that differs from what the layout requires
+TOLERANCE = 0.1  # relative difference from the traffic that the layout requires
 
 
 @functools.cache
 def checkout_file(path: str) -> str:
-    """Returns the part of a path that names code of this checkout; "" for layouts/ and libraries.
+    """Returns a path relative to this checkout; "" for files of layouts/ and of libraries.
 
-    A program from the compilation cache may name another checkout.
+    A program from the compilation cache may contain paths of another checkout.
     """
     parts = path.strip("/").split("/")
     if "site-packages" in parts:
@@ -34,17 +34,17 @@ class Collective(NamedTuple):
     bytes: int
     """Of the tensor on one device: after a gather, before a reduction, or exchanged."""
     times: int
-    """In a step: each iteration of a loop counts."""
+    """Executions in a step, including every iteration of a loop."""
     source: str
     """The line of the model, and the equation, that causes it."""
     overlaps: bool = False
-    """Whether the device computes meanwhile."""
+    """Whether the device computes at the same time."""
     scopes: str = ""
     """The named scopes in which it was traced."""
 
     @property
     def received_bytes(self) -> float:
-        """Counts the bytes that a device receives in a step, by ring algorithms."""
+        """Counts the bytes that a device receives in a step, with ring algorithms."""
         share = 1.0 if self.kind == "collective-permute" else (self.group - 1) / self.group
         return self.times * self.bytes * share * (2 if self.kind == "all-reduce" else 1)
 
@@ -52,7 +52,7 @@ class Collective(NamedTuple):
 def by_mesh_axis(collectives: Iterable[Collective], mesh: Mapping[str, int]) -> dict[str, float]:
     """Returns the bytes that a device receives in a step along each mesh axis.
 
-    A collective over several axes sends all its data over the first, over the next a shard of it.
+    A collective over several axes sends all its data over the first, and a shard over the next.
     """
     received = dict.fromkeys(mesh, 0.0)
     for collective in collectives:
@@ -88,7 +88,7 @@ def unexpected_traffic(
 def differences(
     mesh_axis: str, compiled: Iterable[Collective], expected: Iterable[Collective]
 ) -> Iterator[str]:
-    """Yields the three lines of the model, with kinds, that differ the most along a mesh axis."""
+    """Yields the three lines of the model whose traffic along a mesh axis differs the most."""
     lines: dict[str, Counter[str]] = {}
     for collective, sign in [*((c, 1) for c in compiled), *((c, -1) for c in expected)]:
         if mesh_axis in collective.mesh_axes:
@@ -107,7 +107,7 @@ def differences(
 
 
 def heaviest(collectives: Iterable[Collective]) -> list[Collective]:
-    """Merges equal collectives, and sorts those that send the most first."""
+    """Merges equal collectives, and sorts them by the bytes they receive, largest first."""
     times = Counter[Collective]()
     for collective in collectives:
         times[collective._replace(times=0)] += collective.times
@@ -116,12 +116,12 @@ def heaviest(collectives: Iterable[Collective]) -> list[Collective]:
 
 
 def format_mesh(mesh: Mapping[str, int]) -> str:
-    """Formats the sizes of a mesh as settings have it: x:32,y:64."""
+    """Formats the sizes of a mesh as in settings: x:32,y:64."""
     return ",".join(f"{name}:{size}" for name, size in mesh.items())
 
 
 def size_text(amount: float, unit: str = "B") -> str:
-    """Writes an amount, of bytes unless a unit is given, with a metric prefix."""
+    """Formats an amount (bytes, unless a unit is given) with a metric prefix."""
     prefixes = iter(" kMGTPEZY")
     prefix = next(prefixes).strip()
     while float(f"{amount:.3g}") >= 1000:

@@ -1,4 +1,4 @@
-"""Follows the values of a trace from their makers to their users; counts FLOPs."""
+"""Tracks which equations of a trace make and use each value; counts FLOPs."""
 
 import functools
 import math
@@ -15,7 +15,7 @@ from layouts.shards import Entry, mesh_axes
 
 
 def convolution_flops(eqn: Any) -> int:
-    """Counts the FLOPs of a traced convolution, twice the multiplications not with padding."""
+    """Counts the FLOPs of a traced convolution: two per multiplication, except with padding."""
     settings = eqn.params
     left, kernel, out = (v.aval.shape for v in (*eqn.invars, *eqn.outvars))
     of_left, of_kernel, of_out = settings["dimension_numbers"]
@@ -35,7 +35,7 @@ def convolution_flops(eqn: Any) -> int:
 def valid_pairs(
     size: int, kernel: int, out: int, *, stride: int, dilate: int, spread: int, low: int
 ) -> int:
-    """Counts pairs of an output and a kernel index along one axis that meet an input."""
+    """Counts the pairs of output and kernel indices along one axis that read an input."""
     index = np.arange(out)[:, None] * stride + np.arange(kernel) * spread - low
     inside = (index >= 0) & (index <= (size - 1) * dilate) & (index % dilate == 0)
     return int(np.sum(inside))
@@ -52,9 +52,9 @@ KERNELS = {KERNEL, MOSAIC_KERNEL}
 CONVOLUTION = "conv_general_dilated"
 PRODUCTS = ("dot_general", CONVOLUTION)
 MATRIX_UNITS = (128, 256)
-"""Rows and columns of the matrix units of TPUs: those of v6e and tpu7x are the larger."""
+"""Rows and columns of the matrix units of TPUs; v6e and tpu7x have the larger ones."""
 EXPONENTIALS = ("exp", "exp2")
-KEY_BYTES = 8  # of a random key, whose type has no size
+KEY_BYTES = 8  # of a random key, whose dtype has no itemsize
 
 
 class Flow:
@@ -85,24 +85,24 @@ class Flow:
         return users[0] if len(users) == 1 else None
 
     def frames(self, eqn: Any) -> bool:
-        """Returns whether a reshard only surrounds a look-up or a random draw."""
+        """Returns whether an equation is a reshard next to a lookup or a random draw."""
         if eqn is None or eqn.primitive.name != "reshard":
             return False
         around = (self.maker(self.root(eqn.invars[0])), self.user(eqn.outvars[0]))
         return any(near is not None and near.primitive.name in FRAMED for near in around)
 
     def before(self, v: Any) -> Any:
-        """Returns an operand of a look-up before its surrounding reshard."""
+        """Returns an operand of a lookup before its surrounding reshard."""
         maker: Any = self.maker(self.root(v))
         return maker.invars[0] if self.frames(maker) else v
 
     def after(self, v: Any) -> Any:
-        """Returns the result of a look-up after its surrounding reshard."""
+        """Returns the result of a lookup after its surrounding reshard."""
         user: Any = self.user(v)
         return user.outvars[0] if self.frames(user) else v
 
     def last_summand(self, eqn: Any) -> Any | None:
-        """Returns the last of the sums that are added to this one; None if nothing is added."""
+        """Returns the equation of the last sum added to this one; None if nothing is added."""
         last = None
         while (user := self.user(eqn.outvars[0])) is not None:
             if user.primitive.name != "add_any":
@@ -112,24 +112,24 @@ class Flow:
 
 
 def places(aval: Any) -> tuple[Entry, ...]:
-    """Returns the sharding in a type, an entry for each axis; None where it is replicated."""
+    """Returns the sharding of a type, one entry per axis; None for replicated axes."""
     sharding = getattr(aval, "sharding", None)
     spec = sharding.spec.partitions if sharding is not None else ()
     return spec + (None,) * (len(getattr(aval, "shape", ())) - len(spec))
 
 
 def local_bytes(aval: Any, mesh: Mapping[str, int]) -> int:
-    """Counts the bytes of a tensor on one device; none where it is in the host's memory."""
+    """Counts the bytes of a tensor on one device; 0 if it is in host memory."""
     return 0 if is_on_host(aval) or not hasattr(aval, "shape") else stored_bytes(aval, mesh)
 
 
 def stored_bytes(aval: Any, mesh: Mapping[str, int]) -> int:
-    """Counts the bytes of a device's shard of a tensor, in whichever memory."""
+    """Counts the bytes of a device's shard of a tensor, in device or host memory."""
     return local_size(aval, mesh) * getattr(aval.dtype, "itemsize", KEY_BYTES)
 
 
 def is_on_host(aval: Any) -> bool:
-    """Returns whether a tensor is in the host's memory."""
+    """Returns whether a tensor is in host memory."""
     return bool(getattr(aval, "memory_space", None) == jax.memory.Space.Host)
 
 
@@ -141,10 +141,10 @@ def local_size(aval: Any, mesh: Mapping[str, int]) -> int:
 
 
 def bodies(eqn: Any) -> tuple[list[Jaxpr], int]:
-    """Returns what an equation runs inside, and how often; the branch that computes the most.
+    """Returns the jaxprs inside an equation, and how often they run; of branches, the costliest.
 
-    Of branches for several platforms it is the last: the one for accelerators.  What has no result,
-    as rematerialization leaves of a call whose results are saved, does not run.
+    Of branches for several platforms, this is the last: the one for accelerators.  A call without
+    results, which rematerialization leaves if it saves the results, does not run.
     """
     inner = list(jaxprs_in_params(eqn.params)) if eqn.outvars or eqn.effects else []
     if eqn.primitive.name == "cond" and inner:
@@ -155,7 +155,7 @@ def bodies(eqn: Any) -> tuple[list[Jaxpr], int]:
 
 
 def executed_equations(jaxpr: Jaxpr, times: int = 1) -> Iterator[tuple[Any, int]]:
-    """Yields all equations of a trace with how often they run; of open loops one iteration."""
+    """Yields all equations of a trace and how often they run; open loops count as one iteration."""
     for eqn in jaxpr.eqns:
         yield eqn, times
         inner, trip_count = bodies(eqn)
@@ -164,7 +164,7 @@ def executed_equations(jaxpr: Jaxpr, times: int = 1) -> Iterator[tuple[Any, int]
 
 
 def product_flops(eqn: Any) -> int:
-    """Counts the FLOPs of a product on all devices, nothing computed twice."""
+    """Counts the FLOPs of a product on all devices, without repeated computation."""
     if eqn.primitive.name == CONVOLUTION:
         return convolution_flops(eqn)
     (summed, _), _ = eqn.params["dimension_numbers"]
@@ -186,11 +186,11 @@ def line_of(eqn: Any) -> str:
 
 
 def bytes_read(jaxpr: Jaxpr, v: Any, mesh: Mapping[str, int]) -> int:
-    """Counts the bytes of a value that a device reads: of what is only sliced, those of the slices.
+    """Counts the bytes of a value that a device reads; only the slices, if it is only sliced.
 
-    So a few tokens read only the weights of their experts.
+    For example, a few tokens read only the weights of their experts.
     """
-    flow, read, whole = Flow(jaxpr), 0, local_bytes(v.aval, mesh)
+    flow, read, all_bytes = Flow(jaxpr), 0, local_bytes(v.aval, mesh)
     for eqn in flow.users.get(v, ()):
         name, (inner, trip_count) = eqn.primitive.name, bodies(eqn)
         if name in SLICES:
@@ -200,16 +200,16 @@ def bytes_read(jaxpr: Jaxpr, v: Any, mesh: Mapping[str, int]) -> int:
         elif name in KERNELS and eqn.params["cost_estimate"] is not None:
             read += eqn.params["cost_estimate"].bytes_accessed
         elif inner and name not in KERNELS:
-            body = inner[-1]  # of a loop, after its condition, whose constants come first
+            body = inner[-1]  # of a loop, whose operands begin with constants of its condition
             arguments = zip(reversed(eqn.invars), reversed(body.invars), strict=False)
             inside = (bytes_read(body, argument, mesh) for x, argument in arguments if x is v)
             read += trip_count * sum(inside)
         else:
-            read += whole
-    return min(read, whole)
+            read += all_bytes
+    return min(read, all_bytes)
 
 
-# What kernels compute the bounds of their loops by, from the place of a block in the grid.
+# Operations by which kernels compute the bounds of loops from a block's position in the grid.
 INDEX_OPS = {"add": add, "sub": sub, "mul": mul, "div": floordiv}
 Index = np.ndarray | int
 
@@ -218,7 +218,7 @@ class KernelWork(NamedTuple):
     """Holds what one call of a kernel computes on one device."""
 
     flops: float
-    """As its author estimates them, or of the blocks that run."""
+    """The estimate of its author, or the FLOPs of the blocks that run."""
     flops_128: float = 0.0
     """The same, with the short axes of products padded to matrix units of 128 x 128."""
     flops_256: float = 0.0
@@ -226,7 +226,7 @@ class KernelWork(NamedTuple):
 
 
 def kernel_work(eqn: Any) -> KernelWork:
-    """Counts what a kernel computes: as its author estimates, or all of its body."""
+    """Counts the work of a kernel: the estimate of its author, or everything in its body."""
     estimate = eqn.params["cost_estimate"]
     if estimate is not None:
         return KernelWork(estimate.flops)
@@ -234,7 +234,7 @@ def kernel_work(eqn: Any) -> KernelWork:
         return KernelWork(mosaic_flops(eqn))
     (body,), blocks = bodies(eqn)
     flops = blocks * causal_share(eqn) * block_flops(body, eqn.params["grid_mapping"].grid)
-    # Loops are of different length, but in each of their iterations the shares are the same.
+    # Loops differ in length, but the shares are the same in every iteration.
     sums = np.zeros(len(KernelWork._fields))  # in the order of the fields
     for inner, times in executed_equations(body):
         if inner.primitive.name == "dot_general":
@@ -248,10 +248,10 @@ def kernel_work(eqn: Any) -> KernelWork:
 
 
 def mosaic_flops(eqn: Any) -> int:
-    """Counts the FLOPs of tokamax's attention, which has an array of first keys and one of ends.
+    """Counts the FLOPs of tokamax's attention, whose operands may hold each query's key range.
 
-    Causal attention has no ends, and half the blocks.  For gradients, two kernels compute seven
-    products, together.
+    Causal attention has first keys but no ends, and computes half of the blocks.  For gradients,
+    two kernels together compute seven products.
     """
     q_BLHK, k_BMJK, v_BMJV, *others = (v.aval for v in eqn.invars)
     rows, length, heads, width = q_BLHK.shape
@@ -264,10 +264,10 @@ def mosaic_flops(eqn: Any) -> int:
 def causal_share(eqn: Any) -> float:
     """Returns the share of its blocks that splash attention computes under a causal mask.
 
-    It reads from an array whether a block is masked, and a trace has no values.  With such a mask
-    alone it reads the positions of queries.  Blocks of queries and keys are equal, and devices that
-    share the queries of a row compute as many.  The grid is as wide as the longest row or, for
-    gradients of keys, column: a window makes it narrow.
+    The kernel reads from an array which blocks are masked, and a trace has no values.  Only under a
+    causal mask does it read the positions of queries.  Blocks of queries and keys have equal sizes,
+    and devices that share the queries of a row compute equally many blocks.  The grid is as wide as
+    the longest row (for gradients of keys, column) of blocks, so a window makes it narrow.
     """
     body = eqn.params["jaxpr"]
     refs = dict(zip(body.debug_info.arg_names or (), range(len(body.invars)), strict=False))
@@ -279,13 +279,13 @@ def causal_share(eqn: Any) -> float:
         for name in ("q_ref", "k_ref")
     )
     window, share = eqn.params["grid_mapping"].grid[-1], 1.0
-    if "_dkv_" in eqn.params["name"]:  # the grid has a device's queries of each column
+    if "_dkv_" in eqn.params["name"]:  # the grid covers a device's queries in each column
         window, share = (keys, 1.0) if window == queries else (window, queries / keys)
     return share * (1 - (window - 1) / (2 * keys))
 
 
 def work_by_kernel(jaxpr: Jaxpr) -> dict[str, KernelWork]:
-    """Returns the work of one call of each kernel of a trace, of calls of a name the mean."""
+    """Returns the work per call of each kernel of a trace, by name: the mean of its calls."""
     calls: dict[str, list[KernelWork]] = {}
     for eqn, times in executed_equations(jaxpr):
         if eqn.primitive.name in KERNELS:
@@ -294,7 +294,7 @@ def work_by_kernel(jaxpr: Jaxpr) -> dict[str, KernelWork]:
 
 
 def block_flops(body: Jaxpr, grid: tuple[int, ...]) -> float:
-    """Counts the FLOPs of a block: the mean over the grid, where loops are of different length."""
+    """Counts the FLOPs of a block: the mean over the grid, as loops may differ in length."""
     indices: dict[Any, Index] = {}
     flops = 0.0
     for eqn in body.eqns:
@@ -317,7 +317,7 @@ def block_flops(body: Jaxpr, grid: tuple[int, ...]) -> float:
 
 
 def index_of(v: Any, indices: dict[Any, Index]) -> Index | None:
-    """Returns an integer that follows from the place in the grid; None for other values."""
+    """Returns an integer that follows from the position in the grid; None for other values."""
     if isinstance(v, Literal):
         value = np.asarray(v.val)
         return int(value) if value.dtype.kind == "i" else None
@@ -325,7 +325,7 @@ def index_of(v: Any, indices: dict[Any, Index]) -> Index | None:
 
 
 def mean_trip_count(loop: Any, operands: list[Index | None]) -> float:
-    """Returns how often a loop "while index < bound" runs; 1 where they are not known."""
+    """Returns the mean trip count of a loop "while index < bound"; 1 if either is unknown."""
     condition = loop.params["cond_jaxpr"].jaxpr
     first_carry = loop.params["cond_nconsts"] + loop.params["body_nconsts"]
     variables = condition.invars[loop.params["cond_nconsts"] :]

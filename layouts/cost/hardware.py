@@ -13,7 +13,7 @@ PRODUCT_UTILISATION = 0.85
 
 
 class Chip(NamedTuple):
-    """Describes one TPU chip or one GPU.  A device, as JAX counts, is a core where `cores` is 2."""
+    """Describes one TPU chip or one GPU.  If `cores` is 2, each core is a JAX device."""
 
     platform: str  # its name in JAX
     kind: str  # what `Device.device_kind` begins with
@@ -27,10 +27,10 @@ class Chip(NamedTuple):
     wraps: int
     """An axis of the torus is a ring if its chips are a multiple of this, else a line."""
     source: str
-    fast_types: str = ""  # in which products are twice as fast as in bfloat16
+    fast_types: str = ""  # types whose products are twice as fast as bfloat16's
     host_bandwidth: float = 15e9  # between a device and the memory of its host, bytes/s
     product_utilisation: float = PRODUCT_UTILISATION
-    """Share of the peak that products reach whose sizes suit the matrix units."""
+    """Share of the peak that products reach if their sizes suit the matrix units."""
     matrix_unit: int = 0
     """Rows and columns of a TPU's matrix units, to which the products of a kernel are padded."""
     exponentials_per_s: float = math.inf  # of a kernel
@@ -45,9 +45,9 @@ CHIPS = {name: Chip("tpu", **numbers) for name, numbers in TABLE["tpu"].items()}
 GPUS = {name: Chip("gpu", **numbers) for name, numbers in TABLE["gpu"].items()}
 GPUS_OF_A_NODE = (1, 2, 4, 8)
 GPU_TARGETS = {GPUS[name].kind: numbers for name, numbers in TABLE["gpu_target"].items()}
-"""What the compiler asks of a GPU besides memory."""
+"""What the compiler needs to know about a GPU besides its memory."""
 NETWORK_BANDWIDTH: dict[str, float] = TABLE["network_bandwidth"]
-"""Bytes/s of a chip to other slices, or of a GPU to other nodes."""
+"""Bytes/s from a chip to other slices, or from a GPU to other nodes."""
 
 # The share of its bandwidth that a link reaches: the Giant Models guide, section 2.4.
 LINK_UTILISATION = 2 / 3

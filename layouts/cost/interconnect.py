@@ -1,7 +1,7 @@
-"""Estimates how long collectives take: on a TPU slice by links, rings and bisections, among GPUs
-by what each sends to others of its node and to other nodes.
+"""Estimates how long collectives take on TPU slices and GPU nodes; lists the available sizes.
 
-Lists the slices of TPUs that Google Cloud offers, and nodes of GPUs.
+For TPUs, the time follows from links, rings and bisections; for GPUs, from what each sends inside
+its node and to other nodes.
 """
 
 import dataclasses
@@ -22,9 +22,9 @@ RING = {"all-gather": 1, "reduce-scatter": 1, "all-reduce": 2}  # times that the
 
 @dataclasses.dataclass(frozen=True)
 class Topology:
-    """Describes a box of chips, as in "v3:32x32", or several equal ones, as in "2xv5e:16x16".
+    """Describes a box of chips, as in "v3:32x32", or several equal boxes, as in "2xv5e:16x16".
 
-    A node of GPUs is a box as well: "h100:4x8" are four nodes of eight.
+    A node of GPUs is a box as well: "h100:4x8" stands for four nodes of eight GPUs.
     """
 
     name: str
@@ -35,7 +35,7 @@ class Topology:
 
     @classmethod
     def named(cls, name: str) -> "Topology":
-        """Reads a name: what kind of chips, and how many along each axis of the torus."""
+        """Parses a name: the kind of chips, and how many along each axis of the torus."""
         head, _, sizes = name.partition(":")
         if head in GPUS:
             nodes = re.fullmatch(rf"([1-9]\d*)x({'|'.join(map(str, GPUS_OF_A_NODE))})", sizes)
@@ -71,7 +71,7 @@ class Topology:
                 f"published.  Legal: one slice, {kind}:{sizes}, or several of "
                 f"{', '.join(kind for kind in CHIPS if kind in hardware.NETWORK_BANDWIDTH)}."
             )
-        name = name if count > 1 else f"{kind}:{sizes}"  # of "1xv5e:4x4" as well
+        name = name if count > 1 else f"{kind}:{sizes}"  # also for "1xv5e:4x4"
         return cls(name, chip, tuple(int(size) for size in sizes.split("x")), count)
 
     @classmethod
@@ -95,7 +95,7 @@ class Topology:
 
     @property
     def hosts(self) -> int:
-        """Returns how many hosts the chips have: nodes of GPUs, and one for four chips of a TPU."""
+        """Returns the number of hosts: one per node of GPUs, or per four TPU chips."""
         return self.count if self.is_gpu else -(-self.chips // 4)
 
     @property
@@ -104,7 +104,7 @@ class Topology:
 
     @property
     def torus(self) -> dict[str, int]:
-        """Returns the chips along each axis of one box, then the cores of a chip."""
+        """Returns the number of chips along each axis of a box, then of cores in a chip."""
         axes = (*CHIP_AXES[: len(self.extents)], CORE)
         return dict(zip(axes, (*self.extents, self.chip.cores), strict=True))
 
@@ -117,10 +117,10 @@ class Topology:
         return self.chips * self.chip.cores
 
     def along(self, coordinates: np.ndarray) -> list[tuple[int, int, bool]]:
-        """Returns how chips at these coordinates lie along each axis in which they differ.
+        """Returns how chips at these coordinates are arranged along each axis in which they differ.
 
-        That is their number, the stride from one to the next, which as many groups share, and
-        whether the last is a neighbour of the first.
+        Each entry is their number, the stride between them (which is also the number of groups that
+        share the links), and whether they form a ring.
         """
         along = []
         is_torus = len(self.extents) < 3 or min(self.extents) >= CUBE_SIDE
@@ -137,9 +137,9 @@ class Topology:
         """Returns the seconds of one collective among these devices.
 
         `coords` are [x, y, ..] of each device's chip, then the number of its box if there are
-        several; in a permutation each sends to the next one.  Between boxes, each device exchanges
-        what it keeps inside its own: before a gather there, after a reduction.  A box with fewer
-        devices of the group than others keeps more on each.
+        several boxes.  In a permutation, each device sends to the next one.  Between boxes, each
+        device exchanges its shard inside its box, before a gather or after a reduction there.  In
+        a box with fewer devices of the group, the shards are larger.
         """
         if self.count == 1:
             return self.seconds_inside(kind, size_bytes, coords)
@@ -157,8 +157,8 @@ class Topology:
     def seconds_inside(self, kind: str, size_bytes: float, coords: np.ndarray) -> float:
         """Returns the seconds of one collective among devices of one box.
 
-        Rings along every axis of the torus share gathers and reductions; an all-to-all must cross
-        the middle of the longest axis.  A switch takes what each GPU sends, all of them at once.
+        Gathers and reductions use rings along all axes of the torus at once; an all-to-all must
+        cross the middle of the longest axis.  A switch serves all GPUs at the same time.
         """
         if self.is_gpu:
             share = 1 if kind == "collective-permute" else 1 - 1 / len(coords)
@@ -182,8 +182,8 @@ class Topology:
         return chip_bytes * crossing / link
 
 
-# Larger slices than those of chips.toml consist of whole cubes, AxBxC with A <= B <= C, whose axes
-# are rings; those of smaller slices of three axes are not.
+# Slices larger than those of chips.toml consist of full cubes, AxBxC with A <= B <= C.  Their axes
+# are rings; the axes of smaller slices with three axes are not.
 CUBE_SIDE = 4
 MAX_CHIPS_OF_CUBES = {"v4": 4096, "v5p": 6144, "tpu7x": 9216}
 # Not offered: the eight chips on which the Giant Models guide serves its 64B (section 3.2).
@@ -194,9 +194,9 @@ LARGEST_NODES = 2048  # of GPUs, that a plan suggests
 
 @functools.cache
 def offered_slices(kind: str) -> tuple[Topology, ...]:
-    """Returns all slices of a kind, the fewest chips first, of equal ones the most compact.
+    """Returns all slices of a kind, ordered by number of chips, then from compact to long.
 
-    Of GPUs these are the sizes of one node, then powers of two of full nodes.
+    For GPUs, these are the sizes of one node, then powers of two of full nodes.
     """
     if kind in GPUS:
         full, doublings = GPUS_OF_A_NODE[-1], range(1, LARGEST_NODES.bit_length())
@@ -209,7 +209,7 @@ def offered_slices(kind: str) -> tuple[Topology, ...]:
 
 
 def shapes_of_cubes(max_chips: int) -> list[str]:
-    """Returns the shapes of whole cubes, up to a number of chips."""
+    """Returns the shapes of slices of full cubes, up to a number of chips."""
     sides = range(CUBE_SIDE, max_chips // CUBE_SIDE**2 + 1, CUBE_SIDE)
     boxes = itertools.combinations_with_replacement(sides, 3)
     return ["x".join(map(str, box)) for box in boxes if math.prod(box) <= max_chips]

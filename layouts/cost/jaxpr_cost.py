@@ -1,8 +1,8 @@
 """Counts FLOPs and traffic of a traced step on one device, from the shardings in its types.
 
-Under explicit axes the type of every tensor in a trace has its sharding.  The collectives follow
-from the trace, so nothing needs to be compiled: the costs of Table 1 of Shazeer et al. 2018
-(Mesh-TensorFlow), for any layout and model.
+With explicit mesh axes, the type of every tensor in a trace contains its sharding.  The collectives
+follow from the trace, so nothing needs to be compiled.  These are the costs of Table 1 of Shazeer
+et al. 2018 (Mesh-TensorFlow), for any layout and model.
 """
 
 import collections
@@ -24,7 +24,7 @@ Letters = tuple[int, ...]
 def product_letters(numbers: Any, left_rank: int, right_rank: int) -> tuple[Letters, ...]:
     """Numbers the axes of a product's operands and result; equal axes have equal numbers.
 
-    Reads pairs of summed axes, then pairs of batch axes, which come first in the result.
+    `numbers` holds pairs of summed axes, then pairs of batch axes, which come first in the result.
     """
     (left_sum, right_sum), (left_batch, right_batch) = numbers
     pairs = list(zip((*left_batch, *left_sum), (*right_batch, *right_sum), strict=True))
@@ -41,7 +41,7 @@ MANUAL = {"psum": "all-reduce", "psum_invariant": "all-reduce", "pmax": "all-red
           "all_gather": "all-gather", "reduce_scatter": "reduce-scatter",
           "all_to_all": "all-to-all", "ragged_all_to_all": "all-to-all",
           "ppermute": "collective-permute"}  # fmt: skip
-GROWING = ("all-gather", "reduce-scatter")  # the whole tensor is more than what a device keeps
+GROWING = ("all-gather", "reduce-scatter")  # the full tensor is larger than a device's part
 
 # Operations that read operands from memory and write results; others are fused into these.
 MEMORY_OPS = (
@@ -63,27 +63,27 @@ class OpCost(NamedTuple):
     scopes: str = ""
     """The named scopes in which it was traced."""
     cycles: int | None = None
-    """As the TPU compiler estimates them; None where there is no estimate."""
+    """The estimate of the TPU compiler; None if there is none."""
     kernel: KernelWork | None = None
 
     def with_kernel(self, work: KernelWork) -> "OpCost":
-        """Returns the cost with the work of a kernel."""
+        """Returns this cost with the work of a kernel."""
         return self._replace(flops=round(work.flops), kernel=work)
 
 
 class WorkCounts(NamedTuple):
-    """Counts the work of one device in an executable or a trace, or in a part of one."""
+    """Holds counts of one device's work in an executable or a trace, or in a part of one."""
 
     flops: int
     """Of matrix products."""
     collectives: tuple[Collective, ...]
     ops: tuple[OpCost, ...] = ()
-    """Operations of the trace, the last one its arguments and results, or as compiled; Pallas calls
-    have FLOPs from the trace."""
+    """Operations of the trace (the last one stands for arguments and results) or of the executable,
+    where Pallas calls have FLOPs from the trace."""
     read_bytes: int = 0
-    """Bytes that are read at least: weights, and for a token the cache."""
+    """The least number of bytes read: the weights and, to decode a token, the cache."""
     host_bytes: int = 0
-    """Bytes that offloading keeps in the host's memory: each is written and read once."""
+    """Bytes that offloading keeps in host memory: each is written once and read once."""
 
     def without(self, part: "WorkCounts") -> "WorkCounts":
         """Subtracts a part, except from the bytes that are read."""
@@ -95,7 +95,7 @@ class WorkCounts(NamedTuple):
 
 
 def subtract(items: Iterable[Item], removed: Iterable[Item]) -> tuple[Item, ...]:
-    """Removes items once for each equal one, whatever their scopes: a part has only inner ones."""
+    """Removes one item per equal removed item, ignoring scopes: a part has only inner scopes."""
     left, rest = collections.Counter(item._replace(scopes="") for item in removed), []
     for item in items:
         if left[item._replace(scopes="")]:
@@ -113,13 +113,13 @@ class LocalTensor(NamedTuple):
     places: tuple[Entry, ...]
 
     def splits(self, mesh_axis: str) -> int | None:
-        """Returns the axis of the tensor that a mesh axis splits."""
+        """Returns the axis of the tensor that a mesh axis splits, if any."""
         axes = (i for i, entry in enumerate(self.places) if mesh_axis in mesh_axes(entry))
         return next(axes, None)
 
     @property
     def unreduced(self) -> frozenset[str]:
-        """Returns the mesh axes over which devices have parts of a sum."""
+        """Returns the mesh axes over which devices hold partial sums."""
         sharding = getattr(self.value.aval, "sharding", None)
         return frozenset() if sharding is None else sharding.spec.unreduced
 
@@ -130,20 +130,20 @@ class Transfer(NamedTuple):
     kind: str
     mesh_axis: str
     tensor: LocalTensor
-    """On one device: before it is gathered, after it is scattered."""
+    """The shard on one device: before a gather, or after a scatter."""
 
     def received_bytes(self, group: int) -> float:
-        whole = self.tensor.bytes * (group if self.kind in GROWING else 1)
-        return Collective(self.kind, (), group, whole, 1, "").received_bytes
+        full_bytes = self.tensor.bytes * (group if self.kind in GROWING else 1)
+        return Collective(self.kind, (), group, full_bytes, 1, "").received_bytes
 
 
 def cost_of(jaxpr: Jaxpr, mesh: Mapping[str, int], *, merges: bool = True) -> WorkCounts:
     """Counts the cost of a traced function on a mesh.
 
-    Of a loop without a known trip count, one iteration is counted.  `merges` says whether the
-    compiler changes collectives, as that of CPUs does not: equal gathers are merged, even of
-    reshaped views, sums are added before one reduction, and a sum of which each device needs a
-    shard is a reduce-scatter, not an all-reduce.
+    A loop without a known trip count counts as one iteration.  `merges` is whether the compiler
+    optimizes collectives, which the CPU compiler does not: it merges equal gathers, even of
+    reshaped views, adds up sums before a single reduction, and replaces an all-reduce with a
+    reduce-scatter where each device needs a shard.
     """
     counter = Counter(mesh, merges=merges)
     counter.walk(jaxpr, 1, backward=False)
@@ -175,7 +175,7 @@ class Counter:
     def walk(
         self, jaxpr: Jaxpr, times: int, *, backward: bool, line: str = "", scopes: str = ""
     ) -> None:
-        """Counts equations; `line` of the model has those that name none themselves."""
+        """Counts equations; `line` is the line of the model for equations that have none."""
         flow, gathered = Flow(jaxpr), set[tuple[Any, str]]()
         for eqn in jaxpr.eqns:
             name, line_of_eqn = eqn.primitive.name, dataflow.line_of(eqn) or line
@@ -191,7 +191,7 @@ class Counter:
             if name in MEMORY_OPS:
                 flops = self.flops_of(eqn) if name in PRODUCTS else 0
                 given, made = map(flow.before, eqn.invars), [*map(flow.after, eqn.outvars)]
-                # Of a table only those rows are read that are looked up.
+                # A lookup reads only the selected rows of its table.
                 read = made if name == "gather" else given
                 size = sum(self.local(v).bytes for v in (*read, *made))
                 dtype = str(getattr(eqn.invars[0].aval, "dtype", ""))
@@ -215,7 +215,7 @@ class Counter:
                 )  # fmt: skip
 
     def emit(self, transfers: Iterable[Transfer], source: str, scopes: str, times: int) -> None:
-        """Records collectives, one for transfers of a tensor over several mesh axes."""
+        """Records collectives; a tensor's transfers over several mesh axes are one collective."""
         joined: dict[tuple[str, int], list[Transfer]] = {}
         for transfer in transfers:
             if transfer.tensor.bytes:
@@ -224,16 +224,16 @@ class Counter:
         for (kind, _), same in joined.items():
             names = [transfer.mesh_axis for transfer in same]
             group = math.prod(self.mesh[name] for name in names)
-            whole = same[0].tensor.bytes * (group if kind in GROWING else 1)
+            size = same[0].tensor.bytes * (group if kind in GROWING else 1)
             if kind == "reduce-scatter" and not self.merges:
                 kind = "all-reduce"
-            made = Collective(kind, tuple(names), group, whole, times, source, scopes=scopes)
+            made = Collective(kind, tuple(names), group, size, times, source, scopes=scopes)
             self.collectives.append(made)
 
     def is_needed(
         self, transfer: Transfer, eqn: Any, flow: Flow, gathered: set[tuple[Any, str]]
     ) -> bool:
-        """Returns whether a transfer is not merged with one before or after."""
+        """Returns whether a transfer is not merged with an earlier or a later one."""
         if transfer.kind == "all-gather":
             value = transfer.tensor.value
             key = (flow.root(value) if self.merges else value, transfer.mesh_axis)
@@ -248,13 +248,13 @@ class Counter:
         return LocalTensor(v, local_bytes(v.aval, self.sizes), places(v.aval))
 
     def flops_of(self, eqn: Any) -> int:
-        """Counts the FLOPs of a product on one device; other mesh axes repeat it."""
+        """Counts the FLOPs of a product on one device; mesh axes that do not split it repeat it."""
         operands = [self.local(v) for v in (*eqn.invars, *eqn.outvars)]
         split = [n for n in self.mesh if any(p.splits(n) is not None for p in operands)]
         return dataflow.product_flops(eqn) // math.prod(self.mesh[name] for name in split)
 
     def product(self, eqn: Any, flow: Flow) -> Iterator[Transfer]:
-        """Splits a product along one letter per mesh axis: the one that sends the least."""
+        """Yields the transfers of a product; each mesh axis splits it along the cheapest letter."""
         tensors = [self.local(v) for v in (*eqn.invars, *eqn.outvars)]
         ranks = (len(operand.places) for operand in tensors[:2])
         letters = product_letters(eqn.params["dimension_numbers"], *ranks)
@@ -272,16 +272,16 @@ class Counter:
                 yield from choices[costs.index(min(costs))]
 
     def reduction(self, eqn: Any, flow: Flow) -> Iterator[Transfer]:
-        """Adds up sums over a split axis between devices."""
+        """Yields the transfers that add up partial sums over a split axis."""
         given, out = self.local(eqn.invars[0]), self.local(eqn.outvars[0])
         for mesh_axis in self.mesh:
             if given.splits(mesh_axis) in eqn.params["axes"]:
                 yield sum_over(mesh_axis, out)
 
     def move(self, eqn: Any, flow: Flow) -> Iterator[Transfer]:
-        """Reshards or reshapes a tensor; slicing a replicated axis sends nothing.
+        """Yields the transfers of a reshard or a reshape; slicing a replicated axis needs none.
 
-        An axis that is split elsewhere afterwards is exchanged.
+        A mesh axis that moves to another axis of the tensor needs an all-to-all.
         """
         if flow.frames(eqn):
             return
@@ -300,7 +300,7 @@ class Counter:
                 yield Transfer("all-to-all", mesh_axis, old)
 
     def lookup(self, eqn: Any, flow: Flow) -> Iterator[Transfer]:
-        """Looks up rows; of a split table each device has some, and they are added up."""
+        """Yields the transfers of a lookup; rows of a split table are added up between devices."""
         table = self.local(flow.before(eqn.invars[0]))
         out = self.local(flow.after(eqn.outvars[0]))
         numbers = eqn.params["dimension_numbers"]
@@ -314,12 +314,12 @@ class Counter:
                 yield Transfer("all-gather", mesh_axis, table)
 
     def lookup_backward(self, eqn: Any, flow: Flow) -> Iterator[Transfer]:
-        """Sums gradients of a table over the tokens of all devices."""
+        """Yields the transfers that sum a table's gradients over the tokens of all devices."""
         table = self.local(flow.after(eqn.outvars[0]))
         updates = self.local(flow.before(eqn.invars[2]))
         numbers = eqn.params["dimension_numbers"]
         if numbers.operand_batching_dims:
-            return  # each row has another table
+            return  # each row has its own table
         for mesh_axis in self.mesh:
             if mesh_axis in table.unreduced:
                 continue
@@ -327,12 +327,12 @@ class Counter:
                 yield sum_over(mesh_axis, table)
 
     def manual(self, eqn: Any, flow: Flow) -> Iterator[Transfer]:
-        """Counts the collectives inside a shard_map."""
+        """Yields the transfers of a collective inside a `shard_map`."""
         names = eqn.params.get("axes") or eqn.params["axis_name"]
         kind = MANUAL[eqn.primitive.name]
         tensors = [self.local(v) for v in (eqn.outvars if kind == "reduce-scatter" else eqn.invars)]
         if eqn.primitive.name == "ragged_all_to_all":
-            # Of the rows before and after, those are fewer that have no places for all devices.
+            # Of the rows before and after, the smaller array has no space for rows of all devices.
             tensors = [min(tensors[:2], key=lambda tensor: tensor.bytes)]
         for mesh_axis in (names,) if isinstance(names, str) else names:
             for tensor in tensors if mesh_axis in self.mesh else ():
@@ -342,9 +342,9 @@ class Counter:
 def exchange(
     letter: int, mesh_axis: str, tensors: Iterable[tuple[LocalTensor, Letters, int | None]]
 ) -> Iterator[Transfer]:
-    """Yields what is sent if a mesh axis splits a product along one letter.
+    """Yields the transfers if a mesh axis splits a product along one letter.
 
-    `tensors` are the operands and the result, their letters, and the one that it splits now.
+    `tensors` are the operands and the result, each with its letters and the letter split now.
     """
     *operands, (out, out_letters, out_letter) = tensors
     for operand, operand_letters, split_letter in operands:
@@ -359,6 +359,6 @@ def exchange(
 
 
 def sum_over(mesh_axis: str, out: LocalTensor) -> Transfer:
-    """Reduces partial sums: to all devices, or scattered if the mesh axis splits the result."""
+    """Returns the transfer that adds up partial sums: a scatter if the mesh axis splits them."""
     kind = "all-reduce" if out.splits(mesh_axis) is None else "reduce-scatter"
     return Transfer(kind, mesh_axis, out)

@@ -1,4 +1,4 @@
-"""Estimates the peak memory of a traced function on one device, fused as compilers fuse it."""
+"""Estimates the peak memory of a traced function on one device, after compilers fuse it."""
 
 import collections
 from collections.abc import Mapping
@@ -13,22 +13,22 @@ FUSED_INTO = (*REDUCTIONS, *VIEWS)
 """Operations, besides elementwise ones, that compute their operands while they read them."""
 COPIES = ("reshard", "device_put", "dynamic_update_slice")  # not elementwise
 IN_PLACE = ("scan", "while", "dynamic_update_slice", "scatter-add")
-"""Operations, besides elementwise ones, whose results take the memory of operands."""
+"""Operations, besides elementwise ones, whose results reuse the memory of operands."""
 
 
 def peak_bytes(jaxpr: Jaxpr, mesh: Mapping[str, int]) -> int:
     """Estimates the peak memory on one device without the arguments and the results.
 
-    Results of elementwise operations are stored only where a product, a kernel, a loop or the like
-    reads them, in the memory of an operand if that is free then; others are computed where they are
-    used, so that what they are computed from lives as long.  What a product gathers, or computes
-    before it is scattered, lives during it and the next one, as exchanges overlap with products.
+    Results of elementwise operations are stored only if a product, a kernel, a loop or the like
+    reads them, in the memory of an operand if that is free by then.  Others are computed where they
+    are used, so their inputs live until then.  What a product gathers, or computes before a
+    scatter, lives until the next product ends, as exchanges overlap with products.
     """
     return _Memory(jaxpr, mesh).peak()
 
 
 class _Memory:
-    """Follows which values of one jaxpr are stored, and until when."""
+    """Tracks which values of one jaxpr are stored, and until when."""
 
     def __init__(self, jaxpr: Jaxpr, mesh: Mapping[str, int]) -> None:
         self._jaxpr, self._mesh, self._flow = jaxpr, mesh, Flow(jaxpr)
@@ -36,12 +36,12 @@ class _Memory:
         self._results = {v for v in jaxpr.outvars if not isinstance(v, Literal)}
         self._stored = {v: self._stores(v) for v in self._flow.makers}
         self._sources: dict[Any, frozenset[Any]] = {}
-        for eqn in jaxpr.eqns:  # in order, so that those of operands are known
+        for eqn in jaxpr.eqns:  # in order, so that the sources of operands are known
             for v in eqn.outvars:
                 self._sources[v] = frozenset({v}) if self._stored[v] else self._read_by(eqn)
 
     def peak(self) -> int:
-        """Computes the peak: the most that lives at once."""
+        """Returns the largest number of bytes that are live at the same time."""
         eqns = self._jaxpr.eqns
         last_use = {v: i for i, eqn in enumerate(eqns) for v in self._read_by(eqn)}
         freed = collections.Counter[int]()
@@ -69,12 +69,12 @@ class _Memory:
         return any(reader.primitive.name not in FUSED_INTO for reader in readers)
 
     def _read_by(self, eqn: Any) -> frozenset[Any]:
-        """Returns the stored values from which an equation computes."""
+        """Returns the stored values that an equation reads, also through fused operations."""
         operands = (v for v in eqn.invars if not isinstance(v, Literal))
         return frozenset().union(*(self._sources.get(v, frozenset()) for v in operands))
 
     def _bytes(self, v: Any) -> int:
-        """Counts the bytes of a stored value, which is sharded as it is around a look-up."""
+        """Counts the bytes of a stored value, in its smallest form around a lookup or a cast."""
         if not self._stored.get(v) or v in self._results:
             return 0
         eqn = self._flow.makers[v]
@@ -86,7 +86,7 @@ class _Memory:
         return min(sizes)
 
     def _inner(self, eqn: Any) -> int:
-        """Counts what an equation needs besides its operands and results."""
+        """Counts the bytes that an equation needs besides its operands and results."""
         if eqn.primitive.name == "dot_general":
             sent = (t for t in self._counter.product(eqn, self._flow) if t.kind in GROWING)
             return sum(t.tensor.bytes * self._mesh[t.mesh_axis] for t in sent)
@@ -97,7 +97,7 @@ class _Memory:
 
 
 def is_elementwise(eqn: Any) -> bool:
-    """Returns whether an equation computes each number from a few others, as compilers fuse it."""
+    """Returns whether an equation is elementwise, so that compilers fuse it."""
     name = eqn.primitive.name
     is_call = name in KERNELS or any(jaxprs_in_params(eqn.params))
     return not is_call and name not in (*MEMORY_OPS, *COPIES)

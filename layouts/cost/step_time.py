@@ -15,22 +15,22 @@ from layouts.device_order import topology_devices
 from layouts.mesh import over_slices
 
 LOW_PRODUCT_UTILISATION = 0.5
-"""The share of the peak that products reach at the slow end of the range of a plan for GPUs."""
+"""The share of the peak that products reach at the slow end of the range in a plan for GPUs."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Timing:
-    """Holds the seconds of a step by what takes them."""
+    """Holds the seconds of a step, broken down by their cause."""
 
     products_s: float
     other_s: float
     """Operations other than matrix products."""
     traffic_s: Mapping[str, float]
-    """By mesh axis, or several with commas; not overlapped with compute."""
+    """By mesh axis, or several joined by commas; not overlapped with compute."""
     overlapped_s: Mapping[str, float]
     """The same, overlapped with compute."""
     memory_s: float = 0.0
-    """Reading what the step reads once, at memory bandwidth; 0 where cycles include it."""
+    """Time to read what the step reads once, at memory bandwidth; 0 if cycles include it."""
 
     @property
     def step_s(self) -> float:
@@ -39,7 +39,7 @@ class Timing:
 
     @property
     def range_s(self) -> tuple[float, float]:
-        """Returns the step time with all traffic overlapped, and with none and slow products."""
+        """Returns the step time with all traffic overlapped, and with none plus slow products."""
         compute_s = max(self.products_s + self.other_s, self.memory_s)
         traffic_s = sum(self.traffic_s.values()) + sum(self.overlapped_s.values())
         slow_s = self.products_s * PRODUCT_UTILISATION / LOW_PRODUCT_UTILISATION + self.other_s
@@ -63,7 +63,7 @@ def coordinates(
 ) -> np.ndarray:
     """Returns each device's coordinates on the torus: [mesh axes .., axes of the torus].
 
-    Of several boxes, the last coordinate is the number of the box.
+    If there are several boxes, the last coordinate is the number of the box.
     """
     chip, axes = topology.chip, len(topology.extents)
     every = topology_devices(topology.torus, chip.kind, topology.count, chip.platform)
@@ -76,7 +76,7 @@ def coordinates(
 def seconds(
     topology: Topology, coords: np.ndarray, mesh: Mapping[str, int], collective: Collective
 ) -> float:
-    """Returns the seconds that one collective takes, each time; among boxes, its slowest group."""
+    """Returns the seconds of one run of a collective; across boxes, of its slowest group."""
     inner = [name in collective.mesh_axes for name in mesh]
     devices = math.prod(size for size, is_in in zip(mesh.values(), inner, strict=True) if is_in)
     by_group = np.argsort([*inner, True], kind="stable")  # axes of a group come last
@@ -91,7 +91,7 @@ def seconds(
 
 
 def op_seconds(chip: Chip, op: OpCost) -> float:
-    """Returns the seconds of an operation, all times: by its cycles, or by FLOPs or bytes.
+    """Returns the seconds of all runs of an operation, from its cycles, or its FLOPs or bytes.
 
     A kernel takes at least the time of its exponentials.
     """
@@ -116,16 +116,16 @@ def compute_s(chip: Chip, ops: Iterable[OpCost]) -> tuple[float, float]:
 def traffic_seconds(
     topology: Topology, coords: np.ndarray, mesh: Mapping[str, int], traffic: Iterable[Collective]
 ) -> tuple[dict[str, float], dict[str, float]]:
-    """Returns the seconds of traffic by mesh axes: of what compute waits for, and overlapped."""
+    """Returns the seconds of traffic by mesh axes: those that compute waits for, and overlapped."""
     waits: dict[str, float] = {}
     overlapped: dict[str, float] = {}
-    paces: dict[Collective, float] = {}  # of a byte, of each kind and group
+    seconds_per_byte: dict[Collective, float] = {}  # by kind and group
     for collective in traffic:
         kind = collective._replace(bytes=1, times=1, source="", scopes="")
-        if kind not in paces:
-            paces[kind] = seconds(topology, coords, mesh, kind)
+        if kind not in seconds_per_byte:
+            seconds_per_byte[kind] = seconds(topology, coords, mesh, kind)
         axes = ",".join(name for name in mesh if name in collective.mesh_axes)
         into = overlapped if collective.overlaps else waits
-        transfer_s = collective.times * collective.bytes * paces[kind]
+        transfer_s = collective.times * collective.bytes * seconds_per_byte[kind]
         into[axes] = into.get(axes, 0.0) + transfer_s
     return waits, overlapped

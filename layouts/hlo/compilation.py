@@ -1,4 +1,4 @@
-"""Compiles traced programs, with the options of a run for the compiler of its devices."""
+"""Compiles traced programs with a run's compiler options for its platform."""
 
 import re
 from collections.abc import Iterable
@@ -12,15 +12,15 @@ from configs.errors import RunError, UserError, brief, one_line
 
 PLATFORMS = ("cpu", "gpu", "tpu")
 WORDS = {"true": True, "false": False}
-# How XLA says that it knows no such option, or no such value of one.
+# XLA's errors for an unknown option, or an invalid value of one.
 REFUSAL = re.compile(r"No such compile option: .*|While setting option .*")
 
 DUMPED = ".after_codegen.txt"
-"""Ends the name of the dumped text in which libtpu has a program as `as_text` would return it."""
+"""The suffix of the file in which libtpu dumps a program as `as_text` would return it."""
 
 
 def parse_option(text: str) -> tuple[str, str, str]:
-    """Reads "platform:name=value", an option of XLA on one platform."""
+    """Parses "platform:name=value", an option of XLA for one platform."""
     match = re.fullmatch(r"(\w+):(xla_\w+)=(\S+)", text)
     if match is None or match[1] not in PLATFORMS:
         raise UserError(
@@ -37,9 +37,9 @@ def compile_program(
     compiler_options: Iterable[str],
     dump: Path | None = None,
 ) -> Any:
-    """Compiles a traced program with those options that are for the platform of the mesh.
+    """Compiles a traced program with the options for the platform of the mesh.
 
-    The compiler writes its texts of the program into the folder `dump`.
+    If `dump` is given, the compiler writes the text of the program into this folder.
     """
     platform = platform_of(mesh)
     options = {
@@ -64,8 +64,8 @@ def compile_program(
 def text_of(executable: Any, dump: Path | None = None) -> str:
     """Returns a compiled program's text.
 
-    Where the compiler is newer than jaxlib, which then may not understand the program, this is the
-    text that the compiler itself has left in `dump`.
+    If the compiler is newer than jaxlib, jaxlib may not understand the program.  Then this is the
+    text that the compiler itself wrote into `dump`.
     """
     try:
         return executable.as_text()
@@ -80,5 +80,5 @@ def text_of(executable: Any, dump: Path | None = None) -> str:
 
 
 def platform_of(mesh: Mesh | AbstractMesh) -> str | None:
-    """Returns CPU, TPU or GPU; None for a mesh without devices."""
+    """Returns "CPU", "TPU" or "GPU"; None for a mesh without devices."""
     return mesh.devices.flat[0].platform.upper() if isinstance(mesh, Mesh) else None

@@ -35,7 +35,7 @@ class Instruction:
 
     @property
     def op_name(self) -> str:
-        """Returns the scopes and the operation that JAX made it for; "" if it does not say."""
+        """Returns the scopes and the operation for which JAX made it; "" if unknown."""
         match = re.search(r'op_name="([^"]*)"', self.rest)
         return match[1] if match else ""
 
@@ -55,7 +55,7 @@ Computation = dict[str, Instruction]
 
 
 def joined_lines(text: str) -> Iterator[str]:
-    """Yields the lines of a program; an instruction with the metadata of a kernel has several."""
+    """Yields the lines of a program, joining instructions that a kernel's metadata splits."""
     lines = iter(text.splitlines())
     for line in lines:
         if line.startswith(" ") and line.endswith("{"):
@@ -90,7 +90,7 @@ def closing(text: str) -> int:
 
 
 def shapes(text: str) -> Iterator[tuple[int, int]]:
-    """Yields the elements of each array in a printed shape, and the bits of an element."""
+    """Yields the number of elements of each array in a printed shape, and the bits of one."""
     for kind, sizes in re.findall(r"\b([a-z]\w*)\[([\d,]*)\]", text):
         digits = re.search(r"\d+", kind.replace("pred", "pred8"))
         yield math.prod(dims(sizes)), int(digits[0]) if digits else 0
@@ -179,7 +179,7 @@ def eight_bit_type(instruction: Instruction, computation: Computation) -> str:
 
 
 def convolution_flops(instruction: Instruction, computation: Computation) -> int:
-    """Counts twice the multiplications that are not with padding or holes."""
+    """Counts two FLOPs for each multiplication that is not with padding or holes."""
     labels = re.search(r"dim_labels=(\w+)_(\w+)->(\w+)", instruction.rest)
     assert labels is not None, instruction.rest
     names = (*instruction.operands, instruction.name)
@@ -202,7 +202,7 @@ def convolution_flops(instruction: Instruction, computation: Computation) -> int
 
 
 def nth(settings: Mapping[str, str], name: str, i: int, default: int = 1) -> int:
-    """Reads a setting of the window along one axis; of a pad, the lower side."""
+    """Returns a setting of the window along one axis; for a pad, its lower side."""
     if name not in settings:
         return default
     return int(settings[name].split("x")[i].split("_")[0])

@@ -16,7 +16,7 @@ FUSED_REDUCE_SCATTER = "all-reduce-scatter"  # the TPU compiler's fusion of all-
 ASYNC_FUSION = re.compile(r"async[-_]collective")
 # What Pallas calls become on TPUs, and on GPUs by Triton and by Mosaic.
 KERNEL = re.compile(r'custom_call_target="(tpu_custom_call|__gpu\$xla\.gpu\.triton|mosaic_gpu\w*)"')
-# Instructions that neither compute nor move anything in memory; what they call is counted itself.
+# Instructions that neither compute nor move anything; what they call is counted separately.
 FREE = ("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "while", "call",
         "conditional", "after-all", "partition-id", "replica-id", "opt-barrier")  # fmt: skip
 ASYNC_CALLS = ("async-start", "call-start")  # of computations, on tpu7x those for its SparseCores
@@ -34,7 +34,7 @@ class ExecutedInstruction(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class CompiledText:
-    """Holds a program's computations by name, and where its lines come from."""
+    """Holds a program's computations by name, and the source lines of its instructions."""
 
     computations: Mapping[str, parser.Computation]
     entries: tuple[str, ...]
@@ -71,7 +71,7 @@ class CompiledText:
 
     @functools.cached_property
     def executed(self) -> list[ExecutedInstruction]:
-        """Lists all that a step executes, trip counts of loops multiplied."""
+        """Lists all instructions that a step executes; multiplies trip counts of nested loops."""
         walks = (self._walk(self.computations[e], 1, None, self.scope) for e in self.entries)
         return list(itertools.chain.from_iterable(walks))
 
@@ -91,7 +91,7 @@ class CompiledText:
                 inner_times *= self.trip_count(instruction, computation)
             elif instruction.opcode in ("fusion", *ASYNC_CALLS):
                 fusion = instruction
-            if instruction.opcode == "conditional":  # the branch that computes the most, as a trace
+            if instruction.opcode == "conditional":  # the costliest branch, as for a trace
                 inner = [self.computations[name] for name in branches(instruction)]
                 walks = [list(self._walk(branch, times, fused_in)) for branch in inner]
                 yield from max(walks, key=total_flops)
@@ -99,10 +99,10 @@ class CompiledText:
                 yield from self._walk(self.computations[name], inner_times, fusion)
 
     def trip_count(self, loop: parser.Instruction, computation: parser.Computation) -> int:
-        """Returns how often a loop runs: its counter goes up to a constant, by 1 in JAX's scans.
+        """Returns the trip count of a loop: its counter grows to a constant, by 1 in JAX's scans.
 
-        In loops that XLA makes of a product and the exchange of an operand or of the result
-        ("windowed einsum") it may go up by 2.
+        The counter may grow by 2 in loops that XLA makes of a product and the exchange of an
+        operand or of the result ("windowed einsum").
         """
         if self.is_open(loop):
             return 1
@@ -137,11 +137,11 @@ class CompiledText:
 
     @functools.cached_property
     def kernels(self) -> list[tuple[str, OpCost]]:
-        """Lists the kernels that a step runs, Pallas calls, by name; they do not tell FLOPs."""
+        """Lists the kernels (Pallas calls) that a step runs, by name; their FLOPs are unknown."""
         kernels = []
         for instruction, times, computation, _ in self.executed:
             if KERNEL.search(instruction.rest):
-                # Of scopes and operation, the last scope is the name that the kernel has in JAX.
+                # The last scope, before the operation, is the name of the kernel in JAX.
                 scope = instruction.op_name.rpartition("/")[0].rpartition("/")[2]
                 size = instruction.bytes + sum(computation[o].bytes for o in instruction.operands)
                 source, scopes = self.source(instruction), instruction.op_name
@@ -153,7 +153,7 @@ class CompiledText:
     def ops(self) -> list[OpCost]:
         """Lists what a step runs outside of Pallas calls: fusions and single operations.
 
-        Those for a TPU have the compiler's cycles, others only FLOPs and bytes.
+        On TPUs they have the compiler's cycle estimates, elsewhere only FLOPs and bytes.
         """
         ops = []
         for executed in self.executed:
@@ -172,12 +172,12 @@ class CompiledText:
 
     @functools.cached_property
     def _has_cycles(self) -> bool:
-        """Returns whether the compiler estimates cycles, so that what has none takes none."""
+        """Returns whether the compiler estimates cycles; then what has no estimate takes none."""
         every = itertools.chain.from_iterable(c.values() for c in self.computations.values())
         return any('"estimated_cycles"' in instruction.rest for instruction in every)
 
     def _runs_on_gpu(self, instruction: parser.Instruction) -> bool:
-        """Returns whether an instruction takes time on a GPU, and is no kernel or collective."""
+        """Returns whether an instruction takes time on a GPU, and is not a kernel or collective."""
         return (
             not self._has_cycles
             and instruction.opcode not in FREE
@@ -222,7 +222,7 @@ class CompiledText:
         return sum(operands) + max(written_bytes, 0)
 
     def collectives(self, mesh: Mapping[str, int]) -> list[Collective]:
-        """Returns every collective of a step; `mesh` is what the program was compiled for.
+        """Returns every collective of a step; `mesh` is the mesh of the program.
 
         A collective that several fusions share counts once.
         """
@@ -260,7 +260,7 @@ class CompiledText:
 
     @functools.cached_property
     def overlapped(self) -> set[str]:
-        """Names the starts of transfers before whose ends something else runs."""
+        """Returns the names of the starts of transfers that overlap with something else."""
         names = set[str]()
         for computation in self.computations.values():
             running = set[str]()
@@ -287,7 +287,7 @@ def collective_kind(instruction: parser.Instruction) -> str | None:
 
 
 def viewed(user: parser.Instruction, computation: parser.Computation) -> list[str]:
-    """Names the operands of an instruction, without the bitcasts between; a bitcast has none."""
+    """Returns the names of operands, looking through bitcasts; a bitcast itself has none."""
     names = []
     for name in user.operands if user.opcode != "bitcast" else ():
         while computation[name].opcode == "bitcast":
@@ -326,7 +326,7 @@ def total_flops(instructions: Iterable[ExecutedInstruction]) -> int:
 
 
 def branches(conditional: parser.Instruction) -> list[str]:
-    """Returns the computations of which a conditional executes one."""
+    """Returns the computations that are the branches of a conditional."""
     if listed := re.search(r"branch_computations=\{([^}]*)\}", conditional.rest):
         return re.findall(r"%?([\w.\-]+)", listed[1])
     names = (conditional.attribute("true_computation"), conditional.attribute("false_computation"))
@@ -334,7 +334,7 @@ def branches(conditional: parser.Instruction) -> list[str]:
 
 
 def called(instruction: parser.Instruction) -> list[str]:
-    """Returns the computations that an instruction always executes, except reductions'."""
+    """Returns the computations that an instruction always executes, except those of reductions."""
     if instruction.opcode == "while":
         name = instruction.attribute("body")  # conditions only compare, except an open loop's
     elif instruction.opcode in ("call", "fusion", *ASYNC_CALLS):

@@ -26,7 +26,7 @@ class Problem:
 
     severity: Literal["error", "warning"]
     code: str
-    """What kind of problem it is, such as "unknown-axis"."""
+    """The kind of problem, such as "unknown-axis"."""
     message: str
     subject: str = ""
     """What it is about: weights, an einsum, a mesh axis.  Empty: the rule itself."""
@@ -50,7 +50,7 @@ class SourcedRule(NamedTuple):
 
     @property
     def softened(self) -> "SourcedRule":
-        """Returns the rule with a "?", which cannot pad as well."""
+        """Returns the rule with a "?"; such a rule cannot pad."""
         return self._replace(rule=self.rule._replace(firm=False, pads=False))
 
 
@@ -65,7 +65,7 @@ class LintContext:
 
     @functools.cached_property
     def scoped_layout(self) -> Layout:
-        """Returns the layout that reads the letters of the record."""
+        """Returns the layout with the axes that the record declares."""
         return with_axes(self.layout, *self.record.declared_axes)
 
     def name(self, letter: str) -> str:
@@ -78,8 +78,8 @@ class LintContext:
 
     @property
     def tensors(self) -> list[Tensor]:
-        """Returns all tensors, some also as decoding has them, where no device splits a length, and
-        the stacks of layers that are not stored as they run."""
+        """Returns all tensors, variants that decoding shards differently, as it splits no length,
+        and stacks of layers that are not stored as they run."""
         tensors = list(self.record.tensors)
         for tensor in self.record.tensors:
             axes = tensor.axes.replace("L", "l").replace("M", "m")
@@ -137,7 +137,7 @@ def first_names(names: Iterable[str]) -> str:
 
 
 def check_spelling(context: LintContext) -> tuple[list[Problem], LintContext]:
-    """Reports rules that are wrong in themselves, and returns the context without them."""
+    """Reports rules that are wrong by themselves, and returns the context without them."""
     problems = []
     for field in FIELDS:
         good: list[str] = []
@@ -169,7 +169,7 @@ def _spelling_problem(context: LintContext, part: str, before: list[str]) -> Pro
     axis = known.by_name.get(rule.axis) or declared.get(rule.axis)
     if axis is None:
         letters = {letter for tensor in context.record.tensors for letter in tensor.axes}
-        letters |= {"H"} if "J" in letters else set()  # a rule for heads speaks of kv_heads
+        letters |= {"H"} if "J" in letters else set()  # a rule for heads applies to kv_heads
         axes = [a.name for letter, a in known.by_letter.items() if letter in letters]
         near = did_you_mean(rule.axis, [*known.by_name, *SYNONYMS]).strip()
         fix = f"{near}  This model's axes: {', '.join(axes)}.".strip()
@@ -196,9 +196,9 @@ class SplitCause(NamedTuple):
     rules: tuple[SourcedRule, ...]
     shards: int
     repeats: int = 1
-    """Groups that each shard is cut into, as the layers of a stage are."""
+    """Groups into which each shard is cut, as for the layers of a stage."""
     pattern: int = 1
-    """Layers of one repeat, where the axis counts repeats of a pattern."""
+    """Layers of one repeat, if the axis counts repeats of a pattern."""
     first: int = 0
     """Layers before the repeats."""
 
@@ -211,7 +211,7 @@ class Conflicts(NamedTuple):
     """Lists the names of the tensors that each cause affects."""
 
     shared: dict[tuple[SourcedRule, SourcedRule], list[str]]
-    """By the rule that gets a mesh axis and the one that wants it too."""
+    """By the two rules that want the same mesh axis, in the layout's order."""
     indivisible: dict[SplitCause, list[str]]
     padded: dict[SplitCause, list[str]]
 
@@ -230,7 +230,7 @@ def find_conflicts(context: LintContext) -> Conflicts:
         split: dict[int, tuple[SourcedRule, ...]] = {}
         for sourced, assigned in context.assignments(tensor):
             mesh_axis, is_won = assigned.rule.mesh_axis, assigned.lost_to is None
-            # Stages have whole layers, also where another axis splits the stored weights.
+            # Stages have complete layers, even if another axis splits the stored weights.
             in_stages = tensor.axes[assigned.position] == "N" and mesh_axis in stage_axes
             if is_won or in_stages:
                 split[assigned.position] = (*split.get(assigned.position, ()), sourced)
@@ -261,10 +261,10 @@ def find_conflicts(context: LintContext) -> Conflicts:
 
 
 def blocks_of_stack(record: Record, path: str) -> tuple[int, int]:
-    """Returns how many blocks come first in the stack of a weight, and how many each repeat has."""
+    """Returns the number of first blocks in a weight's stack, and of blocks in each repeat."""
     stack = path.partition("layers_N/")[0]
-    found = [re.match(rf"{stack}(first|layers_N)/(block\d+)/", w.path) for w in record.weights]
-    blocks = {match.groups() for match in found if match}
+    matches = [re.match(rf"{stack}(first|layers_N)/(block\d+)/", w.path) for w in record.weights]
+    blocks = {match.groups() for match in matches if match}
     first = sum(part == "first" for part, _ in blocks)
     return first, len(blocks) - first or 1
 
@@ -331,7 +331,7 @@ def _padded(context: LintContext, cause: SplitCause, names: list[str]) -> Proble
 
 
 def _mesh_axes(context: LintContext, cause: SplitCause) -> str:
-    """Names the mesh axes of a cause and their sizes, and repeats of a pipeline."""
+    """Formats the mesh axes of a cause, their sizes and the repeats of a pipeline."""
     names = [sourced.rule.mesh_axis for sourced in cause.rules]
     sizes, repeats = [str(context.mesh[name]) for name in names], cause.repeats
     around = f" in {repeats} groups each (Layout.pipeline_repeats)" if repeats > 1 else ""
@@ -373,7 +373,7 @@ def _alternative(context: LintContext, cause: SplitCause) -> str:
 
 
 def _expert_mesh_axis(context: LintContext, cause: SplitCause) -> str:
-    """Suggests a mesh axis for the experts alone, where they are over a larger one."""
+    """Suggests a smaller mesh axis for the experts alone, if theirs does not divide them."""
     [sourced, *others] = cause.rules
     mesh_axis, size = sourced.rule.mesh_axis, context.mesh[sourced.rule.mesh_axis]
     split = math.gcd(cause.size, size)

@@ -1,7 +1,7 @@
-"""Records every tensor and product of a model in a trace that allocates none of them.
+"""Records every tensor and product of a model in a trace, without allocating any.
 
-The trace runs on a mesh that has a mesh axis for each axis, with the same name.  Under the layout
-that splits each axis over its mesh axis, the type of a tensor shows its axes.
+The trace uses a mesh with one mesh axis per tensor axis, of the same name.  Its layout splits each
+axis over that mesh axis, so the type of a tensor shows its axes.
 """
 
 import dataclasses
@@ -29,7 +29,7 @@ from layouts.shards import mesh_axes
 
 
 class Statement(NamedTuple):
-    """Holds a statement of the model, and the tensors that it names with their letters."""
+    """Holds a statement of the model, and the tensors with axis letters that it names."""
 
     line: str
     text: str
@@ -56,9 +56,9 @@ class Statement(NamedTuple):
 
 
 def find_statement(error: BaseException) -> Statement:
-    """Finds the innermost statement of this checkout that names tensors by their letters.
+    """Finds the innermost statement of this checkout that names tensors with axis letters.
 
-    What fails in a backward pass is looked for in the forward pass, which is the error's cause.
+    For an error in a backward pass, searches the forward pass, which is the error's cause.
     """
     cause: BaseException | None = error
     while cause is not None:
@@ -70,7 +70,7 @@ def find_statement(error: BaseException) -> Statement:
 
 
 def statements(error: BaseException) -> Iterator[Statement]:
-    """Yields the statements of the model, layouts left out, that led to an error."""
+    """Yields the statements that led to an error, except those of layouts/."""
     for frame in traceback.extract_tb(error.__traceback__):
         if (file := code_file(frame.filename)) and frame.lineno is not None:
             lines = range(frame.lineno, (frame.end_lineno or frame.lineno) + 1)
@@ -79,7 +79,7 @@ def statements(error: BaseException) -> Iterator[Statement]:
 
 
 def code_file(path: str) -> str:
-    """Returns the name of a file of this checkout, layouts left out, or of a part of a user."""
+    """Returns the name of a file of a user, or of this checkout except layouts/; else ""."""
     others = path.startswith((str(CHECKOUT), sysconfig.get_path("stdlib"), "<"))
     return checkout_file(path) or ("" if others or "site-packages" in path else path)
 
@@ -95,7 +95,7 @@ STORED = "*"  # marks the mesh axes of stored tensors
 LAYERS = "layers"  # the axis, and the scope of what each layer of a stack computes
 LAYOUTS = str(Path(__file__).parents[1])
 SPARE_LETTERS = "ΓΔΘΛΞΠΣΦΨΩ"
-"""For declared axes whose letter another axis of the model has."""
+"""For declared axes whose letter is taken by another axis of the model."""
 
 
 class Weight(NamedTuple):
@@ -106,7 +106,7 @@ class Weight(NamedTuple):
     shape: tuple[int, ...]
     dtype: jnp.dtype
     declared_axes: tuple[Axis, ...] = ()
-    """Those of the model's parts, by which its letters are read."""
+    """Axes that the model's parts declare, which define its letters."""
 
     @property
     def bytes(self) -> int:
@@ -119,10 +119,10 @@ class Tensor(NamedTuple):
     name: str
     """A weight's path, or the letters or equation and the line of the model."""
     axes: str
-    """Letters; "_" is an axis that is whole under every layout."""
+    """Letters; "_" is an axis that no layout splits."""
     shape: tuple[int, ...]
     stored: bool
-    """Whether the rules for stored weights hold."""
+    """Whether the rules for stored weights apply."""
 
 
 class Product(NamedTuple):
@@ -131,7 +131,7 @@ class Product(NamedTuple):
     name: str
     equation: str
     flops: int
-    """Of all iterations of the scans around it."""
+    """Summed over all iterations of the scans around it."""
     in_layers: bool = False
     """Whether each layer of a stack computes it with its own weights."""
 
@@ -145,7 +145,7 @@ class Record:
     """The weights, then all other tensors."""
     products: tuple[Product, ...]
     declared_axes: tuple[Axis, ...] = ()
-    """Of the parts of the model, each with a letter that no other axis has."""
+    """Axes that the model's parts declare, each with a unique letter."""
 
     @property
     def axes(self) -> Alphabet:
@@ -159,10 +159,10 @@ class Record:
 
 
 def record(trace: Callable[[Layout], Any], declared: Iterable[Axis] = ()) -> Record:
-    """Records what `trace` does with a layout: it makes weights, uses them and returns them.
+    """Records the function `trace` of a layout, which makes weights, uses them and returns them.
 
-    `declared` has the axes that parts of the model add to the common ones.  Nothing is allocated or
-    compiled, and no device is needed.
+    `declared` holds the axes that parts of the model add to the common ones.  Nothing is allocated
+    or compiled, and no device is needed.
     """
     axes = with_unique_letters(declared)
     jaxpr, tree = trace_of_axes(trace, axes)
@@ -185,7 +185,7 @@ def record(trace: Callable[[Layout], Any], declared: Iterable[Axis] = ()) -> Rec
 
 
 def with_unique_letters(declared: Iterable[Axis]) -> tuple[Axis, ...]:
-    """Returns the axes that are not common ones, each with a letter that no other has."""
+    """Returns the declared axes that are not common ones, each with a unique letter."""
     common, axes = alphabet(), list[Axis]()
     for axis in dict.fromkeys(declared):
         if axis.name in common.by_name or axis.name in [other.name for other in axes]:
@@ -199,12 +199,12 @@ def with_unique_letters(declared: Iterable[Axis]) -> tuple[Axis, ...]:
 def trace_of_axes(trace: Callable[[Layout], Any], axes: tuple[Axis, ...]) -> tuple[Any, Any]:
     """Traces under the layout that splits each axis; returns the jaxpr, and shapes of the result.
 
-    An axis that JAX cannot split in this model, whatever the mesh, is whole.
+    Axes that JAX cannot split in this model, on any mesh, are not split.
     """
     names = [axis.name for axis in alphabet(axes).by_letter.values()]
 
     def split(names: Sequence[str]) -> tuple[Any, Any]:
-        """Traces with these axes split, each over a mesh axis of its name."""
+        """Traces with these axes split, each over the mesh axis of the same name."""
         layout = Layout(
             mesh="",
             rules=";".join(f"{name}:{name}" for name in names),
@@ -236,7 +236,7 @@ def trace_of_axes(trace: Callable[[Layout], Any], axes: tuple[Axis, ...]) -> tup
 
 
 def error_of(trace: Callable[..., object], *arguments: object) -> Exception | None:
-    """Returns what a trace raises, except mistakes that already have a message of their own."""
+    """Returns the exception of a trace, or None; lets UserErrors pass, which explain themselves."""
     try:
         trace(*arguments)
     except UserError:
@@ -247,7 +247,7 @@ def error_of(trace: Callable[..., object], *arguments: object) -> Exception | No
 
 
 def read_trace(jaxpr: Jaxpr, declared: tuple[Axis, ...]) -> tuple[list[Tensor], list[Product]]:
-    """Reads tensors and products from the types and the lines of a trace."""
+    """Returns the tensors and products of a trace, from the types and lines of its equations."""
     tensors, products = [], []
     for eqn, times in executed_equations(jaxpr):
         line, made_by_layouts = line_of(eqn), is_of_layouts(eqn)
@@ -269,7 +269,7 @@ def read_trace(jaxpr: Jaxpr, declared: tuple[Axis, ...]) -> tuple[list[Tensor], 
 def flops_of(eqn: Any) -> int | None:
     """Returns the FLOPs of a product whose operands have letters; None for other equations.
 
-    A convolution is the body of a `shard_map`, inside of which types have no letters.
+    A convolution is the body of a `shard_map`, inside which types have no letters.
     """
     if eqn.primitive.name == "dot_general":
         return product_flops(eqn)
@@ -285,14 +285,14 @@ def letters_of_type(aval: Any, declared: tuple[Axis, ...]) -> str:
 
 
 def letters_of_operand(aval: Any, declared: tuple[Axis, ...]) -> str:
-    """Returns also the letters over whose devices a tensor differs inside a `shard_map`."""
+    """Returns the letters of a tensor, and those over which it varies inside a `shard_map`."""
     by_name = alphabet(declared).by_name
     varying = {by_name[name.rstrip(STORED)].letter for name in aval.manual_axis_type.varying}
     return letters_of_type(aval, declared) + "".join(sorted(varying))
 
 
 def is_of_layouts(eqn: Any) -> bool:
-    """Returns whether an equation is inside a function of layouts that chooses how to split."""
+    """Returns whether an equation comes from a function of layouts/ that chooses its sharding."""
     frames = eqn.source_info.traceback.frames if eqn.source_info.traceback else ()
     for frame in frames:
         folder, _, name = frame.file_name.rpartition("/")

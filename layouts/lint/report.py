@@ -1,6 +1,6 @@
 """Reports every problem of a layout and a model at once, before anything is compiled.
 
-Of a legal layout, that is what it wastes: rules, computation and memory.  After Shazeer et al. 2018
+For a legal layout, these are wasted rules, computation and memory.  After Shazeer et al. 2018
 (Mesh-TensorFlow), section 8.4.
 """
 
@@ -45,7 +45,7 @@ def check_idle_rules(context: LintContext) -> list[Problem]:
 
 
 def check_repeats(context: LintContext) -> list[Problem]:
-    """Reports repeats of a pipeline where layers are not split into stages."""
+    """Reports repeats of a pipeline if layers are not split into stages."""
     repeats, stages = context.layout.pipeline_repeats, context.layout.stage_axes
     if repeats == 1 or math.prod(context.mesh.get(name, 1) for name in stages) > 1:
         return []
@@ -73,7 +73,7 @@ def _idle_rule(context: LintContext, sourced: SourcedRule, matched: bool) -> Pro
 
 
 def check_mesh_axes(context: LintContext) -> list[Problem]:
-    """Reports mesh axes along which every device computes most products again."""
+    """Reports mesh axes along which devices repeat most products."""
     problems = []
     for mesh_axis, size in context.mesh.items():
         repeated = _repeated_products(context, mesh_axis)
@@ -100,9 +100,9 @@ def _repeated_products(context: LintContext, mesh_axis: str) -> list[Product]:
 
 
 def _mesh_axes(context: LintContext, product: Product) -> set[str]:
-    """Returns the mesh axes that split a product: those of all its letters, as one tensor.
+    """Returns the mesh axes that split a product, as if one tensor had all its letters.
 
-    Stages split those of the layers.
+    Stages split the products of layers.
     """
     inputs, out = product.equation.split("->")
     letters = "".join(dict.fromkeys("N" * product.in_layers + out + inputs.replace(",", "")))
@@ -111,7 +111,7 @@ def _mesh_axes(context: LintContext, product: Product) -> set[str]:
 
 
 def _splitting_rules(context: LintContext, mesh_axis: str, share: float) -> tuple[list[str], float]:
-    """Returns legal rules that split more over a mesh axis, and the share that none splits then."""
+    """Returns legal rules that split more over a mesh axis, and the share left unsplit."""
     ruled = {sourced.rule.axis for sourced in context.rules}
     axes = ["heads", "d_ff", "vocab", "experts", "d_model"]
     axes.insert(len(axes) if "batch" in ruled else 0, "batch")
@@ -128,7 +128,7 @@ def _splitting_rules(context: LintContext, mesh_axis: str, share: float) -> tupl
 
 
 def check_replicated_weights(context: LintContext) -> list[Problem]:
-    """Reports the weights that every device holds, if they are large and a large part."""
+    """Reports the weights that every device holds, if they are large and make up a large share."""
     devices = math.prod(context.mesh.values())
     replicated = _replicated(context)
     total = max(_bytes(context.record.weights), 1)
@@ -161,7 +161,7 @@ def _bytes(weights: Iterable[Weight]) -> int:
 
 
 def _rule_that_shards(context: LintContext) -> tuple[str, int]:
-    """Returns the legal parameter rule that replicates the fewest bytes, and how many; or ""."""
+    """Returns the legal parameter rule, or "", that replicates the fewest bytes, and how many."""
     letters = dict.fromkeys(letter for weight in context.record.weights for letter in weight.axes)
     split = [mesh_axis for mesh_axis, size in context.mesh.items() if size > 1]
     best = ("", _bytes(_replicated(context)))
@@ -188,8 +188,8 @@ def lint(
 ) -> list[Problem]:
     """Finds what is wrong (errors) and what is useless (warnings), errors first.
 
-    `origins` maps settings to the lines that set them, "Layout.rules" to "layouts/mine.gin:3", and
-    axes of the data to the settings of their sizes, "batch" to "Run.batch_sequences".
+    `origins` maps settings to the lines that set them ("Layout.rules" to "layouts/mine.gin:3"), and
+    axes of the data to the settings of their sizes ("batch" to "Run.batch_sequences").
     """
     problems, context = errors.check_spelling(LintContext(layout, mesh_sizes, record, origins))
     problems += check_devices(context, torus)
@@ -201,7 +201,7 @@ def lint(
 
 
 def check_devices(context: LintContext, torus: Torus | None) -> list[Problem]:
-    """Reports why devices have no such order, or why slices do not divide the mesh axes."""
+    """Reports why devices cannot be in this order, or why slices do not divide the mesh axes."""
     order, slices, problems = context.layout.order, context.layout.slices, []
     if order is not None and (wrong := order_problems(order, context.mesh, torus)):
         subject = f"order {order!r} ({context.source('order')})"
@@ -231,7 +231,7 @@ def check(name: str, problems: list[Problem]) -> list[Problem]:
 
 
 class WeightSharding(NamedTuple):
-    """Holds sharding and size of one weight."""
+    """Holds the sharding and the size of a weight."""
 
     path: str
     axes: str
@@ -259,9 +259,9 @@ def table(
 
 
 def find_trace_problem(context: LintContext, trace: Trace) -> Problem | None:
-    """Traces a program under the layout; explains the error, if the layout is its reason.
+    """Traces a program under the layout; explains the error if the layout causes it.
 
-    It is not where the same program fails on one device.
+    The layout is not the cause if the same program also fails on one device.
     """
     error = error_of(trace, context.layout, context.mesh)
     if error is None or error_of(trace, ONE_DEVICE, {"one": 1}) is not None:

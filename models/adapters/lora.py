@@ -1,4 +1,4 @@
-"""Trains small adapters of weights in place of the weights (LoRA, Hu et al. 2021)."""
+"""Trains low-rank adapters instead of the weights (LoRA, Hu et al. 2021)."""
 
 import collections
 import fnmatch
@@ -21,11 +21,11 @@ from models.initializers import Weights
 from models.precision import FloatType
 
 Infos = Mapping[str, WeightInfo]
-Factors = tuple[str, Infos]  # kinds, as `factor_axes` has them, and the two matrices by path
+Factors = tuple[str, Infos]  # kinds, as in `factor_axes`, and the two matrices by path
 ADAPTER = "adapter"
-"""Where adapters are among the weights of a model."""
+"""The path of adapters among the weights of a model."""
 MERGED = ("embed_VD", "router_DE", "wk_RJK", "wv_RJK")
-"""Ends of paths of weights that decoding also reads otherwise than in products with rows."""
+"""Ends of the paths of weights that decoding also uses outside products with rows."""
 
 
 @spec
@@ -51,7 +51,7 @@ class Lora:
             raise UserError("Lora.targets = (): trains nothing.  Legal: one name or more.")
 
     def factors(self, base: Infos) -> dict[str, Factors]:
-        """Describes the adapters of weights, by the path of the weight."""
+        """Describes the adapters of the chosen weights, by the path of the weight."""
         names = {p: p.removesuffix(f"_{letters_of(p)}") for p, info in base.items() if info.reads}
         chosen: dict[str, Factors] = {}
         for target in self.targets:
@@ -81,7 +81,7 @@ class Lora:
         return kinds[len(outer) :], matrices
 
     def merged_paths(self, base: Infos) -> list[str]:
-        """Lists the weights that decoding reads with adapters merged: experts and `MERGED`."""
+        """Lists the weights that decoding uses with merged adapters: experts and `MERGED`."""
         factors = self.factors(base).items()
         return [path for path, (kinds, _) in factors if "s" in kinds or path.endswith(MERGED)]
 
@@ -90,7 +90,7 @@ class Lora:
         return {p: info for _, of in self.factors(base).values() for p, info in of.items()}
 
     def init(self, layout: Layout, base: Infos, declared: Iterable[Axis], key: jax.Array) -> Params:
-        """Draws new adapters, placed as the layout says; their products are zero."""
+        """Draws new adapters, sharded by the layout; their products are zero."""
         flat, rngs = {}, nnx.Rngs(params=key)
         for path, info in self.infos(base).items():
             axes = axes_of_path(path)
@@ -103,7 +103,7 @@ class Lora:
         return traverse_util.unflatten_dict(flat, sep="/")
 
     def applied(self, params: Params, base: Infos) -> Params:
-        """Returns the weights, each chosen one with its adapter."""
+        """Returns the weights, with adapters for the chosen ones."""
         flat = traverse_util.flatten_dict(params, sep="/")
         for path, (kinds, matrices) in self.factors(base).items():
             a, b = map(flat.pop, matrices)
@@ -112,9 +112,9 @@ class Lora:
 
 
 def side_by_side(adapters: Sequence[Lora], params: Params, base: Infos) -> Params:
-    """Returns the weights, each with all its adapters, of which each row of a batch reads one.
+    """Returns the weights, each with all its adapters; each row of a batch uses one of them.
 
-    The params hold the weights, and the matrices of adapter i as "i/adapter", from 1 on.
+    The params hold the weights, and the matrices of adapter i under "i/adapter", from 1 on.
     """
     flat = traverse_util.flatten_dict(params, sep="/")
     by_path = collections.defaultdict[str, list[tuple[int, str, jax.Array, jax.Array]]](list)
@@ -138,11 +138,11 @@ def side_by_side(adapters: Sequence[Lora], params: Params, base: Infos) -> Param
 
 
 def _concatenated(matrices: Sequence[jax.Array], axis: int) -> jax.Array:
-    """Concatenates matrices along an axis that is replicated before."""
+    """Concatenates matrices along an axis, after replicating it."""
 
-    def whole(matrix: jax.Array) -> jax.Array:
+    def gathered(matrix: jax.Array) -> jax.Array:
         place = [*spec_of(matrix).partitions]
         place[axis] = None
         return jax.sharding.reshard(matrix, jax.P(*place))
 
-    return jnp.concatenate([whole(matrix) for matrix in matrices], axis)
+    return jnp.concatenate([gathered(matrix) for matrix in matrices], axis)

@@ -1,4 +1,4 @@
-"""Adds a bias to the logits of attention: numbers of a table, by bucket of relative position."""
+"""Adds a bias to the logits of attention, from a table by bucket of relative position."""
 
 import functools
 from typing import NamedTuple
@@ -16,16 +16,16 @@ BUCKETS = Axis("R", "buckets", "distances of relative positions")
 
 
 class Bias(NamedTuple):
-    """Holds a bias of logits by relative position, and the table that it was read from.
+    """Holds a bias of logits by relative position, and the table that it comes from.
 
-    The gradient goes to the table alone: the values are constants.
+    Only the table has a gradient: the values are constants.
     """
 
     table_RJQ: Array
     buckets: Array | None
-    """Rows of the table, with axes "LM" or, with a cache, "BLM".  None in a gradient."""
+    """Indices into the table, with axes "LM" or, with a cache, "BLM".  None in a gradient."""
     values: Array | None
-    """With axes "BJQLM", where rows that share them have a B of 1.  None in a gradient."""
+    """With axes "BJQLM"; B has size 1 if rows share the values.  None in a gradient."""
 
     def part(self, layout: Layout, queries: slice, keys: slice) -> "Bias":
         """Returns the bias of some queries and keys, which the layout does not split."""
@@ -49,9 +49,9 @@ add_bias.defvjp(
 
 
 def bias_gradient(layout: Layout, bias: Bias, dlogits_BJQLM: Array) -> Bias:
-    """Returns the gradient of a bias: sums into buckets before devices add them up.
+    """Returns the gradient of a bias, summed by bucket before devices add up their sums.
 
-    One number per head and bucket crosses devices, instead of one per head, query and key.
+    Devices exchange one number per head and bucket, instead of one per head, query and key.
     """
     assert bias.buckets is not None
     place = dict(zip("BJQLM", spec_of(dlogits_BJQLM), strict=True))

@@ -10,7 +10,7 @@ from layouts.layout import Layout
 from models.attention.bias import Bias
 from models.attention.flash import Kernel
 
-STATIC = {"static": True}  # marks what is no array
+STATIC = {"static": True}  # marks fields that are not arrays
 
 
 @jax.tree_util.register_dataclass
@@ -19,26 +19,26 @@ class AttentionContext:
     """Holds masks and positions, which all layers of a kind share."""
 
     mask_BLM: Array | None
-    """Which keys a query sees; None where a kernel sees it from segments and causality."""
+    """Which keys a query sees; None if a kernel derives it from segments and causality."""
     causal: bool = dataclasses.field(metadata=STATIC)
     positions_BL: Array | None = None
     """Of the queries; in self-attention also of the keys."""
     prepared: Any = None
-    """What `Positions.prepare` returned: the angles of rotary positions."""
+    """The result of `Positions.prepare`, such as the angles of rotary positions."""
     relative_positions: Array | None = None
     """Query position - key position, with axes "LM" or, with a cache, "BLM"."""
     bias: Bias | None = None
-    """Added to the logits, where all layers share it."""
+    """Added to the logits, if all layers share it."""
     memory_BMD: Array | None = None
     """The encoder's output, for cross-attention."""
     cache_index: Array | None = None
     """Slot of the cache where new keys and values are written."""
     segments_BL: Array | None = None
-    """0 at padding; None where each row is a segment without padding, as in decoding."""
+    """0 at padding; None if each row is one segment without padding, as in decoding."""
     segments_BM: Array | None = None
     """Of the keys, in cross-attention."""
     kernel: Kernel | None = dataclasses.field(default=None, metadata=STATIC)
-    """What attends; None where plain attention does."""
+    """The kernel that computes attention; None for plain attention."""
     drop_tokens: bool = dataclasses.field(default=True, metadata=STATIC)
     """Whether experts drop the tokens beyond their capacity."""
 
@@ -55,7 +55,7 @@ def packed_context(
 ) -> AttentionContext:
     """Lets each token see its own segment: all of it, or in causal attention up to itself.
 
-    With a window w it sees itself and the w - 1 tokens before.
+    With a window w, it sees itself and the w - 1 tokens before.
     """
     mask_BLM = relative_LM = None
     if kernel is None:
@@ -86,7 +86,7 @@ def cross_context(
     *,
     kernel: Kernel | None = None,
 ) -> AttentionContext:
-    """Lets each token see the whole source of its segment."""
+    """Lets each token see the complete source of its segment."""
     mask_BLM = same_segment(layout, segments_BL, segments_BM) if kernel is None else None
     return AttentionContext(
         mask_BLM,
@@ -106,7 +106,7 @@ def cached_context(
     cache_index: Array,
     window: int | None,
 ) -> AttentionContext:
-    """Lets new tokens see what the mask says of a cache; experts drop none of them."""
+    """Lets new tokens see the slots of a cache that the mask marks; experts drop no tokens."""
     query_BL1 = layout.broadcast_like(positions_BL, "BL", "BLM")
     relative_BLM = query_BL1 - layout.broadcast_like(positions_BM, "BM", "BLM")
     if window is not None:

@@ -1,7 +1,7 @@
-"""Chooses the kernel that computes attention, or says why plain attention does.
+"""Chooses the kernel that computes attention, or explains why attention is plain.
 
-Flash attention (Dao et al. 2022) computes the softmax by blocks of keys, so that logits never go to
-memory.  The kernels are JAX's and tokamax's.
+Flash attention (Dao et al. 2022) computes the softmax in blocks of keys, so that logits are never
+written to memory.  The kernels are JAX's and tokamax's.
 """
 
 import functools
@@ -24,7 +24,7 @@ from models.sizes import Sizes
 Implementation = Literal["auto", "plain", "flash"]
 KernelName = Literal["splash", "mosaic", "triton"]
 GPU_KERNELS: tuple[KernelName, ...] = ("mosaic", "triton")
-NEW_GPUS = ("NVIDIA",)  # those before Ampere have the names Tesla and Quadro
+NEW_GPUS = ("NVIDIA",)  # GPUs before Ampere are named Tesla and Quadro
 HOPPERS = ("NVIDIA H", "NVIDIA GH")  # H100, H200, H20, GH200
 BLOCK = 128
 MIN_WIDTH, MAX_WIDTH = 16, 256  # of a head
@@ -47,14 +47,14 @@ class Call(NamedTuple):
     lengths: tuple[int, int]
     """Of the queries and of the keys."""
     is_cross: bool
-    """Whether keys are those of a source."""
+    """Whether the keys belong to a source."""
     training: bool
     has_bias: bool
     """Whether a bias is added to the logits."""
 
     @property
     def cases(self) -> dict[str, Any]:
-        """Tells by name which of the cases in flash.toml it is."""
+        """Returns whether each case in flash.toml applies, by name."""
         attention = self.attention
         *queries, q_width = (mesh_axes(entry) for entry in self.layout.place("BJQLK"))
         *_, memory, width = (mesh_axes(entry) for entry in self.layout.place("BJMK"))
@@ -68,7 +68,7 @@ class Call(NamedTuple):
             "has_sinks": attention.sinks,
             "has_narrow_values": attention.has_narrow_values,
             "splits_queries": shards > 1,
-            # The width of heads is split, or keys where no queries are.
+            # The width of heads is split, or keys are over mesh axes that do not split queries.
             "splits_keys_alone": q_width or width or {*memory} - {*itertools.chain(*queries)},
             "has_parts_of_blocks": any(length % (BLOCK * shards) for length in self.lengths),
             "has_short_window": window is not None and window < self.lengths[1],
@@ -82,11 +82,11 @@ LIMITS = [
     {**limit, "case": limit["case"].format(**globals())}
     for limit in tomllib.loads(Path(__file__).with_suffix(".toml").read_text())["limits"]
 ]
-"""The cases in which plain attention computes, as flash.toml describes them."""
+"""The cases in which attention is plain, from flash.toml."""
 
 
 class Choice(NamedTuple):
-    """Names the kernel that computes an attention, or says why plain attention does."""
+    """Names the kernel that computes an attention, or explains why attention is plain."""
 
     kernel: Kernel | None
     reason: str = ""
@@ -98,7 +98,7 @@ class Choice(NamedTuple):
 
 
 def choose(call: Call) -> Choice:
-    """Chooses the kernel for the devices of the mesh that is set."""
+    """Chooses the kernel for the devices of the current mesh."""
     if call.attention.implementation == "plain":
         return Choice(None, "implementation = 'plain'")
     reason = ""
@@ -113,13 +113,13 @@ def choose(call: Call) -> Choice:
 
 
 def missing(name: KernelName) -> str | None:
-    """Returns why a kernel cannot be used by any attention, or None."""
+    """Returns why no attention can use a kernel, or None."""
     checks = {"mosaic": missing_mosaic, "triton": missing_triton}
     return checks[name]() if name in checks else None
 
 
 def kernels_of_mesh(*, interpreted: bool) -> tuple[Kernel, ...]:
-    """Returns the kernels for the devices of the mesh that is set, on CPUs an interpreted one."""
+    """Returns the kernels for the devices of the current mesh; on CPUs, an interpreted one."""
     device = mesh_device()
     if device is None:
         return ()
@@ -144,7 +144,7 @@ def flash_attention(
     window: int | None = None,
     logit_cap: float | None = None,
 ) -> Array:
-    """Averages the values by the softmax of query-key products, by blocks, within segments."""
+    """Averages values by the softmax of query-key products, in blocks and within segments."""
     assert operands.sink_JQ is None or kernel.name == "splash"
     settings: dict[str, Any] = {"causal": causal, "window": window, "logit_cap": logit_cap}
     if kernel.name == "triton":
@@ -157,8 +157,8 @@ def flash_attention(
 
         settings |= {"entry": layout.place("BJQLK")[3], "interpret": kernel.interpret}
         attend = functools.partial(splash_attention, **settings)
-    # Lowercase letters are whole on each device; those in parentheses, which a tensor lacks, choose
-    # their mesh axes nevertheless.  Keys have the letter of queries, and are split in the same way.
+    # Lowercase axes are not split.  Axes in parentheses claim their mesh axes although the tensor
+    # lacks them.  Keys have the letter of queries, and are split in the same way.
     arrays = [*operands[:3], segments_BL, segments_BM]
     inputs = "BJQLk,BJ(Q)Lk,BJ(Q)Lk,B(J)(Q)L,B(J)(Q)L"
     if operands.sink_JQ is not None:

@@ -25,7 +25,7 @@ from models.initializers import Weights
 from models.parts import BlockParts, Norm
 from models.sizes import Sizes
 
-Pair = tuple[Array, Array]  # plain columns and rotated ones, or the latent vector and these
+Pair = tuple[Array, Array]  # plain and rotated columns, or the latent vector and rotated columns
 LATENT = Axis("R", "latent", "compressed keys and values")
 ROTATED = Axis("P", "rotated", "columns of a head that positions rotate")
 QUERY_LATENT = Axis("O", "query_latent", "compressed queries")
@@ -86,7 +86,7 @@ class LatentAttention(nnx.Module):
         self.spec = spec
         self.positions = parts.positions
         self.sizes = sizes
-        # A head has columns of two kinds side by side, which no device may cut.
+        # Heads are never split along their width: they have columns of two kinds side by side.
         self.layout = layout = with_axes(layout.without("d_kv"), *spec.axes)
         weights = weights.with_axes(*spec.axes)
         weights, source = weights.with_sizes(R=spec.latent, P=spec.rotated), "D"
@@ -109,7 +109,7 @@ class LatentAttention(nnx.Module):
     def __call__(
         self, x_BLD: Array, context: AttentionContext, cache: Cache | None = None, key: Key = None
     ) -> tuple[Array, Cache | None]:
-        """Attends within a row, or to the cache after the row is written to it."""
+        """Attends within a row, or to the cache after writing the row to it."""
         queries, compressed = self.queries(x_BLD, context), self.compress(x_BLD, context)
         if cache is None:
             y_BJQLK = self.attend(queries, compressed, context, key)
@@ -127,7 +127,7 @@ class LatentAttention(nnx.Module):
         return {"latent_BMR": empty(self.spec.latent), "rotated_BMP": empty(self.spec.rotated)}
 
     def placed(self, name: str, axes: str = "") -> Array:
-        """Returns a weight, by other axes than its own if they are given; heads are whole."""
+        """Returns a weight, resharded by these axes or by the letters of its name."""
         return self.layout.reshard(getattr(self, name)[...], axes or name.rpartition("_")[2])
 
     def queries(self, x_BLD: Array, context: AttentionContext) -> Pair:
@@ -146,7 +146,7 @@ class LatentAttention(nnx.Module):
         return q_BJQLK, self.positions.rotate(self.layout, q_rotated_BJQLP, "BJQLP", angles)
 
     def compress(self, x_BLD: Array, context: AttentionContext) -> Pair:
-        """Returns what the cache keeps of each token: all but the last axis may be split."""
+        """Returns what the cache keeps of each token; the last axis is never split."""
         einsum, reshard = self.layout.einsum, self.layout.reshard
         latent_BMR = einsum("BMD,DR->BMR", x_BLD, self.wkv_latent_DR[...])
         latent_BMr = self.kv_norm(reshard(latent_BMR, "BMr"), "BMr")
@@ -155,7 +155,7 @@ class LatentAttention(nnx.Module):
         return latent_BMr, reshard(rotated_BMP, "BMp")
 
     def attend(self, queries: Pair, compressed: Pair, context: AttentionContext, key: Key) -> Array:
-        """Expands keys and values to heads, as training needs them."""
+        """Attends within a row, as in training: expands keys and values to heads."""
         layout = self.layout
         (q_BJQLK, q_rotated_BJQLP), (latent_BMr, rotated_BMp) = queries, compressed
         k_BJMK = layout.einsum("BMr,rJK->BJMK", latent_BMr, self.placed("wk_RJK", "rJK"))
@@ -167,7 +167,7 @@ class LatentAttention(nnx.Module):
         return self.spec.attend(layout, Operands(q_BJQLK, k_BJMK, v_BJMK), context, key)
 
     def attend_to_cache(self, queries: Pair, cache: Cache, context: AttentionContext) -> Array:
-        """Moves the products of keys and values to queries and outputs: none is ever expanded."""
+        """Attends without expanding the cache: queries and outputs absorb the products instead."""
         layout, einsum = self.layout, self.layout.einsum
         q_BJQLK, q_rotated_BJQLP = queries
         latent_BMr, rotated_BMp = read(cache["latent_BMR"]), read(cache["rotated_BMP"])

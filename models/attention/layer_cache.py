@@ -10,10 +10,10 @@ from layouts.einsum import platform
 
 
 class LayerCache(NamedTuple):
-    """Holds an array of a layer's cache as its part of a stack of all layers.
+    """Refers to a layer's array in a stack of the caches of all layers.
 
-    A new token is written to the stack itself, where a scan over the arrays of layers would copy
-    each of them.
+    New tokens are written to the stack itself.  A scan over the arrays of layers would copy each of
+    them.
     """
 
     stack: Array

@@ -1,4 +1,4 @@
-"""Computes attention on Hopper GPUs by tokamax's Mosaic kernel, which keeps no logits in memory."""
+"""Computes attention on Hopper GPUs with tokamax's Mosaic kernel, which stores no logits."""
 
 import functools
 import importlib.util
@@ -25,7 +25,7 @@ def mosaic_attention(
     window: int | None,
     logit_cap: float | None,
 ) -> Array:
-    """Attends within the segments of rows whose keys are their queries, on one device."""
+    """Computes self-attention within the segments of rows, on one device."""
     kernel, Mask = tokamax_kernel()
     rows, kv_heads, queries, length, width = q_BJQLK.shape
     q_BLHK = jnp.swapaxes(q_BJQLK.reshape(rows, kv_heads * queries, length, width), 1, 2)
@@ -39,11 +39,11 @@ def mosaic_attention(
 
 @functools.cache
 def tokamax_kernel() -> tuple[Callable[..., Array], Any]:
-    """Imports the kernel, when it is needed, and its masks."""
+    """Imports the kernel and its mask class, when they are needed."""
     from tokamax._src.ops.attention.base import Mask
     from tokamax._src.ops.attention.pallas_mosaic_gpu import PallasMosaicGpuFlashAttention
 
-    # Each call warns that its blocks come from rules and not from a table.
+    # Each call warns that its block sizes come from rules and not from a table.
     logging.getLogger("absl").addFilter(lambda record: "Autotuning cache" not in str(record.msg))
     return PallasMosaicGpuFlashAttention(), Mask
 
@@ -51,11 +51,11 @@ def tokamax_kernel() -> tuple[Callable[..., Array], Any]:
 def key_ranges(segments_BL: Array, window: int | None) -> tuple[Array, Array]:
     """Returns the first key that each query sees, and the end of its segment.
 
-    The tokens of a segment are neighbors.
+    The tokens of a segment must be adjacent.
     """
     length = segments_BL.shape[1]
     positions_L = jnp.arange(length, dtype=jnp.int32)
-    is_other_BL = segments_BL[:, 1:] != segments_BL[:, :-1]  # from the one before
+    is_other_BL = segments_BL[:, 1:] != segments_BL[:, :-1]  # from the token before
     first_BL = jnp.pad(jnp.where(is_other_BL, positions_L[None, 1:], 0), ((0, 0), (1, 0)))
     end_BL = jnp.where(is_other_BL, positions_L[None, 1:], length)
     end_BL = jnp.pad(end_BL, ((0, 0), (0, 1)), constant_values=length)
@@ -66,7 +66,7 @@ def key_ranges(segments_BL: Array, window: int | None) -> tuple[Array, Array]:
 
 
 def missing_mosaic() -> str | None:
-    """Returns why tokamax's kernel cannot be used, or None.  It asks the GPU what it can."""
+    """Returns why tokamax's kernel cannot be used, or None.  The kernel queries the GPU."""
     if importlib.util.find_spec(PACKAGE) is None:
         return f"{PACKAGE} is not installed, whose kernel is faster"
     if jax.default_backend() != "gpu":

@@ -1,4 +1,4 @@
-"""Computes attention: packed or cached, with all, grouped or single key/value heads."""
+"""Computes packed or cached attention with multi-head, grouped or single keys and values."""
 
 from typing import ClassVar, Literal
 
@@ -59,7 +59,7 @@ class SoftmaxAttention(Attention):
 
     @property
     def sinks(self) -> bool:
-        """Returns whether heads have a logit in addition to those of their keys."""
+        """Returns whether each head has a sink, a logit in addition to those of its keys."""
         return False
 
     def kernel(self, call: Call) -> Choice:
@@ -70,8 +70,8 @@ class SoftmaxAttention(Attention):
     def attend(
         self, layout: Layout, operands: Operands, context: AttentionContext, key: Key
     ) -> Array:
-        """Averages the values by the softmax of query-key products, by a kernel or by products."""
-        if context.kernel is not None:  # it needs segments in place of a mask
+        """Averages values by the softmax of query-key products, with or without a kernel."""
+        if context.kernel is not None:  # kernels need segments instead of a mask
             segments_BL, segments_BM = context.segments_BL, context.segments_BM
             assert segments_BL is not None
             return flash_attention(
@@ -89,8 +89,8 @@ class SoftmaxAttention(Attention):
         operands = operands._replace(mask_B11LM=mask_B11LM)
         if key is not None and self.dropout:
             return attend_with_dropout(layout, key, self.dropout, operands, self.logit_cap)
-        # A slice skips no keys in a cache, or where devices share the length: each has few queries,
-        # of which the last see all keys.
+        # Slices skip no keys of a cache, or if devices share the length: each device has few
+        # queries, and the last ones see all keys.
         is_causal_row = context.causal and context.cache_index is None
         chunks = self.chunks if is_causal_row and not any(layout.place("BJQLM")[-2:]) else 1
         return attend_in_chunks(layout, chunks, operands, self.logit_cap)
@@ -169,7 +169,7 @@ class MultiHeadAttention(nnx.Module):
     def __call__(
         self, x_BLD: Array, context: AttentionContext, cache: Cache | None = None, key: Key = None
     ) -> tuple[Array, Cache | None]:
-        """Attends within a row, or to the cache after the row is written to it."""
+        """Attends within a row, or to the cache after writing the row to it."""
         q_BJQLK, k_BJMK, v_BJMK = self.project(x_BLD, context)
         if cache is not None:
             keys = write(cache["keys_BJMK"], k_BJMK, context.cache_index, axis=2)
@@ -243,7 +243,7 @@ class MultiHeadAttention(nnx.Module):
         return reshard(q_BLJqK, "BLJQK"), k_BMJK, v_BMJK
 
     def attend(self, operands: Operands, context: AttentionContext, key: Key) -> Array:
-        """Averages the values by the softmax of query-key products."""
+        """Averages values by the softmax of query-key products."""
         bias = context.bias if self.is_self_attention else None
         if self.bias is not None:
             assert context.relative_positions is not None
@@ -254,7 +254,7 @@ class MultiHeadAttention(nnx.Module):
 
 
 class SourceAttention(MultiHeadAttention):
-    """Attends to an encoded source: queries of the row, keys and values of the source."""
+    """Attends to an encoded source, with queries of the row, keys and values of the source."""
 
     is_self_attention = False
 
@@ -273,7 +273,7 @@ class SourceAttention(MultiHeadAttention):
         return self.out(self.attend(Operands(q_BJQLK, k_BJMK, v_BJMK), context, key)), cache
 
     def init_cache(self, rows: int, length: int, memory_BMD: Array | None) -> Cache:
-        """Makes a cache of the encoded source's keys and values."""
+        """Returns a cache of the encoded source's keys and values."""
         assert memory_BMD is not None
         k_BJMK, v_BJMK = self.project_source(memory_BMD)
         return {"source_keys_BJMK": k_BJMK, "source_values_BJMK": v_BJMK}

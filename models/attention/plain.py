@@ -1,4 +1,4 @@
-"""Computes attention by products and a softmax: the reference, which can do everything."""
+"""Computes attention with products and a softmax: the reference, which supports everything."""
 
 import functools
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from models.dropout import dropout
 
 
 class Operands(NamedTuple):
-    """Holds queries, keys and values, and what is added to their logits and masks them."""
+    """Holds queries, keys and values, and the bias, mask and sinks of their logits."""
 
     q_BJQLK: Array
     k_BJMK: Array
@@ -24,13 +24,13 @@ class Operands(NamedTuple):
     mask_B11LM: Array | None = None
     """None in a gradient, and before it is known."""
     sink_JQ: Array | None = None
-    """A logit of each head that takes part in the softmax and has no value."""
+    """A logit of each head that takes part in the softmax but has no value."""
 
 
 def attend_in_chunks(layout: Layout, chunks: int, operands: Operands, cap: float | None) -> Array:
-    """Attends with slices of queries, each over the keys up to its end.
+    """Attends with slices of queries, each to the keys up to its end.
 
-    The causally masked keys beyond are not computed: with n slices, (n - 1) / 2n of the work.
+    This skips later keys, which are causally masked: with n slices, (n - 1) / 2n of the work.
     """
     attend: Callable[[Layout, Operands], Array] = dot_product_attention
     if cap is not None or operands.sink_JQ is not None:
@@ -87,14 +87,14 @@ def unnormalized_probs(
 
 
 def capped(logits: Array, cap: float | None) -> Array:
-    """Bounds logits softly by cap * tanh(logits / cap); None is no bound."""
+    """Bounds logits softly by cap * tanh(logits / cap); None means no bound."""
     return logits if cap is None else cap * jnp.tanh(logits / cap)
 
 
 def masked_probs(
     logits_BJQLM: Array, mask_B11LM: Array, sink_BJQL1: Array | None = None
 ) -> tuple[Array, Array]:
-    """Returns exp(logits - max) where the mask says so, and its sum over the keys and a sink."""
+    """Returns exp(logits - max) where the mask is true, and its sum over the keys and a sink."""
     logits_BJQLM = jnp.where(mask_B11LM, logits_BJQLM, -1e9)
     max_BJQL1 = jnp.max(logits_BJQLM, axis=-1, keepdims=True)
     if sink_BJQL1 is not None:
@@ -107,9 +107,9 @@ def masked_probs(
 
 
 def softmax_attention(layout: Layout, operands: Operands, logit_cap: float | None) -> Array:
-    """Attends with logits that tanh bounds (Gemma Team 2024, section 2), or with sinks.
+    """Attends with logits bounded by tanh (Gemma Team 2024, section 2), or with sinks.
 
-    Its gradient keeps the logits, too.
+    Unlike `dot_product_attention`, its gradient keeps the logits, too.
     """
     v_BJMK = operands.v_BJMK
     probs_BJQLM, sum_BJQL = unnormalized_probs(layout, operands, logit_cap)
@@ -120,11 +120,11 @@ def softmax_attention(layout: Layout, operands: Operands, logit_cap: float | Non
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def dot_product_attention(layout: Layout, operands: Operands) -> Array:
-    """Attends without dropout; the gradient keeps the unnormalized probabilities and nothing else.
+    """Attends without dropout; per query and key, the gradient keeps one unnormalized probability.
 
-    They are divided by their sum after the product, along the head instead of along the keys.
-    The sum over the keys that the softmax's gradient needs equals the product of the output and
-    its gradient along the head (Dao et al. 2022, appendix B.2).
+    The product with values is divided by their sum, along the head instead of along the keys.  The
+    sum over keys that the softmax's gradient needs equals the product of the output and its
+    gradient, summed along the head (Dao et al. 2022, appendix B.2).
     """
     return _attention_forward(layout, operands)[0]
 

@@ -1,9 +1,9 @@
-"""Computes attention on TPUs by JAX's splash attention, which keeps no logits in memory.
+"""Computes attention on TPUs with JAX's splash attention, which stores no logits in memory.
 
-Where a layout splits the length, each device has some queries, and all keys and values are gathered
-for them (context parallelism; Llama Team 2024, section 3.3.2).  Queries of causal attention are
-dealt so that each of n devices computes the same number of blocks: device i keeps the first half
-of its own, and swaps the second half with device n - 1 - i.
+If a layout splits the length, each device has some queries, and gathers all keys and values for
+them (context parallelism; Llama Team 2024, section 3.3.2).  Queries of causal attention are dealt
+so that each of n devices computes the same number of blocks: device i keeps the first half of its
+queries, and swaps the second half with device n - 1 - i.
 """
 
 from typing import NamedTuple
@@ -19,24 +19,24 @@ from layouts.einsum import mesh_device
 from layouts.shards import Entry, mesh_axes, num_shards, ppermute, shard_index
 
 BLOCKS = (1024, 512, 256, 128)
-"""Sizes of blocks of queries and of keys, the best first; the largest that divides is taken.  The
+"""Sizes of blocks of queries and keys, the best first; the largest that divides is used.  The
 smallest is the width of a TPU's vector registers."""
 MAX_BLOCK_BYTES = 512 * 1024
-"""Of a block of one head, so that all of a kernel's blocks are in fast memory together (16 MiB on
-v4)."""
+"""Bytes of a block of one head up to which all of a kernel's blocks fit into fast memory (16 MiB
+on v4)."""
 MAX_COMPUTED_KEYS = 512
-"""Keys whose logits are in fast memory at a time."""
+"""Keys whose logits are in fast memory at the same time."""
 V5P_COMPUTED_KEYS, LONG_ROW, LONG_BLOCK = 256, 8192, 2048
-"""On v5p fewer keys at a time, and on v6e and tpu7x larger blocks of rows from this length on, are
-the fastest of most measurements of the forward pass in tokamax 0.0.17.  All are without a window,
-which larger blocks would fill with masked logits."""
+"""The fastest choices in most measurements of the forward pass in tokamax 0.0.17: on v5p fewer keys
+at a time; on v6e and tpu7x, for rows of at least this length, larger blocks.  None was measured
+with a window, for which larger blocks would compute more masked logits."""
 MAX_PARTIAL_SUMS = 4
-"""Blocks of keys up to which one kernel computes all gradients.  It writes the queries' gradient
-once for each block of keys; two kernels compute the logits twice, and write it once."""
+"""Most blocks of keys for which one kernel computes all gradients.  It writes the queries' gradient
+once for each block of keys; two kernels compute the logits twice, but write that gradient once."""
 
 
 class SeesKeys(NamedTuple):
-    """Computes whether queries see keys, by their positions."""
+    """Computes whether queries see keys, from their positions."""
 
     window: int | None
 
@@ -47,10 +47,10 @@ class SeesKeys(NamedTuple):
 
 
 class CausalMask(masks.Mask):
-    """Lets queries see the keys up to their own position, or the last of them, a window.
+    """Lets queries see the keys up to their own position, or the last of these with a window.
 
-    JAX's masks have each query in its place, and compute a whole block in numpy to know whether it
-    is masked: minutes for 131,072 tokens.  Here the ends of a block tell.
+    JAX's masks require queries in order.  They also compute each block in numpy to find out whether
+    it is masked, which takes minutes for 131,072 tokens.  Here the ends of a block suffice.
     """
 
     def __init__(self, q_sequence: np.ndarray, keys: int, window: int | None):
@@ -64,7 +64,7 @@ class CausalMask(masks.Mask):
         return len(self.q_sequence), self._keys
 
     def __getitem__(self, blocks: tuple[slice, slice]) -> np.ndarray:
-        """Returns two numbers for a block: whether any key is seen, and whether all are."""
+        """Returns whether any key of a block is seen, and whether all are, as an array."""
         queries, keys = blocks
         first, last = self.q_sequence[queries][[0, -1]]
         nearest, farthest = first - (keys.stop - 1), last - keys.start
@@ -87,7 +87,7 @@ def splash_attention(
     entry: Entry,
     interpret: bool,
 ) -> Array:
-    """Attends within segments with a device's queries; the entry says what the length is split by.
+    """Attends within segments with a device's queries; `entry` holds what splits the length.
 
     Values may be narrower than queries and keys.
     """
@@ -97,7 +97,7 @@ def splash_attention(
     rows, kv_heads, queries, length, width = q_BJQLK.shape
     memory, shards = k_BJMK.shape[2], num_shards(entry) if causal else 1
     q_BHLK = q_BJQLK.reshape(rows, kv_heads * queries, length, width)
-    # Short windows are as many keys for all queries, and need no exchange.
+    # With a short window, all queries see equally many keys, so no exchange is needed.
     is_dealt = shards > 1 and length % (2 * BLOCKS[-1]) == 0 and length < (window or memory)
     chunk = length // 2 if is_dealt else length
     if is_dealt:
@@ -118,7 +118,7 @@ def splash_attention(
     )
 
     def part_of_shard(x: Array) -> Array:
-        """Takes a device's part of the positions, or of what says which blocks it computes."""
+        """Returns a device's part of the positions, or of the arrays that select its blocks."""
         axis = 0 if x.ndim == 1 else 1
         size, index = x.shape[axis] // shards, shard_index(axes)
         return jax.lax.dynamic_slice_in_dim(x, index * size, size, axis)
@@ -135,9 +135,9 @@ def splash_attention(
 
 
 def deal(x: Array, entry: Entry, axis: int) -> Array:
-    """Swaps the second half of a device's part of an axis with that of device n - 1 - i.
+    """Swaps the second half of device i's shard along an axis with that of device n - 1 - i.
 
-    Done again, it swaps them back.
+    A second call swaps them back.
     """
     count = num_shards(entry)
     kept, sent = jnp.split(x, 2, axis)

@@ -1,7 +1,7 @@
-"""Computes attention on NVIDIA GPUs by JAX's Triton kernel, which keeps no logits in memory.
+"""Computes attention on NVIDIA GPUs with JAX's Triton kernel, which stores no logits in memory.
 
-cuDNN's attention (`jax.nn.dot_product_attention`) takes segments only as a mask of all queries and
-keys, which goes to memory.
+cuDNN's attention (`jax.nn.dot_product_attention`) accepts segments only as a mask of all queries
+and keys, which is stored in memory.
 """
 
 import importlib
@@ -17,11 +17,11 @@ MODULE = "jax.experimental.pallas.ops.gpu.attention"
 
 
 MIN_BLOCK, MAX_BLOCK = 16, 128
-"""Queries or keys: what Triton multiplies at least, and what lengths must be multiples of."""
+"""Queries or keys: the least that Triton multiplies, and what lengths must be multiples of."""
 BACKWARD_BLOCK = 32
 """JAX's default in the kernels of the gradients."""
 BLOCK_BYTES = 16 * 1024
-"""Of a block of one head: five of them fit into the shared memory of every GPU since Ampere."""
+"""Size of a block of one head; five blocks fit into the shared memory of all GPUs since Ampere."""
 
 
 def triton_attention(
@@ -34,12 +34,12 @@ def triton_attention(
     causal: bool,
     interpret: bool,
 ) -> Array:
-    """Attends within the segments of rows whose keys are their queries, on one device."""
+    """Computes self-attention within the segments of rows, on one device."""
     rows, kv_heads, queries, length, width = q_BJQLK.shape
     heads = kv_heads * queries
 
     def repeated(x_BJMK: Array) -> Array:
-        """Gives each query head its keys (or values), with heads after positions."""
+        """Repeats keys (or values) for each query head, and puts heads after positions."""
         x_BJQMK = jnp.broadcast_to(x_BJMK[:, :, None], (rows, kv_heads, queries, *x_BJMK.shape[2:]))
         return jnp.swapaxes(x_BJQMK.reshape(rows, heads, -1, width), 1, 2)
 
@@ -63,14 +63,14 @@ def missing_triton() -> str | None:
 
 
 def jax_kernels() -> ModuleType:
-    """Imports JAX's kernels, when they are needed: most runs on CPUs never do."""
+    """Imports JAX's kernels only when they are needed."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         return importlib.import_module(MODULE)
 
 
 def block_sizes(token_bytes: int) -> dict[str, int]:
-    """Returns the sizes of blocks, by the bytes that a token has in a head."""
+    """Returns the sizes of blocks, given the bytes of one token in one head."""
     fitting = BLOCK_BYTES // token_bytes
     block = max(MIN_BLOCK, min(MAX_BLOCK, 1 << (fitting.bit_length() - 1)))
     backward = min(block, BACKWARD_BLOCK)

@@ -26,12 +26,12 @@ class Beam:
     """Keeps the likeliest texts; a sentence is done when `width` texts have ended.
 
     An END counts only among the `width` best continuations, so that a beam of 1 is greedy.  A text
-    that reaches its last token is cut there and ends.
+    that reaches its maximum length is cut there and ends.
     """
 
     width: int = 4
     alpha: float = 0.6
-    """Exponent of the length that log-probabilities are divided by; 0 divides by nothing."""
+    """Exponent of the length that log-probabilities are divided by; 0 means no division."""
     penalty: Literal["gnmt", "power"] = "gnmt"
     """The length is (5 + n) / 6 (Wu et al. 2016, equation 14), or the plain number of tokens n."""
     flat: bool = True
@@ -40,7 +40,7 @@ class Beam:
         rows = inputs.prompt_lengths_B.shape[0]
         tokens_BWT = layout.reshard(jnp.zeros((rows, self.width, new_tokens), jnp.int32), "BWT")
         nothing_BW = layout.reshard(jnp.full((rows, self.width), -jnp.inf), "BW")
-        first_BW = layout.iota("BW", nothing_BW.shape, "W") == 0  # at first all are the same
+        first_BW = layout.iota("BW", nothing_BW.shape, "W") == 0  # at first all are equal
         count_B = layout.reshard(jnp.zeros((rows,), jnp.int32), "B")
         ended = DecodeOutput(tokens_BWT, nothing_BW, nothing_BW)
         return Beams(tokens_BWT, jnp.where(first_BW, 0.0, nothing_BW), ended, count_B)
@@ -48,14 +48,14 @@ class Beam:
     def advance(
         self, layout: Layout, state: Beams, logits_BWV: Array, inputs: DecodeInputs, step: Array
     ) -> tuple[Beams, Array, Array]:
-        # Scores are the model's probabilities, END before the minimum included.
+        # Scores use the model's probabilities, which include END before the minimum length.
         log_z_BW1 = layout.reshard(jax.nn.logsumexp(logits_BWV, axis=-1), "BW")[:, :, None]
-        # The best texts one token longer: as many as the beam is wide, and for each hypothesis its
-        # ENDs, which may be the best.
+        # Keeps the best texts one token longer: as many as the beam is wide, and for each
+        # hypothesis its ENDs, which may be the best.
         rows, width, vocab = layout.unpadded_shape("BWV", logits_BWV.shape)
         ends = len(inputs.stop_ids)
         best = (1 + ends) * width
-        # More than the beam can need: END and banned tokens may be masked.
+        # Takes more than the beam can need, as END and banned tokens may be masked.
         k = min(best + ends + len(inputs.banned_ids), vocab)
         best_BWU, token_BWU = layout.top_k(logits_BWV, k, "BWV")
         best_BWU, token_BWU = layout.reshard(best_BWU, "BWU"), layout.reshard(token_BWU, "BWU")
@@ -97,11 +97,11 @@ class Beam:
         return state.ended
 
     def cached(self, state: Beams) -> None:
-        """Returns nothing: the cache continues with other hypotheses than those that have ended."""
+        """Returns None: the cache has other hypotheses than those that have ended."""
 
 
 def merge_best(layout: Layout, kept: DecodeOutput, more: DecodeOutput) -> DecodeOutput:
-    """Merges two lists of texts; keeps the best, in order, to the length of the first list."""
+    """Merges two lists of texts; keeps the best, in order, as many as the first list has."""
 
     def joined(old: Array, new: Array, axes: str) -> Array:
         return jnp.concatenate([layout.reshard(old, axes), layout.reshard(new, axes)], axis=1)

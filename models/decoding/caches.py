@@ -1,4 +1,4 @@
-"""Keeps keys and values of the hypotheses of a sentence, in one cache or in one for each."""
+"""Manages the caches of the hypotheses of a sentence: one for all, or one for each."""
 
 import dataclasses
 from collections.abc import Callable
@@ -17,24 +17,24 @@ ModelStep = Callable[[Cache, Array, Array, Array, Array], tuple[Cache, Array]]
 
 
 def repeat(layout: Layout, x: Array, width: int, axes: str) -> Array:
-    """Repeats x for each hypothesis; they become the second axis."""
+    """Repeats x for each hypothesis, along a new second axis."""
     shape = (x.shape[0], width, *x.shape[1:])
     return layout.broadcast_in_dim(x, shape, (0, *range(2, len(shape))), axes)
 
 
 @dataclasses.dataclass(frozen=True)
 class HypothesisCaches:
-    """Says which slots the tokens of each hypothesis have, and feeds them to the model.
+    """Assigns slots to the tokens of each hypothesis, and feeds them to the model.
 
-    A cache holds the prompt, then one slot at each step for each of its hypotheses, then the
-    suffix of each.
+    A cache holds the prompt, then one slot per step and hypothesis, then the suffix of each
+    hypothesis.
     """
 
     layout: Layout
     flat: bool
-    """Whether all hypotheses of a sentence share one cache: each sees its own ancestors, and when
-    they change, the mask is rearranged and not the cache (GShard, Lepikhin et al. 2020, appendix
-    A.1).  Otherwise each has a cache, which moves when a hypothesis continues another."""
+    """Whether all hypotheses of a sentence share one cache.  Each then sees its own ancestors; if
+    these change, only the mask is reordered (GShard, Lepikhin et al. 2020, appendix A.1).
+    Otherwise each has a cache, which moves when a hypothesis continues another."""
     rows: int
     width: int
     prompt: int
@@ -48,7 +48,7 @@ class HypothesisCaches:
         return self.width if self.flat else 1
 
     def expand(self, cache: Cache) -> Cache:
-        """Returns the caches of the hypotheses from those of the sentences."""
+        """Expands the caches of sentences to caches of their hypotheses."""
 
         def repeated(x: Array, axes: str) -> Array:
             return self.merge(repeat(self.layout, x, self.width, axes), axes)
@@ -67,7 +67,7 @@ class HypothesisCaches:
         return change_arrays(cache, moved, with_sources=False), mask_BWM
 
     def merge(self, x: Array, axes: str) -> Array:
-        """Merges the hypotheses, the second of these axes, into the length if flat, or the rows."""
+        """Merges the second axis, the hypotheses, into the length if `flat`, else into the rows."""
         rows, width, *rest = x.shape
         shape = (rows, width * rest[0], *rest[1:]) if self.flat else (rows * width, *rest)
         return self.layout.reshape(x, shape, axes[0] + axes[2:])
@@ -128,11 +128,11 @@ class HypothesisCaches:
 def change_arrays(
     cache: Cache, change: Callable[[Array, str], Array], *, with_sources: bool = True
 ) -> Cache:
-    """Changes the arrays of a cache, given their letters with W, stacked layers one by one.
+    """Applies `change` to the arrays of a cache and their letters with W, to each layer separately.
 
     The arrays of a source are equal for all hypotheses of a sentence, so they need no reordering.
-    Axes that are whole, as those of a part, have lowercase letters: they stay so, whatever rules
-    the layout has for common axes of their letters.
+    Axes that are not split get lowercase letters, to stay so even if the layout has rules for
+    common axes with the same letters.
     """
 
     def changed(path: tuple[jax.tree_util.DictKey, ...], x: Array) -> Array:

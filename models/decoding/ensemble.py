@@ -1,4 +1,4 @@
-"""Decodes with several sets of weights of one model together."""
+"""Decodes with an ensemble: several sets of weights of one model."""
 
 import dataclasses
 import functools
@@ -17,7 +17,7 @@ Members = tuple[Params, ...]
 
 @dataclasses.dataclass(frozen=True)
 class Ensemble:
-    """Decodes with the mean of the members' probabilities.  Its params are a tuple of theirs."""
+    """Decodes with the mean of the members' probabilities.  Its params are a tuple of params."""
 
     model: Decodable
 
@@ -45,5 +45,5 @@ class Ensemble:
 
 
 def as_ensemble(model: Decodable, params: Sequence[Params]) -> tuple[Decodable, Any]:
-    """Returns the model with its weights, or several weights of it as an ensemble."""
+    """Returns the model with its only weights, or an ensemble with all weights."""
     return (model, params[0]) if len(params) == 1 else (Ensemble(model), tuple(params))

@@ -26,37 +26,37 @@ class DecodeInputs:
     """Holds what to decode, by sentence."""
 
     prompts_BL: Array
-    """The beginning of each text; tokens in the padding at the end are not read."""
+    """The beginning of each text; the tokens of the padding at the end have no effect."""
     prompt_lengths_B: Array
     """Tokens of the prompt, without padding; may be 0."""
     seeds_B: Array
     """The seed of a sentence's random choices."""
     max_new_tokens_B: Array
-    """New tokens after which a text is cut, END counted."""
+    """New tokens, including END, after which a text is cut."""
     min_new_tokens_B: Array | None = None
-    """New tokens before which no text ends, END counted."""
+    """New tokens, including END, before which no text ends."""
     begins_B: Array | None = None
-    """The token before each prompt, where they differ."""
+    """The token before each prompt, if these differ; None: `begin_id`."""
     suffix_L: Array | None = None
-    """What the texts are ranked by: the likelihood of these tokens after each."""
+    """Tokens whose likelihood after each text ranks the texts."""
     source: Batch | None = None
-    """What is translated."""
+    """The sources to translate."""
     begin_id: int = dataclasses.field(default=BEGIN, metadata={"static": True})
-    """What the model reads before each text."""
+    """The token that the model reads before each text."""
     stop_ids: tuple[int, ...] = dataclasses.field(default=(END,), metadata={"static": True})
-    """What ends a text; each is called END in this folder."""
+    """Tokens that end a text; each is called END in this folder."""
     banned_ids: tuple[int, ...] = dataclasses.field(default=(), metadata={"static": True})
-    """What no text has, whatever its probability."""
+    """Tokens that no text may contain."""
 
 
 class DecodeOutput(NamedTuple):
-    """Holds texts by sentence, the best first: new tokens, then END and zeros where one ended."""
+    """Holds texts by sentence, best first: new tokens, then END and zeros if a text ended."""
 
     tokens_BWT: Array
     score_BW: Array
-    """What texts are ranked by; minus infinity in rows without a text."""
+    """The score that ranks texts; minus infinity in rows without a text."""
     log_probability_BW: Array
-    """Under the model, at temperature 1 and without cutting."""
+    """Under the model, at temperature 1 and without truncation."""
 
 
 class Search(Protocol):
@@ -79,12 +79,12 @@ class Search(Protocol):
         """Adds one token; returns the state, the tokens and the parent of each hypothesis."""
 
     def done(self, state: Any, inputs: DecodeInputs, step: Array) -> Array:
-        """Returns which sentences need no further token."""
+        """Returns which sentences need no further tokens."""
 
     def output(self, layout: Layout, state: Any) -> DecodeOutput: ...
 
     def cached(self, state: Any) -> DecodeOutput | None:
-        """Returns the texts in the order of the cache; None where the cache has lost some."""
+        """Returns the texts in the order of the cache; None if the cache has lost some."""
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
@@ -94,12 +94,12 @@ def generate(
     """Continues each prompt, or translates each source, with at most `new_tokens` tokens.
 
     With a suffix, samples are ranked by its mean log-probability after each (Efficient Giant
-    Models guide, section 3.2): prompt, samples and suffixes share one cache where it is flat.
-    What a sentence gets follows from itself and its seed, whatever else is in the batch.
+    Models guide, section 3.2): prompt, samples and suffixes share one cache if it is flat.  The
+    result of a sentence depends only on itself and its seed, not on the rest of the batch.
     """
     if not splits_batch_alone(model.layout, params):
         return generate_together(model, search, new_tokens, params, inputs)
-    # Devices that share one loop would agree after each token whether it ends.
+    # Devices in one loop would have to agree after each token on whether it ends.
     replicated = model.with_layout(model.layout.replicated())
     on_each_device = jax.shard_map(
         functools.partial(generate_together, replicated, search, new_tokens),
@@ -111,7 +111,7 @@ def generate(
 
 
 def splits_batch_alone(layout: Layout, params: Any) -> bool:
-    """Returns whether the mesh splits the batch, and no weight."""
+    """Returns whether the mesh splits the batch but no weight."""
     sizes = jax.sharding.get_abstract_mesh().shape
     split = {name for name, size in sizes.items() if size > 1}
     entries = itertools.chain.from_iterable(map(spec_of, jax.tree.leaves(params)))
@@ -122,7 +122,7 @@ def splits_batch_alone(layout: Layout, params: Any) -> bool:
 def generate_together(
     model: Decodable, search: Search, new_tokens: int, params: Any, inputs: DecodeInputs
 ) -> DecodeOutput:
-    """Does what `generate` does with one loop for the whole mesh."""
+    """Implements `generate` with one loop for all devices."""
     layout = step_layout(model.layout)
     hypotheses, cache = start_model(model, search, new_tokens, params, inputs)
     last_B, cache, mask_BM = prefill(hypotheses, cache, inputs)
@@ -167,7 +167,7 @@ def initial_cache(*arguments: Any) -> Cache:
 def start_model(
     model: Decodable, search: Search, new_tokens: int, params: Any, inputs: DecodeInputs
 ) -> tuple[HypothesisCaches, Cache]:
-    """Returns the cache of the prepared model for the hypotheses: its kind, and an empty one."""
+    """Prepares the model; returns its caches of hypotheses, and the empty cache of sentences."""
     layout, (rows, prompt) = step_layout(model.layout), inputs.prompts_BL.shape
     suffix = 0 if inputs.suffix_L is None else inputs.suffix_L.shape[0]
     prepared = model.prepare(params, for_one_call=True)
@@ -201,7 +201,7 @@ def prefill(
 def begun_prompts(
     layout: Layout, prompts_BL: Array, lengths_B: Array, begins_B: Array
 ) -> tuple[Array, Array]:
-    """Returns the begin token and the prompt of each row, and the last token of these."""
+    """Returns the begin token and prompt of each row, and the last of these tokens."""
     begin_Bl = layout.reshard(begins_B[:, None], "Bl")
     tokens_Bl = jnp.concatenate([begin_Bl, layout.reshard(prompts_BL, "Bl")], axis=1)
     last_Bl = layout.iota("Bl", tokens_Bl.shape, "l") == lengths_B[:, None]
@@ -213,7 +213,7 @@ def feed_prompt(
 ) -> tuple[Cache, Array]:
     """Feeds the tokens of prompts from position `start` on; returns the logits after each.
 
-    The mask says which slots of the cache hold a token of the prompt.
+    The mask marks the slots of the cache that hold a token of the prompt.
     """
     slot_Bm = layout.iota("Bm", mask_Bm.shape, "m")
     position_Bl = start + layout.iota("Bl", fed_Bl.shape, "l")
@@ -225,7 +225,7 @@ def feed_prompt(
 def text_ends(
     layout: Layout, tokens_BWT: Array, inputs: DecodeInputs, last_B: Array
 ) -> tuple[Array, Array]:
-    """Returns the length of each text without its END, and its last token or the prompt's."""
+    """Returns the length of each text without END, and its last token, or the prompt's if empty."""
     width, new_tokens = tokens_BWT.shape[1:]
     index_BWT = layout.iota("BWT", tokens_BWT.shape, "T")
     is_cut_BWT = index_BWT >= inputs.max_new_tokens_B[:, None, None]
@@ -239,7 +239,7 @@ def text_ends(
 def suffix_tokens(
     layout: Layout, inputs: DecodeInputs, lengths_BW: Array, last_BW: Array
 ) -> tuple[Array, Array, Array]:
-    """Returns what is fed after each text, its positions, and the suffix that it predicts."""
+    """Returns the tokens to feed after each text, their positions, and the suffix to predict."""
     assert inputs.suffix_L is not None
     shape = (*lengths_BW.shape, inputs.suffix_L.shape[0])
     targets_BWL = layout.broadcast_in_dim(inputs.suffix_L, shape, (2,), "BWL")
@@ -263,7 +263,7 @@ def is_end(tokens: Array, stop_ids: tuple[int, ...]) -> Array:
 def ranked(
     layout: Layout, texts: DecodeOutput, score: Array, count: int, axes: str = "BW"
 ) -> DecodeOutput:
-    """Sorts texts by a score with these axes, the highest first, and keeps as many."""
+    """Sorts texts by a score with these axes, highest first, and keeps `count` of them."""
     score_BW, order_BW = layout.top_k(score, count, axes)
     return DecodeOutput(
         layout.take_along_axis(texts.tokens_BWT, order_BW, f"{axes}T"),

@@ -13,7 +13,7 @@ from models.decoding.generate import DecodeInputs, DecodeOutput, is_end, ranked
 
 
 def nucleus_of_sorted(layout: Layout, sorted_BWU: Array, top_p: float | Array) -> Array:
-    """Does what `nucleus` does with logits that are sorted from the largest."""
+    """Does the same as `nucleus`, for logits that are sorted from the largest."""
     share_BWU = jax.nn.softmax(sorted_BWU, axis=-1)
     before_BWU = layout.cumsum(share_BWU, "BWU") - share_BWU
     rank_BWU = layout.iota("BWU", sorted_BWU.shape, "U")
@@ -21,15 +21,15 @@ def nucleus_of_sorted(layout: Layout, sorted_BWU: Array, top_p: float | Array) -
 
 
 def nucleus(layout: Layout, logits_BWV: Array, top_p: float | Array) -> Array:
-    """Masks logits outside the nucleus, the likeliest tokens that hold a share of the probability.
+    """Masks logits outside the nucleus, the likeliest tokens with a probability of top_p in total.
 
-    Holtzman et al. 2019, section 3.1.  Nothing is sorted; among equals the first stays.
+    Holtzman et al. 2019, section 3.1.  Nothing is sorted; among equals the first is kept.
 
-    A token belongs to it where the tokens ahead of it hold less than top_p.  Two bisections find
-    the smallest logit that belongs and the last token among its equals; all that they need are
-    sums over the vocabulary, which may be split.
+    A token is in the nucleus if the tokens ahead of it have a probability below top_p in total.
+    Two bisections find the smallest logit in the nucleus, and the last token among its equals.
+    They need only sums over the vocabulary, which may be split.
     """
-    top_p = jnp.maximum(top_p, float(jnp.finfo(jnp.float32).tiny))  # the first always stays
+    top_p = jnp.maximum(top_p, float(jnp.finfo(jnp.float32).tiny))  # the first is always kept
     share_BWV = jax.nn.softmax(logits_BWV, axis=-1)
     key_BWV = ordered_integers(logits_BWV)
     id_BWV = layout.iota("BWV", logits_BWV.shape, "V")
@@ -49,21 +49,21 @@ def nucleus(layout: Layout, logits_BWV: Array, top_p: float | Array) -> Array:
     share_BW1 = jnp.max(jnp.where(tied_BWV, share_BWV, 0), axis=-1, keepdims=True)
     room_BW1 = jnp.ceil((top_p - mass_above(cut_BW1)) / share_BW1)
     kept_BW1 = jnp.minimum(room_BW1, tied_BW1)
-    start_BW1 = jnp.where(kept_BW1 < tied_BW1, 0, end_BW1)  # mostly all stay: nothing to search
+    start_BW1 = jnp.where(kept_BW1 < tied_BW1, 0, end_BW1)  # usually all are kept: no search
     last_BW1 = first_true(lambda id_BW1: tied_up_to(id_BW1) >= kept_BW1, start_BW1, end_BW1)
     inside_BWV = (key_BWV > cut_BW1) | (tied_BWV & (id_BWV <= last_BW1))
     return jnp.where(inside_BWV, logits_BWV, -jnp.inf)
 
 
 def ordered_integers(x: Array) -> Array:
-    """Returns integers in the order of the floats x."""
+    """Maps floats to integers in the same order."""
     x = jnp.where(x == 0, 0.0, x.astype(jnp.float32))  # -0 is not below 0
     bits = jax.lax.bitcast_convert_type(x, jnp.int32)
     return jnp.where(bits < 0, bits ^ jnp.int32(0x7FFFFFFF), bits)
 
 
 def first_true(is_true: Callable[[Array], Array], low: Array, high: Array) -> Array:
-    """Returns the smallest integers from `low` on for which it is true; it is for `high`."""
+    """Returns the smallest integers from `low` on for which it is true; it must be for `high`."""
 
     def halve(bounds: tuple[Array, Array]) -> tuple[Array, Array]:
         low, high = bounds
@@ -83,21 +83,21 @@ class Samples(NamedTuple):
 
 
 LOWEST_TEMPERATURE = 1e-6
-"""Below it, the likeliest token is taken: logits divided by less may overflow."""
+"""Below it, the likeliest token is chosen: logits divided by less may overflow."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Sampling:
-    """Draws each next token.  Temperature 0 takes the likeliest."""
+    """Samples each next token.  Temperature 0 chooses the likeliest."""
 
     temperature: float = 1.0
     top_k: int | None = None
     top_p: float | None = None
     width: int = 1
-    """Samples a sentence."""
+    """Number of samples per sentence."""
     flat: bool = True
     min_p: float = 0.0
-    """Least probability of a token, as a share of that of the likeliest one."""
+    """Minimum probability of a token, relative to the likeliest one."""
 
     def start(self, layout: Layout, inputs: DecodeInputs, new_tokens: int) -> Samples:
         rows = inputs.prompt_lengths_B.shape[0]
@@ -110,7 +110,7 @@ class Sampling:
     def advance(
         self, layout: Layout, state: Samples, logits_BWV: Array, inputs: DecodeInputs, step: Array
     ) -> tuple[Samples, Array, None]:
-        # What is reported is the model's probability, END before the minimum included.
+        # Reports the model's probabilities, which include END before the minimum length.
         log_z_BW = jax.nn.logsumexp(logits_BWV, axis=-1)
         tokens_BWV = layout.iota("BWV", logits_BWV.shape, "V")
         logits_BWV = allowed(layout, logits_BWV, tokens_BWV, inputs, step, "BWV")
@@ -139,7 +139,7 @@ class Sampling:
     def choose(
         self, layout: Layout, logits_BWV: Array, seeds_B: Array, step: Array
     ) -> tuple[Array, Array]:
-        """Chooses the next tokens; returns also their logits."""
+        """Chooses the next tokens; also returns their logits."""
         if self.temperature < LOWEST_TEMPERATURE:
             return likeliest(layout, logits_BWV)
         draw = Draw(seeds_B, step, self.temperature, self.top_p, self.min_p or None)
@@ -158,7 +158,7 @@ class Draw(NamedTuple):
 
     seeds_B: Array
     step: Array
-    """That of all sentences, or of each."""
+    """One for all sentences, or one for each."""
     temperature: Setting
     top_p: Setting | None
     min_p: Setting | None
@@ -167,15 +167,14 @@ class Draw(NamedTuple):
 
 
 def likeliest(layout: Layout, logits_BWV: Array) -> Chosen:
-    """Takes the likeliest tokens; returns also their logits."""
+    """Returns the likeliest tokens and their logits."""
     logit_BW1, token_BW1 = layout.top_k(logits_BWV, 1, "BWV")
     return squeezed(layout, token_BW1, logit_BW1)
 
 
 def with_noise(layout: Layout, weight: Array, draw: Draw, axes: str) -> Array:
-    """Adds noise to logits, so that the largest is a sample; of tokens whose probability is at
-    least min_p times the largest, if that is given (Nguyen et al. 2024).
-    """
+    """Adds noise to logits, so that the largest is a sample; if min_p is given, of tokens with at
+    least min_p times the largest probability (Nguyen et al. 2024)."""
     if draw.min_p is not None:
         top = jnp.max(weight, axis=-1, keepdims=True)
         weight = jnp.where(weight < top + jnp.log(draw.min_p), -jnp.inf, weight)
@@ -192,7 +191,7 @@ def sampled(layout: Layout, logits_BWV: Array, draw: Draw) -> Chosen:
 
 
 def sampled_of_best(layout: Layout, logits_BWV: Array, candidates: int, draw: Draw) -> Chosen:
-    """Samples from the `candidates` likeliest tokens, of which `top_k` may keep fewer.
+    """Samples from the `candidates` likeliest tokens; `draw.top_k` may keep fewer.
 
     The vocabulary may be split; only the candidates are gathered.
     """
@@ -232,10 +231,10 @@ def without_end(logits: Array, tokens: Array, is_early: Array, stop_ids: tuple[i
 
 
 def gumbel(layout: Layout, seeds_B: Array, step: Array, axes: str, shape: tuple[int, ...]) -> Array:
-    """Draws noise whose argmax, added to logits, is a sample, by a key for each sentence.
+    """Draws noise with a key for each sentence; the argmax of logits plus noise is a sample.
 
-    The step is that of all sentences, or of each.  The last axis is drawn as the first, so that its
-    padding changes no other number.
+    The step is one for all sentences, or one for each.  The last axis is drawn as the first, so
+    that its padding does not change other numbers.
     """
 
     def noise(seed: Array, step: Array) -> Array:

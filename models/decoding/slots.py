@@ -1,9 +1,9 @@
 """Continues texts that join and leave a running batch between calls: fixed slots, fixed shapes.
 
 The cache is a ring buffer: at each step all texts write their token to the same index, wherever
-each began, and see back to their first token.  So a step is one executable, whatever runs in
-the slots; when there are more or longer texts than slots hold, all move to slots of another size.
-Batching at each token: Yu et al. 2022 (Orca), section 3.1.
+they began, and see back to their first token.  Therefore one executable serves all steps.  If there
+are more or longer texts than the slots hold, all texts move to slots of another size.  Batching at
+each token: Yu et al. 2022 (Orca), section 3.1.
 """
 
 import dataclasses
@@ -26,19 +26,19 @@ from models.decoding.generate import begun_prompts, feed_prompt, is_end, log_pro
 from models.decoding.sampling import Chosen, Draw, likeliest, sampled, sampled_of_best, without_end
 
 FEW_CANDIDATES = 64
-"""Tokens that are ranked where no text samples from more of them."""
+"""Tokens that are ranked if no text samples from more of them."""
 SCORED_POSITIONS = 256
-"""Positions of a prompt whose logits are in memory at a time."""
+"""Positions of a prompt whose logits are in memory at the same time."""
 
 
 class SlotSettings(NamedTuple):
-    """Holds how each text is continued."""
+    """Holds the settings by which each text is continued."""
 
     seeds_B: Array
     max_new_tokens_B: Array
     min_new_tokens_B: Array
     temperature_B: Array
-    """0 takes the likeliest token."""
+    """0 chooses the likeliest token."""
     top_k_B: Array
     """0 means no limit."""
     top_p_B: Array
@@ -46,7 +46,7 @@ class SlotSettings(NamedTuple):
     min_p_B: Array
     """0 means no limit."""
     adapter_B: Array
-    """Which adapter of the model each text reads; 0 is none."""
+    """The adapter of the model that each text uses; 0 means none."""
 
 
 class Penalties(NamedTuple):
@@ -54,17 +54,17 @@ class Penalties(NamedTuple):
 
     bias_BV: Array
     repetition_B: Array
-    """Divides the positive logits of tokens of the text and its prompt, multiplies the others
+    """Divides positive logits of tokens in the text and its prompt, and multiplies negative ones
     (Keskar et al. 2019)."""
     presence_B: Array
-    """Subtracted from the logits of the text's tokens, frequency_B for each time it has them."""
+    """Subtracted once from the logits of tokens in the text; frequency_B, for each occurrence."""
     frequency_B: Array
     is_in_prompt_BV: Array
     counts_BV: Array
-    """How often each new text has a token."""
+    """How often each token is in the new text."""
 
     def apply(self, logits_BWV: Array) -> Array:
-        """Changes logits as vLLM does."""
+        """Applies the penalties to logits, as vLLM does."""
         penalties = self.repetition_B, self.presence_B, self.frequency_B
         repetition_B11, presence_B11, frequency_B11 = (x[:, None, None] for x in penalties)
         counts_BWV = self.counts_BV[:, None].astype(self.frequency_B.dtype)
@@ -96,7 +96,7 @@ class Slots(NamedTuple):
 
     cache: Cache
     cache_index: Array
-    """Where the ring buffer takes the next token."""
+    """Where the ring buffer stores the next token."""
     lengths_B: Array
     """Tokens of each text in the cache."""
     last_B: Array
@@ -106,11 +106,11 @@ class Slots(NamedTuple):
     running_B: Array
     settings: SlotSettings
     penalties: Penalties | None
-    """None as long as no text has any."""
+    """None as long as no text has penalties."""
 
 
 class Candidates(NamedTuple):
-    """Holds the likeliest tokens in each place, and their log-probabilities at temperature 1."""
+    """Holds the likeliest tokens at each position, with log-probabilities at temperature 1."""
 
     tokens_BTU: Array
     log_p_BTU: Array
@@ -148,7 +148,7 @@ class SlotDecoder:
     max_steps: int = 1
     """The maximum number of steps of one call."""
     candidates: int | None = None
-    """How many of the likeliest tokens are returned in each place; None scores no prompts."""
+    """How many of the likeliest tokens to return at each position; None scores no prompts."""
 
     def start(self, prepared: Any) -> Slots:
         """Returns empty slots."""
@@ -178,7 +178,7 @@ class SlotDecoder:
         )
 
     def with_penalties(self, prepared: Any, slots: Slots) -> Slots:
-        """Returns the slots where texts may have penalties; these have none."""
+        """Returns the slots with penalties for texts; those of current texts have no effect."""
         layout = step_layout(self.model.layout)
         vocab = jax.eval_shape(self.logits, prepared, slots)[1].shape[-1]
         bias_BV = layout.reshard(jnp.zeros((self.slots, vocab)), "BV")
@@ -189,7 +189,7 @@ class SlotDecoder:
     def read(self, prepared: Any, joining: Joining) -> tuple[Cache, Array, PromptScores | None]:
         """Reads prompts: returns their cache, the last token of each, and any scores.
 
-        A prompt is read in one pass; where it is scored, some positions at a time.
+        A prompt is read in one pass or, if it is scored, in chunks of its positions.
         """
         rows, length = joining.prompts_BL.shape
         layout, lengths_B = step_layout(self.model.layout), joining.prompt_lengths_B
@@ -217,7 +217,7 @@ class SlotDecoder:
     def read_rest(
         self, prepared: Any, joining: Joining, cache: Cache, start: Array, *, count: int
     ) -> tuple[Cache, Array]:
-        """Reads `count` tokens of prompts from `start` on; the cache has those before.
+        """Reads `count` tokens of prompts from `start` on; the cache has the tokens before.
 
         Returns the cache, as long as the padded prompts, and the last token of each.
         """
@@ -232,7 +232,7 @@ class SlotDecoder:
         return feed_prompt(layout, model_step, cache, fed_Bl, mask_Bm, start)[0], last_B
 
     def rank(self, layout: Layout, logits_BLV: Array) -> Candidates | None:
-        """Returns the likeliest tokens in each place, if any are wanted."""
+        """Returns the likeliest tokens at each position, if `candidates` is not 0 or None."""
         if not self.candidates:
             return None
         logit_BLU, token_BLU = layout.top_k(logits_BLV, self.candidates, "BLV")
@@ -243,9 +243,9 @@ class SlotDecoder:
         self, slots: Slots, joining: Joining, cache: Cache, last_B: Array,
         penalties: Penalties | None = None,
     ) -> Slots:  # fmt: skip
-        """Puts texts whose prompts are read into slots."""
+        """Puts texts into slots, after their prompts have been read."""
         layout, lengths_B = step_layout(self.model.layout), joining.prompt_lengths_B
-        # The token at position p of a text of n tokens is written n - p before the next index.
+        # In a text of n tokens, the token at position p is n - p slots before the next index.
         index_BM = layout.iota("BM", (len(last_B), self.cache_length), "M")
         position_BM = (index_BM - slots.cache_index + lengths_B[:, None]) % self.cache_length
         zeros_B, ones_B = jnp.zeros_like(last_B), jnp.ones_like(last_B, bool)
@@ -256,9 +256,9 @@ class SlotDecoder:
         return each_array(put_rows, (slots, new), (joining.slots_B, position_BM))
 
     def resize(self, slots: Slots, slots_B: Array) -> Slots:
-        """Moves texts from slots of another size: slot b gets that of slots_B[b].
+        """Moves texts from slots of another size: slot b gets the text of slot slots_B[b].
 
-        If that is out of range, the slot is empty.  The cache must be long enough for each text.
+        If that is out of range, slot b is empty.  The cache must be long enough for each text.
         """
         move = functools.partial(move_rows, length=self.cache_length)
         moved = each_array(move, (slots,), (slots_B, slots.cache_index))
@@ -267,7 +267,7 @@ class SlotDecoder:
     def steps(
         self, prepared: Any, slots: Slots, count: Array, allowed_BV: Array | None = None
     ) -> tuple[Slots, NewTokens]:
-        """Adds `count` tokens to each text that has not ended, only those that are allowed."""
+        """Adds `count` tokens, only allowed ones, to each text that has not ended."""
         layout = step_layout(self.model.layout)
         step_BT = layout.iota("BT", (self.slots, self.max_steps), "T")
 
@@ -305,7 +305,7 @@ class SlotDecoder:
     def step(
         self, prepared: Any, slots: Slots, allowed_BV: Array | None = None
     ) -> tuple[Slots, NewTokens]:
-        """Adds one token to each text; returns these."""
+        """Adds one token to each text; also returns these tokens."""
         layout = step_layout(self.model.layout)
         cache, logits_BWV = self.logits(prepared, slots)
         token_B, log_p_B = self.choose(layout, logits_BWV, slots, allowed_BV)
@@ -344,7 +344,7 @@ class SlotDecoder:
         of_all_B = samples_B & (settings.top_k_B == 0)
         of_best_B = samples_B & (settings.top_k_B > 0)
         is_limited_B = (settings.top_p_B < 1) | (settings.min_p_B > 0)
-        # Texts that are not sampled have some legal temperature.
+        # Texts that are not sampled need some legal temperature.
         temperature_B = jnp.where(samples_B, settings.temperature_B, 1)
         # Without a nucleus, round-off of the cumulative sum must not drop the last tokens.
         top_p_B = jnp.where(settings.top_p_B < 1, settings.top_p_B, 2)
@@ -385,9 +385,9 @@ class SlotDecoder:
 
 
 def each_array(change: Callable[..., Array], trees: Sequence[Any], others: Sequence[Array]) -> Any:
-    """Changes the arrays that have axes, given their letters; they stay placed as they are.
+    """Applies `change` to all arrays with axis letters in their names, and keeps their sharding.
 
-    `others` are what the changes of all arrays depend on.
+    `others` are passed to each change.
     """
 
     def changed(path: tuple[Any, ...], *arrays: Array) -> Array:
@@ -402,7 +402,7 @@ def each_array(change: Callable[..., Array], trees: Sequence[Any], others: Seque
 
 
 def put_rows(axes: str, old: Array, new: Array, slots_B: Array, position_BM: Array) -> Array:
-    """Puts rows into slots.  Along M, index m gets what a row has at position_BM[row, m].
+    """Puts rows into slots.  Along M, index m gets a row's entry at position_BM[row, m].
 
     Entries whose position is beyond the row are undefined.  Stacked layers have a leading axis.
     """
@@ -431,7 +431,7 @@ def move_rows(axes: str, old: Array, slots_B: Array, cache_index: Array, *, leng
 
 
 def set_length(axes: str, old: Array, *, length: int) -> Array:
-    """Cuts an array along M, or fills it up with zeros."""
+    """Cuts an array along M, or pads it with zeros."""
     if "M" not in axes:
         return old
     memory = old.ndim - len(axes) + axes.index("M")

@@ -56,7 +56,7 @@ class Mlp(FeedForward):
         return MlpLayer(self, sizes, layout, weights)
 
     def activate(self, h: Array, gate: Array | None) -> Array:
-        """Applies the activation, to the gate where there is one."""
+        """Applies the activation, to the gate if there is one."""
         activation = ACTIVATIONS.get(self.activation)
         if gate is None:
             assert activation is not None
@@ -90,7 +90,7 @@ class MlpLayer(nnx.Module):
     def __call__(
         self, x_BLD: Array, segments_BL: Array | None, key: Key = None, *, drop_tokens: bool = True
     ) -> tuple[Array, None]:
-        """Returns the output of each token, and no load: there are no experts."""
+        """Returns the output of each token, and None in place of a load of experts."""
         einsum, gate_BLF = self.layout.einsum, None
         h_BLF = self.biased(einsum("BLD,DF->BLF", x_BLD, self.wi_DF[...]), "bi_F")
         if self.spec.gated:

@@ -1,4 +1,4 @@
-"""Joins attention, norms and feed-forward layers to residual blocks."""
+"""Combines attention, norms and feed-forward layers into residual blocks."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -20,20 +20,20 @@ from models.sizes import Sizes
 
 
 class Contexts(NamedTuple):
-    """Holds what the attentions of a block see: that of the row, and that to the source."""
+    """Holds what a block's attentions see: attention within the row, and to the source."""
 
     row: AttentionContext
     source: AttentionContext | None = None
 
 
-ByKind = tuple[Contexts, ...]  # of the kinds of blocks of a stack
+ByKind = tuple[Contexts, ...]  # one for each kind of blocks in a stack
 
 
 class BlockLayer(nnx.Module):
-    """Adds attention, attention to a source where there is one, and feed-forward or experts.
+    """Computes attention, attention to a source if there is one, and feed-forward or experts.
 
-    Each reads the residual and is added to it, with norms where the block has them.  `kind` is the
-    index of the block's contexts among those of its stack.
+    Each reads the residual and is added to it, with the norms of the block.  `kind` is the index of
+    the block's contexts among those of its stack.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class BlockLayer(nnx.Module):
     def __call__(
         self, x_BLD: Array, contexts: ByKind, cache: Cache | None = None, key: Key = None
     ) -> tuple[Array, Cache | None, Load | None]:
-        """Returns the row after this block, the cache with it, and the load of its experts."""
+        """Returns the row after this block, the updated cache, and the load of its experts."""
         context, source_context = contexts[self.kind]
         keys = split_key(key, 4)
         source_keys = split_key(None if key is None else jax.random.fold_in(key, 4))
@@ -92,14 +92,14 @@ class BlockLayer(nnx.Module):
         return self.add(x_BLD, y_BLD, self.mlp_post_norm, keys[3]), cache, load
 
     def init_cache(self, rows: int, length: int, memory_BMD: Array | None) -> Cache:
-        """Makes the caches of all attentions, for this number of rows of this length."""
+        """Returns the caches of all attentions, for this number of rows of this length."""
         cache = self.attention.init_cache(rows, length, None)
         if memory_BMD is None:
             return cache
         return {**cache, **self.source_attention.init_cache(rows, length, memory_BMD)}
 
     def add(self, x_BLD: Array, y_BLD: Array, norm: NormLayer | None, key: Key) -> Array:
-        """Adds to the residual, scaled and with dropout; normalizes what is added or the sum."""
+        """Adds y to the residual, scaled and with dropout; normalizes y or the sum."""
         y_BLD = y_BLD if self.norms_sum else normed(norm, y_BLD)
         if self.residual_scale != 1:
             y_BLD *= self.residual_scale
@@ -108,7 +108,7 @@ class BlockLayer(nnx.Module):
 
 
 def normed(norm: NormLayer | None, x_BLD: Array) -> Array:
-    """Normalizes hidden states where a block has this norm."""
+    """Normalizes hidden states if the block has this norm."""
     return x_BLD if norm is None else norm(x_BLD)
 
 
@@ -125,7 +125,7 @@ class BlockSequence(nnx.Module):
         return {name: getattr(self, name) for name in self.names}
 
     def init_cache(self, rows: int, length: int, memory_BMD: Array | None) -> Cache:
-        """Makes the caches of all blocks, by name."""
+        """Returns the caches of all blocks, by name."""
         return {name: one.init_cache(rows, length, memory_BMD) for name, one in self.each().items()}
 
     def __call__(

@@ -1,9 +1,9 @@
 """Runs the layers of a stack in stages on different devices, one microbatch after another.
 
 Huang et al. 2019 (GPipe), section 2.3.  At each tick every stage runs layers on one microbatch and
-sends the result to the next stage.  A layout asks for it by a rule for layers, "layers:pipe", which
-then has its mesh axes to itself inside the stack.  With `Layout.pipeline_repeats` microbatches go
-around the stages several times, through another group of each stage's layers each time (Narayanan
+sends the result to the next stage.  A layout enables stages with a rule for layers, "layers:pipe".
+Inside the stack, its mesh axes split nothing else.  With `Layout.pipeline_repeats`, microbatches go
+around the stages several times, each time through another group of each stage's layers (Narayanan
 et al. 2021, section 2.2: the interleaved schedule).
 """
 
@@ -20,17 +20,17 @@ from layouts.layout import Layout
 from layouts.shards import mesh_axes, num_shards, ppermute, spec_of
 
 Tree = Any  # of arrays
-# Runs layers: their weights, the input of a microbatch, what else comes with it, and the number of
-# the first layer, 0 where it is left out; returns the output, and the loads of each layer.
+# Runs layers, given their weights, the input of a microbatch, its other arrays, and the number of
+# the first layer, by default 0; returns the output, and the loads of each layer.
 Layers = Callable[..., tuple[Array, Tree]]
-Remat = Callable[[Layers], Layers]  # saves less for the backward pass, as the model's settings say
+Remat = Callable[[Layers], Layers]  # applies the rematerialization of the model's settings
 FIRST_GROWTH = 48  # entries of XLA's table of nested maps; see `with_nested_maps`
 # At most 10 were seen in one pass through a block; R-drop has two, forward and backward.
 MAPS_OF_BLOCK = 64
 
 
 def stage_axes(layout: Layout) -> tuple[str, ...]:
-    """Returns the mesh axes of a layout over which layers are run in stages; none without any."""
+    """Returns the mesh axes over which a layout runs layers in stages, if any."""
     return layout.stage_axes if num_shards(layout.stage_axes) > 1 else ()
 
 
@@ -40,10 +40,10 @@ def has_repeats(layout: Layout) -> bool:
 
 
 class Schedule(NamedTuple):
-    """Says which microbatch each stage runs at each tick.
+    """Computes which microbatch each stage runs at each tick.
 
-    Microbatches go in waves of one for each stage: the first of a wave is back from the last stage
-    just when the first stage has passed on the others.
+    Microbatches go in waves with one microbatch per stage: the first of a wave returns from the
+    last stage just when the first stage has sent on the others.
     """
 
     stages: int
@@ -53,12 +53,12 @@ class Schedule(NamedTuple):
 
     @property
     def ticks(self) -> int:
-        """Returns how many ticks the stages take together."""
+        """Returns the number of ticks of the schedule."""
         return self.turn(self.repeats - 1, self.microbatches - 1) + self.stages
 
     @property
     def bubble(self) -> float:
-        """Returns the share of their time that stages idle, before and after microbatches."""
+        """Returns the share of time in which stages idle, before and after microbatches."""
         return (self.ticks - self.repeats * self.microbatches) / self.ticks
 
     def turn(self, repeat: Any, microbatch: Any) -> Any:
@@ -84,8 +84,8 @@ def with_nested_maps(layout: Layout, x: Array, blocks: int) -> Array:
 
     In jax 0.10.2 XLA keeps the mesh axes around nested maps in a hash table.  If the table grows
     when it inserts the first map inside another one, it loses the axes of that map, and XLA aborts
-    ("IsManualSubgroup").  The table grows at 48, 96, 192, ... entries: here inside these maps, and
-    not again before the program ends.  jax 0.12 does not need them.
+    ("IsManualSubgroup").  The table grows at 48, 96, 192, ... entries.  These maps make it grow
+    here, and not again before the program ends.  jax 0.12 does not need them.
     """
     axes, entries = stage_axes(layout), FIRST_GROWTH
     if not axes or jax.__version_info__ >= (0, 12):
@@ -107,10 +107,10 @@ def with_nested_maps(layout: Layout, x: Array, blocks: int) -> Array:
 
 
 def in_stages(layout: Layout, layers: Layers, remat: Remat) -> Layers:
-    """Returns the same function, which runs in stages where the layout splits layers.
+    """Returns the same function, which runs in stages if the layout splits layers.
 
-    Mapped by `jax.vmap` over microbatches, these go through the stages one after another.
-    Rematerialises a group of layers as a whole where the layout has repeats.
+    Under `jax.vmap` over microbatches, these go through the stages one after another.  If the
+    layout has repeats, each group of layers is rematerialised as a unit.
     """
     if not stage_axes(layout):
         return layers
@@ -133,18 +133,18 @@ def in_stages(layout: Layout, layers: Layers, remat: Remat) -> Layers:
 
 
 def before_stages(layout: Layout, layers: Layers) -> Layers:
-    """Returns the same function, for layers before those in stages: all devices of stages run them.
+    """Returns the same function, for layers before the stages: the devices of all stages run them.
 
-    Mapped by `jax.vmap` over microbatches, it runs one after another.
+    Under `jax.vmap` over microbatches, it runs them one after another.
     """
     if not (axes := stage_axes(layout)):
         return layers
 
-    def whole(weights: Tree, x_BLD: Array, other: Tree) -> tuple[Array, Tree]:
+    def unstaged(weights: Tree, x_BLD: Array, other: Tree) -> tuple[Array, Tree]:
         x_BLD, other = jax.tree.map(lambda x: without_axes(x, axes), (x_BLD, other))
         return layers(weights, x_BLD, other)
 
-    in_turn = jax.custom_batching.custom_vmap(whole)
+    in_turn = jax.custom_batching.custom_vmap(unstaged)
 
     @in_turn.def_vmap
     def run(
@@ -153,7 +153,7 @@ def before_stages(layout: Layout, layers: Layers) -> Layers:
         def microbatch(numbered: tuple[Array, Array]) -> tuple[Array, Tree]:
             at, x_BLD = numbered
             other = jax.tree.map(lambda x, each: index(x, at) if each else x, others, is_mapped[2])
-            return whole(weights, x_BLD, other)
+            return unstaged(weights, x_BLD, other)
 
         results = jax.lax.map(microbatch, (jnp.arange(len(x_ABLD), dtype=jnp.int32), x_ABLD))
         return results, jax.tree.map(lambda x: True, results)
@@ -172,8 +172,8 @@ def run_stages(
 ) -> tuple[Array, Tree]:
     """Runs all microbatches through all stages; returns their outputs, and the loads of each layer.
 
-    What else comes with them is an array of all microbatches where `is_mapped`, or the same for
-    each.  A group's weights are taken inside `remat`, or each tick would save a copy of them.
+    `others` are arrays of all microbatches where `is_mapped`, else the same for each.  A group's
+    weights are selected inside `remat`; otherwise each tick would save a copy of them.
     """
     axes, inside = stage_axes(layout), inside_stages(layout)
     schedule = Schedule(num_shards(axes), len(x_ABLD), layout.pipeline_repeats)
@@ -233,7 +233,7 @@ def run_stages(
 
 
 def by_microbatch(x: Array, delay: Array | int, schedule: Schedule) -> Array:
-    """Sorts what a stage did at each tick by microbatch, then by repeat."""
+    """Sorts a stage's results of all ticks by microbatch, then by repeat."""
     stages, repeats = schedule.stages, schedule.repeats
     x = jax.lax.dynamic_slice_in_dim(x, delay, schedule.ticks - stages + 1)
     missing = -len(x) % (stages * repeats)
@@ -243,7 +243,7 @@ def by_microbatch(x: Array, delay: Array | int, schedule: Schedule) -> Array:
 
 
 def reshape_first(x: Array, count: int, shape: tuple[int, ...]) -> Array:
-    """Reshapes the first axes of x, which are whole; one of their new sizes is -1."""
+    """Reshapes the first axes of x, which are not split; one of their new sizes may be -1."""
     place = jax.P(*[None] * len(shape), *spec_of(x)[count:])
     return jnp.reshape(x, (*shape, *x.shape[count:]), out_sharding=place)
 
@@ -258,10 +258,10 @@ def without_axes(x: Array, axes: tuple[str, ...], first: tuple[str, ...] | None 
 
 
 def is_repeated(x: Array) -> bool:
-    """Returns whether stages get x repeated along a first axis, not shared.
+    """Returns whether stages get x repeated along a first axis, instead of sharing it.
 
-    The gradient of what stages share is summed inside their `shard_map`, where XLA's CPU backend
-    aborts at sums of 16 bits (jax 0.10.2); that of repeats is summed outside, with more traffic.
+    The gradient of a shared array is summed inside the `shard_map`, where XLA's CPU backend aborts
+    at 16-bit sums (jax 0.10.2).  That of repeats is summed outside, with more traffic.
     """
     is_float = jnp.issubdtype(x.dtype, jnp.inexact)
     return is_float and x.dtype.itemsize == 2 and platform() == "cpu"
@@ -275,10 +275,10 @@ def repeat(x: Array, axes: tuple[str, ...]) -> Array:
 
 
 def interleave(x_N: Array, axes: tuple[str, ...], repeats: int) -> Array:
-    """Sends layers to the stages that run them; returns this stage's, by the exchange they came in.
+    """Sends layers to the stages that run them; returns this stage's groups, by their exchange.
 
-    Stored, each stage has groups of layers that follow each other, as many as repeats.  In each
-    exchange every stage sends one group and receives one.
+    Each stage stores consecutive groups of layers, one for each repeat.  In each exchange every
+    stage sends one group and receives one.
     """
     x_N = reshape_first(x_N, 1, (repeats, -1))
     if repeats == 1:
@@ -297,9 +297,10 @@ def interleave(x_N: Array, axes: tuple[str, ...], repeats: int) -> Array:
 
 
 def exchange_of(group: Any, stages: int, repeats: int) -> Any:
-    """Returns in which exchange a group of layers goes from its stored place to its stage.
+    """Returns in which exchange a group of layers moves to the stage that runs it.
 
-    These are group // repeats and group % stages; no two groups of an exchange share either.
+    Stage group // repeats stores it, and stage group % stages runs it; no two groups of an exchange
+    share either.
     """
     return (group + group // math.lcm(stages, repeats)) % repeats
 

@@ -1,4 +1,4 @@
-"""Stacks equal blocks: stores their weights stacked and runs them by a scan or a loop."""
+"""Stacks equal blocks: stores their weights stacked and runs them with a scan or a loop."""
 
 import dataclasses
 from collections.abc import Callable
@@ -20,12 +20,12 @@ from models.layers.pipeline import before_stages, has_repeats, in_stages, inside
 from models.parts import BlockParts
 from models.spec import TransformerSpec
 
-# By the path of a block in its stack: a Load with a leading axis for the layers that have its
-# weights, or None where there are no experts.
+# By the path of a block in its stack: a Load with a leading axis for the layers that use its
+# weights, or None if there are no experts.
 Loads = dict[str, Any]
-# Weights of all blocks, with a leading axis for the repeats, or a list of those of each.
+# Weights of all blocks, with a leading axis for the repeats, or as a list with one item per repeat.
 Stacked = Any
-# Caches of the first blocks, by name, and of the repeats: a list, or with a leading axis for them.
+# Caches of the first blocks, by name, and of the repeats, as a list or with a leading axis.
 Caches = tuple[Cache, Any]
 Inputs = tuple[ByKind, Array | None]  # the last is a key
 
@@ -34,9 +34,9 @@ MakeContexts = Callable[[BlockParts], Contexts]
 
 
 class Stack(nnx.Module):
-    """Runs all layers: the first blocks, once, then repeats of a pattern of blocks.
+    """Runs all layers: the first blocks once, then the repeats of a pattern of blocks.
 
-    Each weight of the pattern has a leading axis N, the repeats, however the layers are run.
+    Each weight of the pattern has a leading axis N, the repeats, both with a scan and a loop.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Stack(nnx.Module):
     def __call__(
         self, x_BLD: Array, make_contexts: MakeContexts, key: Key = None
     ) -> tuple[Array, Loads]:
-        """Runs whole rows through all layers and the norm; also returns the experts' loads."""
+        """Runs complete rows through all layers and the norm; also returns the experts' loads."""
         inputs, loads = (self.contexts(make_contexts), key), Loads()
         if self.first.names:
             _, weights = nnx.split(self.first)
@@ -87,10 +87,7 @@ class Stack(nnx.Module):
         return normed(self.norm, x_BLD), loads
 
     def contexts(self, make_contexts: MakeContexts) -> ByKind:
-        """Returns the contexts of each kind of block, with what all its layers share.
-
-        That is the angles of rotary positions, or a shared relative bias.
-        """
+        """Returns the contexts of each kind of block, with shared rotary angles or biases."""
         shared = []
         for kind in self.kinds:
             contexts = make_contexts(kind)
@@ -107,17 +104,17 @@ class Stack(nnx.Module):
         return tuple(shared)
 
     def run_first(self, weights: Params, x_BLD: Array, inputs: Inputs) -> tuple[Array, Loads]:
-        """Runs whole rows through the first blocks."""
+        """Runs complete rows through the first blocks."""
         loads = Loads()
         for index, (name, block) in enumerate(self.first.each().items()):
             layer = self.remat(self.layer_runner(block, inputs))
-            # Repeats of the pattern have smaller numbers.
+            # Repeats of the pattern use smaller numbers.
             x_BLD, load = layer(x_BLD, (weights[name], self.spec.layers + index))
             loads[f"first/{name}"] = jax.tree.map(lambda x: x[None], load)
         return x_BLD, loads
 
     def layer_runner(self, block: BlockLayer | BlockSequence, inputs: Inputs) -> Callable:
-        """Returns what runs a layer, or a repeat of the pattern, with given weights and number."""
+        """Returns a function that runs a layer, or a repeat, given its weights and its number."""
         contexts, key = inputs
         graph, _ = nnx.split(block)
 
@@ -134,9 +131,9 @@ class Stack(nnx.Module):
     def run_layers(
         self, weights: Stacked, x_BLD: Array, inputs: Inputs, first: Array | int = 0
     ) -> tuple[Array, Any]:
-        """Runs whole rows through the layers with these weights; `first` is the first index."""
+        """Runs complete rows through the layers with these weights; `first` is the first index."""
         layer = self.layer_runner(self.layers_N, inputs)
-        layer = jax.named_scope("layers")(layer)  # the lint counts by it what stages split
+        layer = jax.named_scope("layers")(layer)  # the lint uses it to count what stages split
         if not has_repeats(self.layout):
             layer = self.remat(layer)
         if self.spec.scan:
@@ -150,7 +147,7 @@ class Stack(nnx.Module):
         return x_BLD, jax.tree.map(lambda *arrays: jnp.stack(arrays), *each)
 
     def remat(self, run: Callable) -> Callable:
-        """Returns the function with the rematerialization of the settings."""
+        """Wraps a function in the rematerialization of the settings."""
         if self.spec.remat == "none":
             return run
         policy = jax.checkpoint_policies.save_and_offload_only_these_names(
@@ -166,7 +163,7 @@ class Stack(nnx.Module):
     def init_cache(
         self, weights: Stacked, batch_sequences: int, cache_length: int, memory_BMD: Array | None
     ) -> Caches:
-        """Makes the caches of all layers, stacked or in a list as their weights are."""
+        """Returns the caches of all layers, stacked or in a list like their weights."""
 
         def of_layer(weights: Stacked) -> Cache:
             return self.layer(weights).init_cache(batch_sequences, cache_length, memory_BMD)
@@ -179,7 +176,7 @@ class Stack(nnx.Module):
     def step(
         self, weights: Stacked, x_BLD: Array, caches: Caches, make_contexts: MakeContexts
     ) -> tuple[Array, Caches]:
-        """Runs new tokens through all layers and the norm; returns the caches with them."""
+        """Runs new tokens through all layers and the norm; also returns the updated caches."""
         contexts = self.contexts(make_contexts)
         first, repeats = caches
         x_BLD, updated_first, _ = self.first(x_BLD, contexts, first)

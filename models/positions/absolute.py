@@ -1,4 +1,4 @@
-"""Adds a vector for each position to embeddings: learned, or of sines and cosines, or none."""
+"""Adds a vector for each position to embeddings: learned, sinusoidal, or none."""
 
 from typing import ClassVar
 

@@ -44,8 +44,8 @@ class Relative(Positions):
             )
 
     def check(self, sizes: Sizes, block: BlockParts, *, causal: bool) -> None:
-        """Refuses buckets of which none is exact, or none covers a range of distances."""
-        if sizes.has_encoder and self.buckets < 4:  # which has half of them for each direction
+        """Raises UserError if buckets are too few for the two directions of an encoder."""
+        if sizes.has_encoder and self.buckets < 4:  # half of them for each direction
             raise UserError(
                 f"Relative.buckets = {self.buckets}: relative positions need at least 4 with an "
                 "encoder."
@@ -68,10 +68,10 @@ class RelativeBias(nnx.Module):
         self.bias_RJQ = weights.with_axes(BUCKETS).with_sizes(R=spec.buckets).zeros("RJQ", "R")
 
     def __call__(self, relative_positions: Array, causal: bool) -> Bias:
-        """Returns the bias by query position - key position, with axes "LM" or "BLM"."""
+        """Returns the bias for query position - key position, with axes "LM" or "BLM"."""
         settings = self.spec.buckets, self.spec.max_distance
         buckets = relative_buckets(relative_positions, *settings, causal)
-        # Its gradient is a few numbers, which `bias_gradient` adds up over devices at once.
+        # Its gradient is small; `bias_gradient` adds it up over devices immediately.
         table_RJQ = reduced_over(self.bias_RJQ[...].astype(float), ())
         table_RJQ = self.layout.reshard(table_RJQ, "RJQ")
         axes = "BLM"[-buckets.ndim :]
@@ -82,10 +82,10 @@ class RelativeBias(nnx.Module):
 
 
 def relative_buckets(positions: Array, buckets: int, max_distance: int, causal: bool) -> Array:
-    """Returns the bucket of query position - key position: exact while near, then logarithmic.
+    """Returns the bucket of query position - key position: exact if near, else logarithmic.
 
-    Raffel et al. 2020 (T5), section 2.1.  In causal attention keys ahead get bucket 0; otherwise
-    the upper half of the buckets is theirs.
+    Raffel et al. 2020 (T5), section 2.1.  In causal attention, keys ahead get bucket 0; otherwise
+    they get the upper half of the buckets.
     """
     first = jnp.zeros_like(positions)
     if causal:

@@ -1,5 +1,4 @@
-"""Rotates queries and keys by angles that grow with the position; scales these for rows longer than
-in training.
+"""Rotates queries and keys by angles that grow with the position; scales these for longer rows.
 
 Rates are the angles per position, the fastest first: theta to the power of 0, -2/d, -4/d, ...
 """
@@ -34,19 +33,19 @@ class RopeScaling:
 
     @property
     def magnitude(self) -> float:
-        """Returns what multiplies rotated queries and keys."""
+        """Returns the factor of rotated queries and keys."""
         return 1.0
 
     @property
     def max_length(self) -> int | None:
-        """Returns the tokens of the longest row that it is for; None is no limit."""
+        """Returns the number of tokens in the longest row that it supports; None means no limit."""
         return None
 
     def check(self, pairs: int) -> None:
-        """Raises for heads of which it cannot scale as many rates as columns rotate in pairs."""
+        """Raises UserError if it cannot scale the rates of this number of pairs of columns."""
 
     def scaled(self, rates_k: Rates, theta: float) -> Rates:
-        """Returns the rates in place of the plain ones."""
+        """Returns the scaled rates."""
         raise NotImplementedError(f"{type(self).__name__} has no scaled")
 
 
@@ -114,7 +113,7 @@ class YarnScaling(RopeScaling):
 
     @property
     def magnitude(self) -> float:
-        """Returns what multiplies rotated queries and keys (equation 22)."""
+        """Returns the factor of rotated queries and keys (equation 22)."""
         if self.attention_factor is not None:
             return self.attention_factor
         return 0.1 * math.log(self.factor) + 1 if self.factor > 1 else 1.0
@@ -237,7 +236,7 @@ class Rotary(Positions):
         return int(columns * self.fraction)
 
     def prepare(self, positions_BL: Array, width: int) -> "Rotation":
-        """Returns the angles position x rate for heads of this width."""
+        """Returns the cosines and sines of position x rate, for heads of this width."""
         rates, magnitude = plain_rates(self.theta, self.width(width)), 1.0
         if self.scaling is not None:
             rates, magnitude = self.scaling.scaled(rates, self.theta), self.scaling.magnitude
@@ -250,10 +249,10 @@ class Rotary(Positions):
         )
 
     def rotate(self, layout: Layout, x: Array, axes: str, prepared: "Rotation") -> Array:
-        """Rotates pairs of head columns, whose halves are paired.  RoFormer, equation 34."""
-        whole = axes[:-1] + axes[-1].lower()
-        x, table_axes = layout.reshard(x, whole), whole[0] + whole[-2:]
-        tables = (layout.broadcast_like(table, table_axes, whole) for table in prepared)
+        """Rotates pairs of columns, one from each half of a head.  RoFormer, equation 34."""
+        unsplit = axes[:-1] + axes[-1].lower()
+        x, table_axes = layout.reshard(x, unsplit), unsplit[0] + unsplit[-2:]
+        tables = (layout.broadcast_like(table, table_axes, unsplit) for table in prepared)
         width = prepared.cos_BLk.shape[-1]
         if width == x.shape[-1]:
             return layout.reshard(_rotated(x, *tables), axes)
@@ -262,7 +261,7 @@ class Rotary(Positions):
 
 
 class Rotation(NamedTuple):
-    """Holds the angles by which positions rotate heads, in JAX's float type, of both halves."""
+    """Holds cosines and sines of rotation angles, in JAX's float type, for both halves of heads."""
 
     cos_BLk: Array
     sin_BLk: Array
@@ -270,10 +269,10 @@ class Rotation(NamedTuple):
 
 
 def swap_by_product(x: Array) -> Array:
-    """Swaps the halves of the last axis, exactly, by the matrix unit.
+    """Swaps the halves of the last axis exactly, on the matrix unit.
 
-    A TPU moves columns within a register slowly: on v5e a rotation takes 1.1 ms after this product,
-    and 4.0 ms after `jnp.roll`, by the compiler's cycles (67 million elements in bfloat16).
+    TPUs move columns within a register slowly: on v5e a rotation takes 1.1 ms with this product and
+    4.0 ms with `jnp.roll`, by the compiler's cycle estimates (67 million elements in bfloat16).
     """
     swap_kk = jnp.roll(jnp.eye(x.shape[-1], dtype=x.dtype), x.shape[-1] // 2, axis=1)
     return jnp.einsum(
@@ -290,6 +289,6 @@ def _rotated(x: Array, cos: Array, sin: Array) -> Array:
 
 _rotated.defvjp(
     lambda x, cos, sin: (_rotated(x, cos, sin), (cos, sin)),
-    # Rotates back: one pass, where the gradient of parts would add up padded arrays.
+    # Rotates back in one pass; the gradients of the parts would add up padded arrays.
     lambda tables, dx: (_rotated(dx, tables[0], -tables[1]), None, None),
 )

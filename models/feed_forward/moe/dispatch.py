@@ -1,10 +1,10 @@
 """Sends tokens to their experts and back, in several ways that give the same result.
 
-Each takes tokens, their routing and the experts; it returns what the experts made of each token,
-weighted by its gates.
+Each accepts tokens, their routing and the experts, and returns the outputs of the experts for each
+token, weighted by its gates.
 
-The choices of all tokens are counted through, groups and tokens in order.  This number is the id
-of a choice: the bits of dropout follow from it, wherever the choice is sent.
+The choices of all tokens are numbered, groups and tokens in order.  This number is the id of a
+choice: it determines the bits of dropout, wherever the choice is sent.
 """
 
 import functools
@@ -34,7 +34,7 @@ Draw = Callable[..., Array]  # draws `width` random bytes for each token
 
 
 class Experts(NamedTuple):
-    """Computes the experts of a layer, as the ways to dispatch call them."""
+    """Computes the experts of a layer, for all ways to dispatch."""
 
     layout: Layout
     expert: Mlp
@@ -43,7 +43,7 @@ class Experts(NamedTuple):
     rate: float
     key: Key
     hidden_axes: tuple[str, ...] = ()
-    """Mesh axes that split F where weights are shards: outputs are parts of a sum over them."""
+    """Mesh axes that split F if weights are shards: outputs are partial sums over them."""
 
     @property
     def has_dropout(self) -> bool:
@@ -85,7 +85,7 @@ class Experts(NamedTuple):
             y_lcf = multiply(x, weight.values, expert_l, *gates)
             return (y_lcf.astype(scale_l1f.dtype) * scale_l1f).astype(x.dtype)
 
-        def bias_l1f(bias: Array) -> Array:  # by a product, whose gradient is one, too
+        def bias_l1f(bias: Array) -> Array:  # a product, so that its gradient is one, too
             of_expert_le = jax.nn.one_hot(expert_l, len(bias), dtype=x_lcd.dtype)
             return (of_expert_le @ bias.astype(x_lcd.dtype))[:, None]
 
@@ -113,7 +113,7 @@ class Experts(NamedTuple):
 
 
 def by_einsum(experts: Experts, x_GsD: Array, routing: Routing, capacity: int) -> Array:
-    """Sends by products with one-hot masks.  Lepikhin et al. 2020 (GShard), algorithm 2."""
+    """Dispatches by products with one-hot masks.  Lepikhin et al. 2020 (GShard), algorithm 2."""
     einsum, iota = experts.layout.einsum, experts.layout.iota
     shape = routing.kept_Gsi.shape
     kept_Gsi1 = routing.kept_Gsi[..., None]
@@ -134,7 +134,7 @@ def by_einsum(experts: Experts, x_GsD: Array, routing: Routing, capacity: int) -
 
 
 def by_gather(experts: Experts, x_GsD: Array, routing: Routing, capacity: int) -> Array:
-    """Sends by index: each place reads its token, and each token its places."""
+    """Dispatches by index: each slot reads its token, and each token its slots."""
     layout, d_model = experts.layout, x_GsD.shape[-1]
     with jax.named_scope("dispatch"):
         slot_Gsi, here_Gc, id_Gec = choice_ids(experts, routing, capacity)
@@ -151,9 +151,9 @@ WITH_CAPACITY: Mapping[str, Send] = {"einsum": by_einsum, "gather": by_gather}
 
 
 def choice_ids(experts: Experts, routing: Routing, capacity: int) -> tuple[Array, Array, Array]:
-    """Returns the slot of each choice, the choice at each slot, and its id at each place.
+    """Returns the slot of each choice, the choice at each slot, and the ids of choices by expert.
 
-    Slots are the places of all experts in a row.
+    Slots are numbered through all experts.
     """
     layout, (groups, *choices) = experts.layout, routing.expert_Gsi.shape
     slots = experts.num_experts * capacity
@@ -166,7 +166,7 @@ def choice_ids(experts: Experts, routing: Routing, capacity: int) -> tuple[Array
 
 
 def exchange_with_experts(experts: Experts, x_GecD: Array, id_Gec: Array | None) -> Array:
-    """Moves tokens to the experts' devices by one all-to-all, runs them, and moves them back."""
+    """Runs the experts on the tokens, which an all-to-all moves to their devices and back."""
     layout, id_EGc = experts.layout, None
     x_EGcD = layout.einsum("GEcD->EGcD", layout.reshard(x_GecD, "GEcD"))
     if id_Gec is not None:
@@ -179,10 +179,10 @@ def in_blocks(
 ) -> Array:
     """Gives each expert enough blocks of slots for all its tokens, so that nothing is dropped.
 
-    Each device sends its tokens to the devices of their experts, where that takes less memory than
-    the other way: tokens stay on their devices, and the experts' weights come to them.  Gale et al.
-    2022 (MegaBlocks).  In decoding, weights stay where they are.  There a router bounds the buffer
-    of a device, and what overflows it is sent in further rounds.
+    Each device sends its tokens to the devices of their experts, if that takes less memory than to
+    keep the tokens and gather the experts' weights.  Gale et al. 2022 (MegaBlocks).  In decoding,
+    weights stay where they are.  There, a router bounds the buffer of each device, and tokens that
+    overflow it are sent in further rounds.
     """
     layout, weights = experts.layout, experts.weights
     shape = routing.expert_Gsi.shape
@@ -192,13 +192,13 @@ def in_blocks(
         exchanged, stored_e = split_axes, "E" if split_axes else "e(G)"
     else:
         split_axes = mesh_axes(layout.place("EGF")[0])
-        # Stored weights may be split along another axis, and their number not be divisible.
+        # Stored weights may be split along another axis, and their number may not divide.
         if weights["wi_EDF"].shape[0] % num_shards(split_axes):
             split_axes = ()
         e = "E" if split_axes else "e"
         exchanged, stored_e = tuple(axis for axis in split_axes if axis in group_axes), f"{e}(G)"
     hidden_axes = mesh_axes(layout.place(f"{e}GF")[2])
-    # Of these axes, each device computes a part of all its tokens' results.
+    # Along these axes, each device computes a partial sum of its tokens' results.
     weight_axes = (*(axis for axis in split_axes if axis not in exchanged), *hidden_axes)
     senders = num_shards(exchanged)
     sent_tokens = math.prod(shape[:2]) // num_shards(group_axes) * senders
@@ -220,7 +220,7 @@ def in_blocks(
     stored = [old if is_gatherable(old, new, group_axes) else new for old, new in pairs]
 
     def run(seed: Array, *operands: Array) -> Array:
-        # Marked for the hand-written gradients; JAX adds up what was the same on all devices.
+        # Varying, for the custom gradients; JAX then adds up gradients of what devices share.
         routed = RoutedTokens(*(jax.lax.pcast(x, weight_axes, to="varying") for x in operands[:4]))
         parts = zip(operands[4:], stored, gathered, strict=True)
         shards = tuple(gather_shard(*part, group_axes) for part in parts)
@@ -248,22 +248,22 @@ def in_blocks(
 
 
 def axes_of_shard(name: str, shape: tuple[int, ...]) -> str:
-    """Returns the axes of a weight, or of its scale, that are not E; a product needs all of D."""
+    """Returns the axes of a weight, or of its scale, except E; D is unsplit, for products."""
     letters = name.rpartition("_")[2][1:]
     sizes = zip(letters.replace("D", "d"), shape[1:], strict=True)
     return "".join("1" if size == 1 else axis for axis, size in sizes)
 
 
 def exchange_axes(layout: Layout, choices: int, weights: Mapping[str, Weight]) -> tuple[str, ...]:
-    """Returns the mesh axes along which tokens are sent to their experts; none if weights are less.
+    """Returns the mesh axes along which tokens move to their experts; none if weights are smaller.
 
-    They split the groups as well as the experts, evenly, and leave the experts' hidden layer as it
-    is.  A device has places for the tokens of all, in and out of both products, or for all weights.
+    They split both groups and experts, evenly, and do not change how the hidden layer is split.  A
+    device holds the tokens of all senders, in and out of both products, or all weights.
     """
     count, d_model, d_ff = weights["wi_EDF"].shape
     group_axes, hidden_axes = map(mesh_axes, layout.place("GF"))
     expert_axes, hidden_of_experts = map(mesh_axes, layout.place("EF"))
-    # Stored weights may be split along another axis, and the number of experts not be divisible.
+    # Stored weights may be split along another axis, and the number of experts may not divide.
     if not set(expert_axes) <= set(group_axes) or count % num_shards(expert_axes):
         return ()
     if hidden_axes != hidden_of_experts:
@@ -278,19 +278,19 @@ class RoutedTokens(NamedTuple):
 
     x_Gsd: Array
     expert_Gsi: Array
-    """Of those that the device has, which are numbered from 0."""
+    """Indices into the experts that the device has."""
     gate_Gsi: Array
     id_Gsi: Array
 
 
 def run_shard(experts: Experts, routed: RoutedTokens, draw: Draw) -> Array:
-    """Runs a device's tokens through the experts that it has."""
+    """Runs a device's tokens through its experts."""
     x_Gsd, expert_Gsi, gate_Gsi, id_Gsi = routed
     count, choices = len(jax.tree.leaves(experts.weights)[0]), expert_Gsi.size
     x_1sd = x_Gsd.reshape(1, -1, x_Gsd.shape[-1])
     gate_1si = gate_Gsi.reshape(1, -1, gate_Gsi.shape[-1])
     size = block_tokens(choices, count)
-    # Kernels write zeros for each expert without a block by a block without an expert.
+    # In kernels, blocks without an expert write the zeros of experts without a block.
     spare = -(-count // size) if grouped_matmul.has_kernels() else 0
     slot_i, expert_l = block_slots(expert_Gsi.ravel(), count, size, spare)
     slot_1si, shape = slot_i.reshape(gate_1si.shape), (len(expert_l), size)
@@ -304,9 +304,9 @@ def run_shard(experts: Experts, routed: RoutedTokens, draw: Draw) -> Array:
 
 
 def destinations(shard_c: Array, split_axes: tuple[str, ...], exchanged: tuple[str, ...]) -> Array:
-    """Returns to which of the devices that exchange tokens each choice goes, given its shard of E.
+    """Returns which of the devices that exchange tokens each choice goes to, given its shard of E.
 
-    It is a number beyond the last one for a shard that only other devices reach.
+    If only other devices reach that shard, this is a number beyond the last device.
     """
     device_c, is_here_c, devices = jnp.zeros_like(shard_c), shard_c >= 0, 1
     for axis in reversed(split_axes):
@@ -324,7 +324,7 @@ def run_exchanged(
 ) -> Array:
     """Sends a device's tokens to the devices of their experts, and brings the results back.
 
-    If a device may receive more than it has places for, this takes several rounds.
+    If a device may receive more tokens than fit into its buffer, this takes several rounds.
     """
     x_Gsd, expert_Gsi, gate_Gsi, id_Gsi = routed
     here_c = jnp.argsort(exchange.destination_c, stable=True)
@@ -357,11 +357,11 @@ def run_exchanged(
 def block_slots(expert_i: Array, count: int, size: int, spare: int = 0) -> tuple[Array, Array]:
     """Returns the slot of each choice, and the expert of each block of `size` slots.
 
-    Blocks are in the order of their experts; the last ones have no expert, which is `count`: at
-    least `spare`.  A choice whose expert is not in [0, count) gets the slot after the last.
+    Blocks are in the order of their experts; the last ones, at least `spare`, have no expert, but
+    `count` in its place.  A choice whose expert is not in [0, count) gets the slot after the last.
     """
     (choices,) = expert_i.shape
-    experts = min(count, choices)  # that may have tokens: of each, the last block may not be full
+    experts = min(count, choices)  # that may have tokens; the last block of each may not be full
     blocks = experts + (choices - experts) // size + spare
     expert_i = jnp.where((expert_i >= 0) & (expert_i < count), expert_i, count)
     choices_e = jnp.bincount(expert_i, length=count).astype(jnp.int32)
@@ -378,7 +378,7 @@ def block_slots(expert_i: Array, count: int, size: int, spare: int = 0) -> tuple
 def choice_at_slot(slot_Gsi: Array, slots: int) -> Array:
     """Returns the choice at each slot of a group; at empty slots, the number of choices.
 
-    Choices are counted through: choice i of token s is s x i's size + i.
+    Choices are numbered: choice i of token s is number s * (choices per token) + i.
     """
     groups, *shape = slot_Gsi.shape
     choices = math.prod(shape)
@@ -390,19 +390,19 @@ def choice_at_slot(slot_Gsi: Array, slots: int) -> Array:
 
 
 def gather_rows_or_zeros(x_GsD: Array, index_Gc: Array) -> Array:
-    """Gathers rows of each group by index, zeros where an index is beyond the last."""
+    """Gathers rows of each group by index, and zeros if an index is beyond the last row."""
     return jnp.take_along_axis(x_GsD, index_Gc[:, :, None], axis=1, mode="fill", fill_value=0)
 
 
 @jax.custom_vjp
 def to_slots(x_GsD: Array, slot_Gsi: Array, here_Gc: Array) -> Array:
-    """Copies tokens to their slots, given the choice at each slot, and zeros to empty ones."""
+    """Copies tokens to their slots, given the choice at each slot; empty slots get zeros."""
     return gather_rows_or_zeros(x_GsD, here_Gc // slot_Gsi.shape[-1])
 
 
 @jax.custom_vjp
 def from_slots(y_GcD: Array, slot_Gsi: Array, here_Gc: Array) -> Array:
-    """Sums what is at each token's slots."""
+    """Sums the rows in each token's slots."""
     parts = [gather_rows_or_zeros(y_GcD, slot_Gsi[:, :, i]) for i in range(slot_Gsi.shape[-1])]
     return sum(parts[1:], parts[0])
 
@@ -420,7 +420,7 @@ from_slots.defvjp(
 
 @jax.custom_vjp
 def combine(y_GcD: Array, slot_Gsi: Array, here_Gc: Array, gate_Gsi: Array) -> Array:
-    """Sums what is at each token's slots, times its gates."""
+    """Sums the rows in each token's slots, times its gates."""
     parts = [
         gate_Gsi[:, :, i, None].astype(y_GcD.dtype) * gather_rows_or_zeros(y_GcD, slot_Gsi[:, :, i])
         for i in range(slot_Gsi.shape[-1])

@@ -1,9 +1,8 @@
-"""Multiplies blocks of tokens, each with the weights of its expert, on one device; on TPUs in
-kernels.
+"""Multiplies blocks of tokens by the weights of their experts, on one device.
 
-There blocks without an expert are not multiplied.  Where the summed axis is one tile, weights stay
-on the chip while blocks of one expert follow each other; else each block reads them.  Gale et al.
-2022 (MegaBlocks).
+On TPUs, kernels skip blocks without an expert.  If the summed axis is one tile, weights stay on the
+chip during consecutive blocks of one expert; otherwise each block reads them.  Gale et al. 2022
+(MegaBlocks).
 """
 
 import functools
@@ -19,11 +18,11 @@ from layouts.einsum import has_tpu_kernels, platform
 
 MAX_BLOCK, MAX_KERNEL_BLOCK, MAX_GPU_BLOCK = 128, 512, 1024  # tokens
 TILES = tuple(range(1024, 0, -128))
-"""Rows and columns of a tile of weights: multiples of what the matrix units take."""
+"""Rows and columns of a tile of weights: multiples of the size of matrix units."""
 WIDE = 512
-"""Above it an axis is padded to a multiple of it, so that tiles are large."""
+"""Longer axes are padded to a multiple of it, so that tiles are large."""
 MIN_TOKENS = 16
-"""A block's tokens must be a multiple of this: the rows of a register in 16 bits."""
+"""A block's tokens must be a multiple of this: the rows of a register of 16-bit numbers."""
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
@@ -55,9 +54,9 @@ grouped_product.defvjp(lambda *given: (grouped_product(*given), given[:3]), _pro
 def gated_product(h_lcf: Array, weights_efd: Array, expert_l: Array, gate_lc: Array) -> Array:
     """Multiplies each block by the weights of its expert, and each token's result by its gate.
 
-    The gradient of gates is computed from the gradient of the hidden layer, so that it needs no
-    result, and rematerialization computes none.  A gate of 0 has the gradient 0, which its router
-    multiplies by the gate.
+    The gradient of gates is computed from the gradient of the hidden layer.  It does not need the
+    result, so rematerialization does not compute it.  The gradient of a gate of 0 is set to 0, as
+    its router multiplies it by the gate.
     """
     return times_gates(grouped_product(h_lcf, weights_efd, expert_l), gate_lc)
 
@@ -102,9 +101,9 @@ def weight_gradient(left: Array, right: Array, weights_edf: Array, expert_l: Arr
 
 
 def block_tokens(choices: int, experts: int) -> int:
-    """Returns how many tokens of one expert a grouped product takes at a time.
+    """Returns the number of tokens in a block of a grouped product.
 
-    The last block of an expert is not full: small blocks waste less, large ones read weights
+    The last block of an expert may not be full: small blocks waste less, large ones read weights
     less often.
     """
     mean = choices // experts
@@ -125,14 +124,14 @@ def has_kernels() -> bool:
 
 
 def is_interpreted() -> bool:
-    """Returns whether kernels run on a CPU, which is slow: tests replace this."""
+    """Returns whether kernels are interpreted on a CPU, which is slow; tests replace this."""
     return False
 
 
 def in_turn(x_lcd: Array, weights_edf: Array, expert_l: Array, transposed: bool) -> Array:
     """Multiplies one block after the other.
 
-    XLA computes `jax.lax.ragged_dot` as every expert on every token, on GPUs as well.
+    XLA computes `jax.lax.ragged_dot` with every expert on every token, even on GPUs.
     """
     shape = (x_lcd.shape[1], weights_edf.shape[1 if transposed else 2])
     equation = "cf,df->cd" if transposed else "cd,df->cf"
@@ -149,7 +148,7 @@ def in_turn(x_lcd: Array, weights_edf: Array, expert_l: Array, transposed: bool)
 
 
 def tile_of(size: int) -> int:
-    """Returns the largest tile that divides an axis; a short axis is a tile."""
+    """Returns the largest tile that divides an axis; a short axis is one tile."""
     return size if size < TILES[-1] else next(tile for tile in TILES if size % tile == 0)
 
 
@@ -280,7 +279,7 @@ def zeroing_blocks(expert_l: Array, has_block_e: Array) -> Array:
     missing_first_e = jnp.argsort(has_block_e, stable=True).astype(jnp.int32)
     is_left_l = expert_l >= experts
     rank_l = jnp.minimum(jnp.cumsum(is_left_l) - 1, last_missing)
-    # Where none is missing, the last expert's blocks continue.
+    # If none is missing, the last expert's blocks continue.
     missing_l = missing_first_e.at[rank_l].get(mode="clip")
     missing_l = jnp.where(last_missing < 0, experts - 1, missing_l)
     return jnp.where(is_left_l, experts + missing_l, expert_l).astype(jnp.int32)
@@ -295,14 +294,14 @@ def pallas_call(
     shape: tuple[int, ...],
     operands: tuple[Array, Array, Array],
 ) -> Array:
-    """Calls a kernel that reads the experts of blocks, two arrays, and has sums in float32."""
+    """Calls a kernel with the experts of blocks, two arrays and a float32 accumulator."""
     varies = [jax.typeof(x).manual_axis_type.varying for x in operands]
     over = frozenset().union(*varies)
     pairs = zip(operands, varies, strict=True)
     operands = tuple(jax.lax.pcast(x, tuple(over - axes), to="varying") for x, axes in pairs)
     dtype, axis_type = operands[1].dtype, jax.typeof(operands[1]).manual_axis_type
     flops = 2 * operands[1].size * shape[-1]
-    blocks = len(operands[0])  # which read as many experts at most
+    blocks = len(operands[0])  # each reads at most one expert
     accessed_bytes = sum(x.nbytes * min(blocks, len(x)) // len(x) for x in operands)
     cost = pl.CostEstimate(flops=flops, bytes_accessed=accessed_bytes, transcendentals=0)
     params = pltpu.CompilerParams(dimension_semantics=("parallel", "arbitrary", "arbitrary"))

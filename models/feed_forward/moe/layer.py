@@ -1,4 +1,4 @@
-"""Replaces a feed-forward layer by a mixture of experts."""
+"""Replaces a feed-forward layer with a mixture of experts."""
 
 import dataclasses
 import math
@@ -24,7 +24,7 @@ from models.sizes import Sizes
 
 Dispatch = Literal["einsum", "gather", "dropless"]
 WEIGHTS = ("wi_EDF", "wg_EDF", "wo_EFD", "bi_EF", "bg_EF", "bo_ED")
-"""Of experts; those of gates and the biases are not in all layers."""
+"""Weights of experts; those of gates, and biases, are not in all layers."""
 
 
 @spec
@@ -88,7 +88,7 @@ class ActiveExperts(FeedForward):
 
 
 class MoeLayer(nnx.Module):
-    """Sends each token to few of many feed-forward experts."""
+    """Sends each token to a few of many feed-forward experts."""
 
     def __init__(self, spec: Moe, sizes: Sizes, layout: Layout, weights: Weights):
         self.spec = spec
@@ -106,7 +106,7 @@ class MoeLayer(nnx.Module):
             if spec.expert.gated:
                 self.bg_EF = weights.zeros("EF")
         if spec.router.has_bias:
-            # A step of 0.001 is lost in 16 bits where the bias is above 0.25.
+            # In 16 bits, a step of 0.001 is lost if the bias is above 0.25.
             wide: FloatType = "float64" if weights.dtype == "float64" else "float32"
             self.bias_E = dataclasses.replace(weights, dtype=wide).zeros("E")
         if spec.shared_d_ff is not None:
@@ -118,9 +118,9 @@ class MoeLayer(nnx.Module):
     def __call__(
         self, x_BLD: Array, segments_BL: Array | None, key: Key = None, *, drop_tokens: bool = True
     ) -> tuple[Array, Load]:
-        """Runs each token through its experts; returns also the load of the experts.
+        """Runs each token through its experts; also returns the load of the experts.
 
-        Without dropped tokens, as in decoding, no token depends on another segment.
+        If no tokens are dropped, as in decoding, tokens do not depend on other segments.
         """
         layout, spec = self.layout, self.spec
         route_key, jitter_key, dropout_key = split_key(key, 3)
@@ -144,7 +144,7 @@ class MoeLayer(nnx.Module):
         with jax.named_scope("gate"):
             routing = router.route(layout, gates_Gse, segments_Gs, capacity, route_key, bias_e)
         weights = {name: getattr(self, name)[...] for name in WEIGHTS if hasattr(self, name)}
-        if capacity is None:  # products in blocks read ordinary arrays
+        if capacity is None:  # products in blocks need ordinary arrays
             weights = {name: merged(weight) for name, weight in weights.items()}
         experts = Experts(layout, spec.expert, spec.experts, weights, self.rate, dropout_key)
         if capacity is None:
@@ -152,7 +152,7 @@ class MoeLayer(nnx.Module):
         else:
             y_GsD = WITH_CAPACITY[spec.dispatch](experts, x_GsD, routing, capacity)
         y_BlD = self.regrouped(y_GsD, x_BlD.shape, "GsD", "BlD")
-        if y_BlD.shape != x_BLD.shape:  # inside stages, no rule may say how long padded rows are
+        if y_BlD.shape != x_BLD.shape:  # inside stages, the layout may have no rule that pads rows
             y_BlD = resized(y_BlD, x_BLD.shape, layout.place("BlD"))
         y_BLD = layout.reshard(y_BlD, "BLD")
         if spec.shared_d_ff is not None:
@@ -162,11 +162,11 @@ class MoeLayer(nnx.Module):
         return y_BLD, load_of(layout, logits_Gse, probs_Gse, routing, segments_Gs > 0)
 
     def regrouped(self, x: Array, shape: tuple[int, ...], axes: str, regrouped: str) -> Array:
-        """Reshapes rows to groups, or back; a group is a part of a row, or some rows."""
+        """Reshapes rows to groups, or back; a group is a part of a row, or several rows."""
         return self.layout.reshape(self.layout.reshard(x, axes), shape, regrouped)
 
     def logits(self, x_GsD: Array, key: Key) -> Array:
-        """Returns the router's logits, in JAX's float type, not in that of products."""
+        """Returns the router's logits, in JAX's float type instead of the type of products."""
         rate, wide_GsD = self.spec.router.jitter, x_GsD.astype(float)
         if key is not None and rate:
             drawn_GsD = self.layout.random(jax.random.uniform, key, "GsD", x_GsD.shape)
@@ -184,7 +184,7 @@ class MoeLayer(nnx.Module):
 def load_of(
     layout: Layout, logits_Gse: Array, probs_Gse: Array, routing: Routing, is_token_Gs: Array
 ) -> Load:
-    """Sums what a router did with the tokens, padding left out."""
+    """Sums statistics of a router over all tokens except padding."""
     shape = (*routing.expert_Gsi.shape, probs_Gse.shape[-1])
     here_Gsie = layout.iota("Gsie", shape, "e") == routing.expert_Gsi[..., None]
     kept_Gsi = routing.kept_Gsi.astype(float)

@@ -1,4 +1,4 @@
-"""Routes tokens: chooses the experts of each, their gates, and the slots of their buffers."""
+"""Routes tokens: chooses the experts of each token, their gates, and slots in their buffers."""
 
 import abc
 import math
@@ -19,30 +19,30 @@ class Routing(NamedTuple):
 
     expert_Gsi: Array
     gate_Gsi: Array
-    """The weight of the expert's output; 0 where the token does not go there."""
+    """The weight of the expert's output; 0 if the token is not sent there."""
     position_Gsi: Array
     """The position of the token in the expert's buffer."""
     kept_Gsi: Array
-    """Whether the token goes there: chosen, and not beyond the capacity."""
+    """Whether the token is sent there: chosen, and not beyond the capacity."""
     chosen_Gsi: Array
-    """Whether it was chosen, whatever the capacity."""
+    """Whether the expert was chosen, regardless of its capacity."""
 
 
 class Load(NamedTuple):
-    """Holds sums over tokens of what a router did; microbatches and devices add up."""
+    """Holds statistics of a router, summed over tokens; microbatches and devices add up."""
 
     aux: Array
     """The auxiliary loss of each group, times its tokens."""
     z: Array
     """Squared log of the sum of exponentials."""
     entropy: Array
-    """Of the gates, in nats."""
+    """Entropy of the gates, in nats."""
     kept_e: Array
     """Choices of each expert that got a slot."""
     chosen_i: Array
-    """First, second, ... choices."""
+    """Number of first, second, ... choices."""
     kept_i: Array
-    """Of these, the ones that got a slot."""
+    """Number of these that got a slot."""
     tokens: Array
 
 
@@ -73,7 +73,7 @@ class Router(abc.ABC):
         raise NotImplementedError(f"{type(self).__name__} has no choices")
 
     def check(self, experts: int) -> None:
-        """Refuses a number of experts."""
+        """Raises UserError if the router cannot work with this number of experts."""
         if experts < self.choices:
             raise UserError(
                 f"Moe.experts = {experts}: the router chooses {self.choices} per token.  Legal: at "
@@ -89,15 +89,15 @@ class Router(abc.ABC):
         return gates_Gse
 
     def updated_bias(self, bias: Array, choices: Array) -> Array:
-        """Returns the biases after a step in which experts, the last axis, had these choices."""
+        """Returns the biases after a step with these choices per expert, along the last axis."""
         raise NotImplementedError(f"{type(self).__name__} has no updated_bias")
 
     def capacity(self, group_tokens: int, experts: int, *, training: bool) -> int:
-        """Returns the slots that each expert has for one group of tokens."""
+        """Returns the number of slots that each expert has for one group of tokens."""
         return min(group_tokens, self.slots(group_tokens, experts, training=training))
 
     def slots(self, tokens: int, parts: int, *, training: bool) -> int:
-        """Returns the slots of one of several equal parts of the experts."""
+        """Returns the number of slots in each of several equal parts of the experts."""
         factor = self.capacity_factor if training else self.evaluation_capacity_factor
         return max(self.least_capacity, math.ceil(factor * self.choices * tokens / parts))
 
@@ -244,9 +244,9 @@ class SigmoidTopK(TopK):
         return gate_Gsi * self.scale, expert_Gsi
 
     def within_best_groups(self, gates_Gse: Array) -> Array:
-        """Makes the gates of experts in other groups than a token's best minus infinity."""
+        """Sets gates to minus infinity, except those of experts in a token's best groups."""
         groups = self.expert_groups
-        gates_Gsgm = gates_Gse.reshape(*gates_Gse.shape[:2], groups, -1)  # m: those of a group
+        gates_Gsgm = gates_Gse.reshape(*gates_Gse.shape[:2], groups, -1)  # m: experts of a group
         score_Gsg = jnp.sum(jax.lax.top_k(gates_Gsgm, 2)[0], axis=-1)
         best_Gsi = jax.lax.top_k(score_Gsg, self.groups_per_token)[1]
         is_best_Gsg = jnp.sum(jax.nn.one_hot(best_Gsi, groups), axis=-2) > 0
