@@ -19,7 +19,7 @@ from configs.errors import UserError, brief
 from data.tokenizers.tokenizer_json import CONFIG, SPECIAL_TOKENS, template_text
 
 RESERVED = ("messages", "tools", "documents", "add_generation_prompt")
-"""Variables that requests cannot set."""
+"""Variables that `chat_template_kwargs` cannot set."""
 
 
 _MARKS = (f"\ufdd0{os.urandom(8).hex()}", f"\ufdd1{os.urandom(8).hex()}")
@@ -122,7 +122,7 @@ class ChatTemplate:
     def _render(self, messages: Messages, variables: Mapping[str, Any] | None, begins: bool) -> str:
         try:
             fixed = dict(zip(RESERVED, (messages, None, None, begins), strict=True))
-            text = self._template.render({**self._special_tokens, **(variables or {}), **fixed})
+            text = self._template.render({**self._special_tokens, **fixed, **(variables or {})})
             text.encode()  # raises if it contains half of a surrogate pair
         except Exception as error:  # any type: the template decides what fails
             raise BadMessages(_reason(error)) from None

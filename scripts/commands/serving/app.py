@@ -106,6 +106,7 @@ async def chat(request: Request) -> Response:
     if taken := [name for name in RESERVED if name in body.chat_template_kwargs]:
         legal = f"variables of the chat template besides {', '.join(RESERVED)}"
         raise bad_field("chat_template_kwargs", taken[0], legal)
+    variables = body.chat_template_kwargs | ({"tools": body.tools} if body.tools else {})
     if template.waiting >= (limit := served.service.queue_limit):
         raise ApiError(429, f"{limit:,} chats wait, --queue={limit}.  Try again later.")
     template.waiting += 1
@@ -114,7 +115,7 @@ async def chat(request: Request) -> Response:
             if await request.is_disconnected():
                 raise ClientDisconnect
             text = await asyncio.get_running_loop().run_in_executor(
-                RENDERING, template.render, messages, body.chat_template_kwargs
+                RENDERING, template.render, messages, variables
             )
     except TimeoutError:
         raise too_late(served.time_limit_s) from None

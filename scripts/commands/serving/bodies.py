@@ -17,8 +17,8 @@ LARGEST_K = 2**31 - 1
 LARGEST_TEMPERATURE = 1_000_000  # long before it, all tokens are equally likely
 MAX_CHOICES, MAX_MESSAGES = 128, 1024
 MAX_BIASES, MAX_STOPS, LONGEST_STOP = 1024, 32, 1000
-MAX_VARIABLES = 32
-"""Maximum number of variables for a chat template."""
+MAX_VARIABLES, MAX_TOOLS = 32, 1024
+"""Maximum numbers for a chat template."""
 FORMATS = '{"type": "text" or "json_object"}, {"type": "json_schema", "json_schema": {"schema": …}}'
 CONTENT = 'a text, or a list of one or more {"type": "text", "text": a text}'
 OPENAI = tomllib.loads(Path(__file__).with_name("openai.toml").read_text())
@@ -213,6 +213,9 @@ class ChatBody(SamplingBody):
     max_completion_tokens: int | None = Field(None, ge=1, description="an integer of at least 1")
     chat_template_kwargs: Annotated[dict[str, Any], Field(max_length=MAX_VARIABLES)] = Field(
         {}, description="an object of variables that the chat template reads"
+    )
+    tools: Annotated[list[dict[str, Any]], Field(max_length=MAX_TOOLS)] = Field(
+        [], description=f"a list of at most {MAX_TOOLS} objects, which the chat template reads"
     )
     logprobs: Literal[False] = Field(False, description="false")
 

@@ -22,7 +22,8 @@ TEMPLATE = """{{ bos_token }}{% for message in messages %}
 {%- endif %}
 {{- message.content }}</s>
 {%- endfor %}
-{%- if add_generation_prompt %} j{% endif %}{% if thinks %} a b{% endif %}"""
+{%- if add_generation_prompt %} j{% endif %}{% if thinks %} a b{% endif %}
+{%- for tool in tools or [] %} {{ tool.function.name }}{% endfor %}"""
 CHAT = [
     {"role": "user", "content": "a b"},
     {
@@ -116,6 +117,14 @@ def test_requests_of_other_clients_are_answered(client: Client, name: str) -> No
         assert answer.status == 200, (fields, answer.text)
 
 
+def test_the_template_reads_the_tools(client: Client, model_dir: Path) -> None:
+    tools = [{"type": "function", "function": {"name": name}} for name in "bd"]
+    with restored(model_dir) as model:
+        [prompt] = model.vocabs.target.encode([f"{PROMPT} b d"])
+    answer = client.post("/v1/chat/completions", messages=CHAT, tools=tools, max_tokens=1)
+    assert answer.json["usage"]["prompt_tokens"] == len(prompt)
+
+
 def test_an_option_of_streams_may_be_null(client: Client) -> None:
     fields = {"messages": CHAT, "max_tokens": 1, "stream_options": {"include_usage": None}}
     assert client.post("/v1/chat/completions", **fields).status == 200
@@ -157,7 +166,8 @@ def test_an_answer_may_fill_what_the_chat_leaves(client: Client) -> None:
                 "variables of the chat template besides messages",
             ],
         ),
-        ({"messages": CHAT, "tools": [{}]}, ["tools = [{}]", "[], which changes nothing"]),
+        ({"messages": CHAT, "tools": ["f"]}, ["tools = ", "a list of at most 1024 objects"]),
+        ({"messages": CHAT, "tool_choice": "required"}, ["tool_choice = 'required'", "'auto'"]),
         (
             {"messages": CHAT, "response_format": {"type": "json_schema"}},
             ["response_format = {'type': 'json_schema'}", '"json_schema": {"schema": …}}'],
