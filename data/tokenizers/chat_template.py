@@ -56,7 +56,8 @@ def _refuse(message: str) -> None:
 def _reason(error: Exception) -> str:
     """Returns the message of a template's error as one line that can be encoded."""
     words = " ".join(str(error).split()).encode(errors="backslashreplace").decode()
-    return brief(words.rstrip(".") or type(error).__name__)
+    kind = "out of memory" if isinstance(error, MemoryError) else type(error).__name__
+    return brief(words.rstrip(".") or kind)
 
 
 def shared(text: str, other: str) -> str:

@@ -177,6 +177,19 @@ def test_a_longer_run_goes_on_from_the_newest_checkpoint(
     assert [*more.losses] == [6] and more.calls[0] == "start 5"
 
 
+def test_a_cpu_has_written_a_checkpoint_before_the_next_step(tmp_path: Path) -> None:
+    """While it is written, the next step would need another state in memory."""
+
+    class Watcher(Observer):
+        saved: dict[int, int | None] = {}  # noqa: RUF012
+
+        def before_step(self, step: int) -> None:
+            self.saved[step] = Checkpoints(tmp_path).latest
+
+    train(job(tmp_path), [Watcher()])
+    assert Watcher.saved == {1: None, 2: None, 3: 2, 4: 2, 5: 4}
+
+
 @pytest.mark.parametrize("steps", [2, 5])
 def test_weights_that_are_not_finite_are_not_saved(tmp_path: Path, steps: int) -> None:
     """The loss of a step is that of the weights before its update."""

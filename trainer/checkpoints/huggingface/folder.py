@@ -22,6 +22,7 @@ from trainer.checkpoints.huggingface.weights import Infos, Place, TensorInfo
 logger = logging.getLogger(__name__)
 
 SETTINGS, TENSORS = "config.json", "model.safetensors"
+POINTER = b"version https://git-lfs"
 INDEX = f"{TENSORS}.index.json"
 """Maps tensors to files, if there are several files."""
 DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16", "F64": "float64"}
@@ -40,6 +41,9 @@ def existing(folder: Path, name: str) -> Path:
             f"--input={folder}: {'not a' if folder.exists() else 'no such'} folder.  Legal: a "
             "folder with a model.  To get one from the Hub: hf download NAME --local-dir=FOLDER."
         )
+    for file in folder.iterdir():
+        if file.is_file() and file.stat().st_size < 1024 and file.read_bytes().startswith(POINTER):
+            raise UserError(f"{file}: a pointer of Git LFS.  `git lfs pull` fetches the files.")
     if not (folder / name).is_file():
         if name == TENSORS and (pickled := sorted(folder.glob("pytorch_model*.bin"))):
             raise UserError(

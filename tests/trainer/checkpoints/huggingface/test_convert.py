@@ -586,6 +586,13 @@ def miss_a_shard(folder: Path) -> None:
             lambda folder: (folder / "model.safetensors").rename(folder / "pytorch_model.bin"),
             ["pytorch_model.bin is a pickle", "AutoModelForCausalLM", "save_pretrained"],
         ),
+        (
+            "llama",
+            lambda folder: (folder / "tokenizer.json").write_text(
+                "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 9\n"
+            ),
+            ["tokenizer.json: a pointer of Git LFS.  `git lfs pull`"],
+        ),
         ("llama", miss_a_shard, ["model-00002-of-00002.safetensors is missing"]),
         ("llama", cut, ["model.safetensors: cannot be read as safetensors"]),
         (
