@@ -79,8 +79,8 @@ def _reason(change: Change, step: int) -> str:
     if _is_of_mixture(change, "parts"):
         same = len([*itertools.takewhile(bool, map(operator.eq, change.old, change.new))])
         return (
-            f"part {same + 1} is the first that differs.  Legal: parts after these, if the mixture "
-            "began with rates and two or more parts."
+            f"part {same + 1} is the first that differs.  Legal: more parts after these, if the "
+            "mixture began with rates and two or more parts."
         )
     if change.name == "Run.batch_sequences":
         return "a stage of Run.batch_stages has begun.  Add another to them."

@@ -635,7 +635,7 @@ def test_no_run_and_no_model_is_overwritten(imported: Imported, tmp_path: Path) 
     before = {p: p.read_bytes() for p in imported.model_dir.rglob("*") if p.is_file()}
     with pytest.raises(UserError, match="already contains a run"):
         import_hf(imported.folder, imported.model_dir)
-    with pytest.raises(UserError, match=r"holds model\.safetensors, config\.json, "):
+    with pytest.raises(UserError, match=r"contains model\.safetensors, config\.json, "):
         export_hf(imported.model_dir, imported.folder)
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="is a file"):
