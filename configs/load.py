@@ -53,7 +53,7 @@ class Maker:
             raise UserError(listed(name, list(dict.fromkeys(self.problems))))
 
     def _spec(self, cls: Any, scopes: tuple[str, ...], chain: _Chain, base: Any) -> Any:
-        """Makes one spec.  Returns `_FAILED` after a problem, so that the others are still checked.
+        """Makes one spec.  Returns `_FAILED` after a problem, so that what holds it is checked.
 
         base: the default instance of a field, whose settings bindings override.
         """

@@ -232,7 +232,7 @@ class Block(Part):
     outputs, as in OLMo 2; "both", as in Gemma 2; or on the "sum" with the residual, as in Vaswani
     et al. 2017. A stack that ends in a "sum" block has no final norm."""
     residual_scale: Positive = 1.0
-    """Multiplies the outputs of attention and feed-forward layers, as in Granite."""
+    """Multiplies what attention and feed-forward layers add to the residual, as in Granite."""
 
 
 class BlockParts(NamedTuple):

@@ -26,7 +26,7 @@ class Dpo(Frozen):
 
     beta: Annotated[float, Field(gt=0, le=100)] = 0.1
     """Scale of the margin: the gain in log-probability over the reference model, of the preferred
-    minus the rejected answer. With smaller values, the model moves further from the reference."""
+    minus the rejected answer. Smaller values let the model move further from the reference."""
 
     def criterion_fields(self) -> dict[str, Any]:
         return {"dpo_beta": self.beta}

@@ -25,7 +25,7 @@ class Sizes(ModelSpec):
     d_kv: Count
     """Width of one head."""
     length: Count = 256
-    """Maximum row length with @Learned() positions: rows of their table. Others have no limit."""
+    """Maximum row length with @Learned() positions. Other positions have no limit."""
     dropout: Fraction = 0.0
     """Dropout rate of the embeddings, of the residual branches and, unless Mlp.dropout is set,
     inside feed-forward layers."""

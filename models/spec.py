@@ -98,7 +98,7 @@ class TransformerSpec(Sizes):
     ("context"; the TPU kernel then runs only once), the output of attention, and the inputs of the
     activation in dense feed-forward layers."""
     remat_offloads: tuple[OffloadedValue, ...] = ()
-    """What remat = "full" saves in host memory, on TPUs and GPUs: these matmuls, or the input of
+    """What remat = "full" saves in host memory, on TPUs and GPUs: these matmuls, and the input of
     each layer, which otherwise stays in device memory."""
     adapter: Lora | None = None
     """Trains adapters, @Lora(), instead of the weights, which come from Run.start_from. None:

@@ -27,7 +27,7 @@ class MixedSource(Source):
     stages: tuple[Stage, ...] = ()
     """Changes the rates during the run: pairs (steps, rates), in order; after that many steps,
     batches use these rates. A part with rate 0 is not read. --override adds stages to a run that
-    has not reached them; if the mixture has rates, it can also append parts."""
+    has not reached them, and with them parts at the end of a mixture that has rates."""
 
     def __post_init__(self) -> None:
         problems = [*self.problems(), *self._rate_problems()]

@@ -54,7 +54,7 @@ class LinearScaling(RopeScaling):
     """Divides all frequencies by one factor (position interpolation).  Chen et al. 2023."""
 
     factor: Positive
-    """Divides the frequencies: how many times longer rows may be."""
+    """Divides the frequencies: how many times as long rows may be."""
 
     def scaled(self, rates_k: Rates, theta: float) -> Rates:
         return rates_k / self.factor
@@ -140,7 +140,7 @@ class DynamicScaling(RopeScaling):
     """Raises theta for rows longer than in training (dynamic NTK), equally for all rows."""
 
     factor: Positive
-    """Larger values raise theta more: about how many times longer rows may be."""
+    """Larger values raise theta more: about how many times as long rows may be."""
     original_length: Count
     """Tokens in the rows of the original training."""
     length: Count | None = None
@@ -158,7 +158,7 @@ class DynamicScaling(RopeScaling):
 
 @spec
 class LongRopeScaling(RopeScaling):
-    """Divides each frequency by its own factor, by row length.  Ding et al. 2024 (LongRoPE).
+    """Divides each frequency by its own factor, another in long rows.  Ding et al. 2024 (LongRoPE).
 
     A text has the same frequencies throughout, so a run uses either short rows or long rows.
     """

@@ -95,8 +95,8 @@ def load_tasks(names: str) -> dict[str, dict[str, Any]]:
         except Exception as error:  # the library raises nothing more specific
             problem = f"{type(error).__name__}: {brief(str(error), 400)}"
             raise UserError(
-                f"--harness={name}: cannot be loaded: {problem}.  A file must hold one task, and "
-                "its data examples."
+                f"--harness={name}: cannot be loaded: {problem}.  A file must hold one task, whose "
+                "data has examples."
             ) from None
         for kind, by_name in tasks.items():
             by_name |= loaded[kind]
