@@ -931,7 +931,9 @@ def test_the_table_of_positions_keeps_its_length(imported: Path, tmp_path: Path)
 def test_nothing_is_overwritten(imported: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="already contains a run"):
         import_hf(imported / "llama", imported / "qwen2 run")
-    with pytest.raises(UserError, match=r"contains model\.safetensors, config\.json, tokenizer\.json"):
+    with pytest.raises(
+        UserError, match=r"contains model\.safetensors, config\.json, tokenizer\.json"
+    ):
         export_hf(imported / "llama run", imported / "llama")
     (tmp_path / "notes").write_text("")
     with pytest.raises(UserError, match=r"contains notes\.  Choose a new folder, or an empty one"):
