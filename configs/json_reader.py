@@ -43,7 +43,7 @@ def checked(value: Any, kind: type[T], name: object) -> T:
 
 
 def whole_lines(path: Path) -> list[dict[str, Any]]:
-    """Reads a file of one JSON object per line, up to the first line that is cut or damaged."""
+    """Reads a JSON object per line, up to the first cut or damaged one; [] for a missing file."""
     lines: list[dict[str, Any]] = []
     if path.exists():
         for text in path.read_bytes().decode("utf-8", "replace").split("\n"):

@@ -36,7 +36,7 @@ def shuffled(seed: int, positions: np.ndarray, rows: int, stream: int = 0) -> np
 def places_of_row(
     seed: int, row: int, rows: int, first: int, stop: int, stream: int = 0
 ) -> Iterator[int]:
-    """Yields the positions from `first` up to `stop` at which `shuffled` has a row, in order."""
+    """Yields the positions in [first, stop) at which `shuffled` has a row, in order."""
     for epoch in range(first // rows, -(-stop // rows)):
         if rows <= TABLE_ROWS:  # its position is the rank of its random number: no sorting
             numbers = _numbers(rows, seed, epoch, stream)
@@ -160,7 +160,7 @@ class MixtureOrder:
     def steps_of_row(
         self, seed: int, row: int, sizes: BatchSizes, first: int, stop: int
     ) -> Iterator[int]:
-        """Yields the steps from `first` up to `stop` whose batches contain a row, in order."""
+        """Yields the steps in [first, stop) whose batches contain a row, in order."""
         part = int(np.searchsorted(np.cumsum(self.rows), row, side="right"))
         row_of_part = row - sum(self.rows[:part])
         borders = [first, *(s for s, _ in self.stages if first < s < stop), stop]
@@ -196,7 +196,7 @@ class MixtureOrder:
 
 
 def _quotas(rates: Sequence[float]) -> Quotas:
-    """Divides a block by largest remainders; a part with a rate above 0 has a position."""
+    """Divides a block by largest remainders; parts with rates above 0 get at least one position."""
     has_rows = np.array(rates) > 0
     exact = np.array(rates, np.float64) / np.sum(rates, dtype=np.float64) * BLOCK
     quotas = np.maximum(np.floor(exact), has_rows)

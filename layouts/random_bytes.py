@@ -40,7 +40,7 @@ def random_bytes_of_rows(layout: Layout, seed: Array, rows: Array, axes: str, wi
 
 
 def random_bytes_of_shard(seed: Array, rows: Array, *, width: int, over: tuple[str, ...]) -> Array:
-    """Draws the `width` bytes of each row in a device's shard; mesh axes `over` split the rows.
+    """Draws the `width` bytes of each row in a device's shard; mesh axes `over` split each row.
 
     Byte f of row i comes from the generator's block (i, f // 8).
     """

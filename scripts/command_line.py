@@ -186,7 +186,7 @@ class Command(click.Command):
         return rest
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Runs the command; reports a closed standard output as itself, not as exit code 1."""
+        """Runs the command; passes on a broken pipe, which click would turn into exit code 1."""
         try:
             return super().invoke(ctx)
         except BrokenPipeError as error:

@@ -195,9 +195,9 @@ class ModelDir:
 
 
 def starting_vocabs(folders: Mapping[str, str], task: Task) -> Vocabs | None:
-    """Returns the common vocabularies of the runs whose weights this task uses, if any.
+    """Returns the common vocabularies of the runs whose weights a new run uses, if any.
 
-    `folders` are the folders of these runs by setting.
+    `folders` are the folders of these runs by setting; `task` is the task of the new run.
     """
     taken = {setting: _vocabs_of(setting, folder, task) for setting, folder in folders.items()}
     if len({str(vocabs.hashes()) for vocabs in taken.values()}) > 1:

@@ -29,7 +29,7 @@ _UNMARKED = "and the template does not mark answers by {% generation %}"
 
 Messages = Sequence[Mapping[str, Any]]
 Spans = list[tuple[int, int]]
-"""First and end character of each answer."""
+"""First character of each answer, and the one after its last."""
 
 
 class BadMessages(ValueError):

@@ -20,7 +20,7 @@ from data.vocab import EOS, PAD, UNK, Tokenizer, Vocab, read_model, thread_count
 logger = logging.getLogger(__name__)
 
 FEW_LINES = 4
-"""Up to this many lines, one thread encodes: to start more takes as long as 20 short lines."""
+"""Up to this many lines, one thread encodes: to start more takes as long as about 20 short ones."""
 _LONGEST_LINE_BYTES = 1 << 20  # SentencePiece's default limit, 4192, drops ordinary lines
 
 

@@ -138,8 +138,8 @@ class Topology:
 
         `coords` are [x, y, ..] of each device's chip, then the number of its box if there are
         several boxes.  In a permutation, each device sends to the next one.  Between boxes, each
-        device exchanges its shard inside its box, before a gather or after a reduction there.  In
-        a box with fewer devices of the group, the shards are larger.
+        device exchanges the shard that it keeps inside its box, before a gather or after a
+        reduction there.  A box with fewer devices of the group has larger shards.
         """
         if self.count == 1:
             return self.seconds_inside(kind, size_bytes, coords)

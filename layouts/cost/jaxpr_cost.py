@@ -359,6 +359,6 @@ def exchange(
 
 
 def sum_over(mesh_axis: str, out: LocalTensor) -> Transfer:
-    """Returns the transfer that adds up partial sums: a scatter if the mesh axis splits them."""
+    """Returns the sum over a mesh axis: scattered if the axis splits the result, else to all."""
     kind = "all-reduce" if out.splits(mesh_axis) is None else "reduce-scatter"
     return Transfer(kind, mesh_axis, out)

@@ -73,7 +73,7 @@ class TextStream:
         return added
 
     def _settled(self, added: str) -> str:
-        """Returns the final part of the added text, and holds back the rest."""
+        """Returns the part of the added text that cannot change, and holds back the rest."""
         if added.endswith(UNFINISHED) or added == self._kept:
             return ""
         last_text = self.vocab.text(self._ids[self._whole :])

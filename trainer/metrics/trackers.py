@@ -114,7 +114,7 @@ class EventFiles(Tracker):
     def __init__(self, run: TrackedRun):
         from tensorboardX import SummaryWriter  # imports PyTorch if it is installed: seconds
 
-        # TensorBoard hides this step and later ones of earlier files.
+        # TensorBoard hides this step and later ones in earlier files.
         hidden = run.first_step + 1 if run.first_step else None
         self._events = SummaryWriter(str(run.folder / "events"), purge_step=hidden, flush_secs=10)
 

@@ -38,7 +38,7 @@ IMAGES = "height:model+"
 # Activations between the large products, over the model parallel devices: replicated, split by
 # position, or by width (the Giant Models guide, section 2.3).
 ACTIVATIONS = ("", "length:model?", "d_model:model?")
-# Weights over the data parallel devices: replicated, split, or split unless they have experts.
+# Weights over the data parallel devices: replicated, split, or split unless experts use these.
 WEIGHTS = ("", "d_model:{rows}", "d_model:{rows}?")
 # Rules and parameter rules of well-known layouts.
 DATA_PARALLEL = ("batch:data", "")

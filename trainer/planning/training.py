@@ -120,7 +120,7 @@ class StepPlan(counts.ProgramPlan):
     schedule: Schedule
     """How microbatches go through stages of layers; with one stage, each device has all layers."""
     attention: Mapping[str, str]
-    """The attention implementation of each part of the model, and why it is the plain one."""
+    """The attention implementation of each part of the model and, if it is plain, the reason."""
     gradient_sums: Mapping[str, int] | None
     """Parameters whose gradients are reduced once per step, and once per microbatch."""
     checkpoint_bytes: int

@@ -115,7 +115,7 @@ class ServiceCounts:
     prompt_tokens: int = 0
     new_tokens: int = 0
     steps: int = 0
-    """Calls that add a token to each text, or batches decoded."""
+    """Steps, which add a token to each running text, or batches decoded."""
     reloads: int = 0
 
 

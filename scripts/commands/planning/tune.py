@@ -101,7 +101,7 @@ def rank(
 def search(
     flags: TuneFlags, stages: Sequence[Run], topology: Topology | None, configured: Layouts
 ) -> None:
-    """Compiles or times the candidates that traces predict to be fastest, until time runs out."""
+    """Measures candidates, fastest predictions first, until none may be faster or time is up."""
     run = stages[-1]
     deadline_s = time.monotonic() + parse_duration(flags.budget)
     log_file = local_path(flags.output, "--output").with_suffix(LOG)
