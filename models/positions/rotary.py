@@ -158,7 +158,7 @@ class DynamicScaling(RopeScaling):
 
 @spec
 class LongRopeScaling(RopeScaling):
-    """Divides each frequency by a factor, with other factors for long rows.  Ding et al. 2024 (LongRoPE).
+    """Divides each frequency by a factor, with others for long rows.  Ding et al. 2024 (LongRoPE).
 
     A text has the same frequencies throughout, so a run uses either short rows or long rows.
     """
