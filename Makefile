@@ -1,16 +1,16 @@
 # make quickstart             a trained language model in minutes
 # make quickstart-translate   a trained translation model, and its BLEU
-# make cuda, make tpu         JAX for the NVIDIA GPUs, or the TPUs, of this machine
+# make cuda, make tpu         JAX for the NVIDIA GPUs or the TPUs of this machine
 # make test                   lint, types and tests, in 20 minutes
-# make test-all               the same with every case of every test, in 35
-# make test-newest            the tests with the newest of everything, beyond the lock
+# make test-all               the same with every case of every test, in 35 minutes
+# make test-newest            the tests with the newest packages, ignoring the lock file
 # make test-sweep             a search for layouts that change a result, until stopped
-# make test-faults            many kills, signals, stalls and interrupts; much mutated input
-# make bench                  speed, and that of other libraries where they are installed
+# make test-faults            tests with many kills, signals, stalls and interrupts, and a fuzzer
+# make bench                  speed, compared with other libraries where they are installed
 # make bench-gpu              the same on a GPU, in 8 minutes: 1.3B dense, long rows, experts, decoding
-# make papers                 docs/papers.md and its pictures, in some minutes
-# make screenshots            pictures of the pages, for docs/
-# make docs                   the documentation as a site with a search, in .cache/site/html
+# make papers                 docs/papers.md and its pictures, in a few minutes
+# make screenshots            screenshots of the HTML pages, for docs/
+# make docs                   the documentation as a site with search, in .cache/site/html
 # make audit                  known vulnerabilities of the installed packages
 PYTHON ?= python3
 BIN := .venv/bin
@@ -25,7 +25,7 @@ train_1.3b_experts := train --shape=1.3b_experts --systems=meshloom $(GPU_ROUNDS
 generate_1.3b := generate --shape=1.3b --batch_sizes=1,32
 
 export UV_SYSTEM_CERTS := true
-# Some container images set it.  Without compiled files each command takes four seconds more to start.
+# Some container images set it.  Without compiled files, each command takes four seconds longer to start.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
@@ -89,7 +89,7 @@ bench-gpu: cuda  # compares with PyTorch where it is installed: .venv/bin/pip in
 test-gpu:
 	XLA_FLAGS=--xla_gpu_autotune_level=0 MESHLOOM_TEST_PLATFORMS=cuda,cpu $(BIN)/python -m pytest -n 0 tests/test_accelerator.py
 
-# What JAX takes of the GPU by default, 0.75, is too little for 1.3B weights and their batch.
+# JAX's default share of GPU memory, 0.75, is too small for 1.3B weights and their batch.
 bench_gpu/%:
 	@mkdir -p $(@D)
 	XLA_PYTHON_CLIENT_MEM_FRACTION=0.92 $(BIN)/meshloom bench $($*) --json=$@.json
@@ -100,19 +100,19 @@ papers: install
 screenshots: install  # needs Chromium, and playwright: .venv/bin/pip install playwright
 	$(BIN)/python -m docs.site.screenshots
 
-docs: install  # fails where a link or an anchor of a page leads nowhere
+docs: install  # fails on broken links and anchors
 	$(BIN)/uv venv --quiet --allow-existing .venv/docs
 	$(BIN)/uv pip install --quiet --python .venv/docs --no-deps --require-hashes -r docs.lock
 	$(BIN)/python -m docs.site.stage
 	cd .cache/site && ../../.venv/docs/bin/zensical build --strict --clean
-	@echo "Its search needs a server: python3 -m http.server --bind 127.0.0.1 --directory .cache/site/html"
+	@echo "The search needs a server: python3 -m http.server --bind 127.0.0.1 --directory .cache/site/html"
 
-audit: install  # looks the locked packages up among the known vulnerabilities
+audit: install  # checks the locked packages for known vulnerabilities
 	$(BIN)/uv venv --quiet --allow-existing .venv/audit
 	$(BIN)/uv pip install --quiet --python .venv/audit --no-deps --require-hashes -r audit.lock
 	.venv/audit/bin/pip-audit --strict --disable-pip --require-hashes -r requirements.lock -r audit.lock
 
-lock:  # after a change of the dependencies in pyproject.toml
+lock:  # after the dependencies in pyproject.toml change
 	$(LOCK) --extra dev pyproject.toml --output-file requirements.lock
 	$(LOCK) --group audit --output-file audit.lock
 	$(LOCK) --group docs --output-file docs.lock

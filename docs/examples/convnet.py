@@ -1,7 +1,7 @@
 """A convolutional network that classifies images, in a module outside of Meshloom.
 
-He et al. 2016, "Identity Mappings in Deep Residual Networks", with the norms of the Transformer.  A
-run file imports this module:
+He et al. 2016, "Identity Mappings in Deep Residual Networks", with the Transformer's norms.  A run
+file imports this module:
 
     meshloom train --model_dir=runs/glyphs --gin_import_path=docs/examples \
       --gin_file=docs/examples/glyphs.gin
@@ -13,7 +13,7 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from image_task import ImageTask as ImageTask  # run files name it
+from image_task import ImageTask as ImageTask  # for run files
 
 from configs.errors import UserError
 from configs.spec import Count, Positive, spec
@@ -36,19 +36,19 @@ class ConvNet(ModelSpec):
     axes: ClassVar[tuple[Axis, ...]] = (Axis("Z", "channels", "colours of a pixel"),)
 
     vocab: Count
-    """Classes: at least as many as the task has labels."""
+    """Number of classes, at least the number of labels in the task."""
     channels: Count = 1
-    """Numbers of a pixel: 1 is grey, 3 is RGB."""
+    """Numbers per pixel: 1 for grey, 3 for RGB."""
     d_model: Count
     """Width of the residual stream."""
     d_ff: Count
     """Width inside a block, between its two convolutions."""
     layers: Count
-    """Blocks."""
+    """Number of blocks."""
     stride_every: Count = 2
     """Blocks 0, `stride_every`, 2 `stride_every`, ... halve height and width."""
     kernel: Count = 3
-    """Rows, and columns, of a kernel."""
+    """Rows and columns of a kernel."""
     norm_epsilon: Positive = 1e-6
     """Added to the mean square in all norms."""
     precision: Precision = Precision()
@@ -78,7 +78,7 @@ class ConvNet(ModelSpec):
 
 
 class ConvBlock(nnx.Module):
-    """Adds two convolutions to its input, or halves it by them."""
+    """Adds two convolutions to its input, or halves the input with them."""
 
     def __init__(self, spec: ConvNet, weights: Weights):
         self.spec = spec
@@ -87,7 +87,7 @@ class ConvBlock(nnx.Module):
         self.wo_OPFD = weights.normal("OPFD", fan_in="OPF")
 
     def __call__(self, layout: Layout, x_BYXD: Array, stride: int) -> tuple[Layout, Array]:
-        """Returns the output, and the layout that knows its size."""
+        """Returns the layout with the size of the output, and the output."""
         y_BYXD = normed(layout, x_BYXD, self.scale_D[...], "BYXD", self.spec.norm_epsilon)
         h_BYXF = layout.convolve(
             "BYXD,OPDF->BYXF", y_BYXD, self.wi_OPDF[...], strides=(stride, stride)
@@ -110,7 +110,7 @@ class ConvNetwork(nnx.Module):
 
     @jax.named_scope("convolutions")
     def __call__(self, layout: Layout, images_BYXZ: Array) -> Array:
-        """Returns the mean over the places of an image, as a text of one token."""
+        """Returns the mean over the pixels of each image, in the shape of a text of one token."""
         to_compute = self.spec.precision.to_compute
         images_BYXZ = to_compute(layout.reshard(images_BYXZ, "BYXZ")) / 255
         x_BYXD = layout.convolve("BYXZ,OPZD->BYXD", images_BYXZ, to_compute(self.stem_OPZD[...]))

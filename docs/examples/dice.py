@@ -1,4 +1,4 @@
-"""Computes the Dice score of a model of unet.py on its test volumes.
+"""Computes the Dice score of a unet.py model on its test volumes.
 
 python docs/examples/dice.py --model_dir=runs/unet
 """
@@ -18,7 +18,7 @@ from trainer.prepare import prepare
 
 
 def dice(predicted: np.ndarray, mask: np.ndarray) -> float:
-    """Returns twice the voxels of both, divided by those of each (Dice 1945)."""
+    """Returns twice the voxels in both masks, divided by the sum of their voxels (Dice 1945)."""
     return float(2 * np.sum(predicted & mask) / (np.sum(predicted) + np.sum(mask)))
 
 

@@ -1,6 +1,6 @@
-"""Draws characters in fonts: images with labels that need no download.
+"""Draws characters in fonts: labeled images that need no download.
 
-A run file imports this module, and says `ImageTask.source = @Glyphs()`.
+A run file imports this module and sets `ImageTask.source = @Glyphs()`.
 """
 
 import functools
@@ -32,11 +32,11 @@ FONTS = {
     "validation": ("DejaVuSansMono-Oblique", "STIXGeneralItalic", "cmb10"),
     "test": ("DejaVuSans-BoldOblique", "DejaVuSerif-Italic", "cmtt10"),
 }  # fmt: skip
-"""Faces of each split: no split has a face of another."""
+"""Faces of each split; no two splits share a face."""
 SIZES = (5 / 12, 3 / 4)
-"""Least and largest size of a font, as a share of the side of an image."""
+"""Smallest and largest font size, as a fraction of the image's side."""
 ANGLES = (-20, 20)
-"""Least and largest rotation, in degrees."""
+"""Smallest and largest rotation, in degrees."""
 
 
 @spec
@@ -49,7 +49,7 @@ class Glyphs(Pairs):
     side: Count = 24
     """Pixels along each side of an image."""
     count: Count = 24
-    """Training images of each character in each face; the other splits have half as many."""
+    """Training images per character and face; the other splits have half as many."""
 
     def read(self, split: str, errors: str = "strict") -> Iterator[Pair]:
         """Yields images with their characters, always in the same order."""
@@ -59,7 +59,7 @@ class Glyphs(Pairs):
                 yield Pair(image_text(pixels_YX[..., None]), character)
 
     def fingerprint(self) -> dict[str, Any]:
-        """Names what the images depend on: the versions of the packages, and this file."""
+        """Returns what the images depend on: the versions of the packages, and this file."""
         rules = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:16]
         with extra_required("plot", "@Glyphs()"):
             versions = {name: importlib.metadata.version(name) for name in ("matplotlib", "numpy")}
@@ -69,7 +69,7 @@ class Glyphs(Pairs):
 def drawn_images(split: str, side: int, count: int) -> Iterator[tuple[np.ndarray, str]]:
     """Yields `count` images of each character in each font of a split, with the character.
 
-    Size, rotation and place are random, and the same in every call.
+    Size, rotation and place are random, but the same in every call.
     """
     rng = np.random.Generator(np.random.PCG64([*split.encode(), side, count]))
     for face in FONTS[split]:
@@ -80,7 +80,7 @@ def drawn_images(split: str, side: int, count: int) -> Iterator[tuple[np.ndarray
 
 def image(face: str, character: str, side: int, rng: np.random.Generator) -> np.ndarray:
     """Draws a character somewhere in a square, white on black."""
-    from matplotlib.ft2font import LoadFlags  # matplotlib takes a second
+    from matplotlib.ft2font import LoadFlags  # importing matplotlib takes a second
 
     font = _font(face)
     font.set_size(side * rng.uniform(*SIZES), 72)

@@ -1,4 +1,4 @@
-"""Defines tasks of images and their labels: a task of one's own, which a run file imports."""
+"""Defines a task of images and labels: an example of your own task, which a run file imports."""
 
 import dataclasses
 import math
@@ -21,7 +21,7 @@ from data.vocabs import Vocabs
 
 Shape = tuple[int, int, int]
 FORMATS = {"P2": 1, "P3": 3}
-"""Numbers of a pixel, by the word with which a plain PGM or PPM begins."""
+"""Numbers per pixel, by the first word of a plain PGM or PPM."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -31,7 +31,7 @@ class ImageRows(Rows):
     shape: Shape = (0, 0, 0)
 
     def batch(self, row_ids: np.ndarray) -> dict[str, np.ndarray]:
-        """Returns rows as int32 arrays; NO_ROW gives an image of zeros without a target."""
+        """Returns rows as int32 arrays; NO_ROW becomes an image of zeros without a target."""
         images, targets_BL, segments_BL = read_rows(
             row_ids, self.arrays["images"], self.targets_BL, self.segments_BL
         )
@@ -44,12 +44,12 @@ class ImageRows(Rows):
 
 @spec
 class ImageTask(Task):
-    """Defines a task of pairs of an image, written as plain PGM or PPM, and its label."""
+    """Defines a task of pairs: an image, written as plain PGM or PPM, and its label."""
 
     source: Pairs
-    """Where the pairs come from, such as files of pairs."""
+    """Source of the pairs, such as files of pairs."""
     vocab: Labels = Labels()
-    """The labels are those of the training split."""
+    """The labels of the training split."""
     length: Literal[1] = 1
     """A row has one target, the label."""
     packs: Literal[False] = False
@@ -59,7 +59,7 @@ class ImageTask(Task):
     width: Count
     """Columns of pixels of each image."""
     channels: Literal[1, 3] = 1
-    """Numbers of a pixel: 1 is grey, 3 is RGB."""
+    """Numbers per pixel: 1 for grey, 3 for RGB."""
     word_list: None = None
     """Labels have no words to replace."""
 
@@ -105,7 +105,7 @@ class ImageTask(Task):
         )
 
     def rows_of_text(self, lines: Iterable[str], vocabs: Vocabs) -> Rows:
-        """Reads lines, each an image, a tab and its label, for the loss of the labels."""
+        """Reads lines of an image, a tab and its label, for the loss of the labels."""
         return self.pack_lines(list(map(without_carriage_return, lines)), vocabs, None)[0]
 
     def columns(self, vocabs: Vocabs) -> dict[str, tuple[int, type]]:
@@ -170,7 +170,7 @@ def image_text(pixels_YXZ: np.ndarray) -> str:
 
 
 def image_of(text: str) -> np.ndarray:
-    """Reads an image from plain PGM or PPM, whose numbers white space separates."""
+    """Reads an image from plain PGM or PPM, with numbers separated by white space."""
     try:
         name, *numbers = text.split()
         values = np.array(numbers, np.int64)

@@ -1,4 +1,4 @@
-"""The two networks of Mesh-TensorFlow's README and examples, with its own layout strings.
+"""The two networks of Mesh-TensorFlow's README and examples, for Mesh-TensorFlow's layout strings.
 
 Shazeer et al. 2018 (https://github.com/tensorflow/mesh).  A run file imports this module:
 
@@ -40,7 +40,7 @@ def toy_loss(layout: Layout, x_BI: Array, wi_IH: Array, wo_HI: Array) -> Array:
 class Mnist(ModelSpec):
     """Makes the README's network: one hidden layer over all pixels of an image."""
 
-    # The softmax of Meshloom reads the letters D and V, which are these axes here.
+    # Meshloom's softmax expects the letters D and V, so they name these axes here.
     axes: ClassVar[tuple[Axis, ...]] = (
         Axis("R", "rows", "of an image"),
         Axis("C", "cols", "of an image"),
@@ -87,7 +87,7 @@ class MnistNetwork(nnx.Module):
         self.w2_VD = weights.normal("VD", fan_in="D")
 
     def __call__(self, layout: Layout, images_BYXZ: Array) -> Array:
-        """Returns the hidden layer of each image, as a text of one token."""
+        """Returns the hidden layer of each image, in the shape of a text of one token."""
         to_compute = self.spec.precision.to_compute
         images_BRC = to_compute(layout.reshard(images_BYXZ[..., 0], "BRC")) / 255
         h_BD = jax.nn.relu(layout.einsum("BRC,RCD->BD", images_BRC, to_compute(self.w1_RCD[...])))

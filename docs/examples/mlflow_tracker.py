@@ -1,6 +1,6 @@
-"""A tracker of your own: sends a run's numbers to MLflow Tracking (`pip install mlflow`).
+"""An example of your own tracker: sends a run's metrics to MLflow Tracking (`pip install mlflow`).
 
-A run file says `import docs.examples.mlflow_tracker` and `Run.trackers = (@MLflow(),)`.
+A run file needs `import docs.examples.mlflow_tracker` and `Run.trackers = (@MLflow(),)`.
 """
 
 import functools
@@ -15,7 +15,7 @@ MAX_PARAM_CHARACTERS = 6000
 
 @spec
 class MLflow(TrackerSpec):
-    """Sends numbers and settings to MLflow Tracking."""
+    """Sends metrics and settings to MLflow Tracking."""
 
     PACKAGE, ID_FILE = "mlflow", MLFLOW_ID
 
@@ -23,16 +23,16 @@ class MLflow(TrackerSpec):
     """Server or database, such as "http://localhost:5000". None: MLFLOW_TRACKING_URI, or MLflow's
     default."""
     experiment: str = "meshloom"
-    """Experiment of the run; it is made where it does not exist."""
+    """Experiment of the run, which is created if it does not exist."""
     name: str | None = None
-    """Name of the run. None: that of the model directory."""
+    """Name of the run. None: the name of the model directory."""
 
     def open(self, run: TrackedRun) -> Tracker:
         return Background("MLflow", lambda: MLflowRun(self, run))
 
 
 class MLflowRun(Tracker):
-    """Logs to a run of MLflow: a new one, or that of the model directory."""
+    """Logs to an MLflow run: a new one, or the one recorded in the model directory."""
 
     def __init__(self, spec: MLflow, run: TrackedRun):
         from mlflow import MlflowClient
@@ -42,21 +42,21 @@ class MLflowRun(Tracker):
         path = run.folder / MLFLOW_ID
         is_new = not path.exists()
         self._id = known_id(path, lambda: self._create(spec, run))
-        if is_new:  # MLflow allows no change later
+        if is_new:  # MLflow does not allow later changes
             params = [
                 Param(name, str(x)[:MAX_PARAM_CHARACTERS]) for name, x in run.settings.items()
             ]
             self._client.log_batch(self._id, params=params)
         else:
             self._client.update_run(self._id, status="RUNNING")
-        # The last step of a metric that the service had when this process began.
+        # Returns the last step of a metric that the service had when this process began.
         self._last_step = (lambda name: -1) if is_new else functools.cache(self._newest_step)
 
     def log(self, step: int, numbers: Numbers) -> None:
         from mlflow.entities import Metric
 
         now_ms = int(time.time() * 1000)
-        # A resumed run repeats the steps after its checkpoint; the service would keep both.
+        # A resumed run repeats the steps after its checkpoint, and the service would keep both.
         metrics = [
             Metric(name, number, now_ms, step)
             for name, number in numbers.items()

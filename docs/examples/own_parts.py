@@ -1,6 +1,6 @@
-"""Parts of a user's own: an attention, positions, a norm, a router and an optimizer.
+"""Examples of your own parts: an attention, positions, a norm, a router and an optimizer.
 
-A run file imports this module (docs/examples/own_parts.gin); no file of Meshloom changes.
+A run file imports this module (docs/examples/own_parts.gin); Meshloom's own files stay unchanged.
 """
 
 from collections.abc import Mapping
@@ -39,7 +39,7 @@ class Tempered(MultiHead):
 
 
 class TemperedAttention(MultiHeadAttention):
-    """Multiplies the queries of a head by its factor."""
+    """Multiplies the queries of each head by the head's factor."""
 
     def __init__(
         self, spec: Tempered, parts: BlockParts, sizes: Sizes, layout: Layout, weights: Weights
@@ -58,12 +58,12 @@ class PartialRotary(Positions):
     """Rotates the first columns of each head.  Black et al. 2022 (GPT-NeoX-20B), section 2.1.1."""
 
     share: Fraction = 0.5
-    """Share of the columns that are rotated."""
+    """Fraction of the columns that are rotated."""
     rotary: Rotary = Rotary()
     """Rotation of these columns."""
 
     def width(self, columns: int) -> int:
-        """Returns how many columns are rotated, an even number."""
+        """Returns the number of rotated columns, which is even."""
         return max(2, int(columns * self.share) // 2 * 2)
 
     def prepare(self, positions_BL: Array, width: int) -> Any:
@@ -107,7 +107,7 @@ class CenteredNormLayer(nnx.Module):
 
 @spec
 class SoftplusTopK(TopK):
-    """Takes the k best experts, whose gates are no probabilities."""
+    """Selects the k best experts, with gates that are not probabilities."""
 
     def gates(self, logits_Gse: Array) -> Array:
         return jax.nn.softplus(logits_Gse)
@@ -118,10 +118,10 @@ class SoftplusTopK(TopK):
 
 @spec
 class Lion(OptimizerSpec):
-    """Takes the sign of the momentum.  Chen et al. 2023."""
+    """Updates weights by the sign of the momentum.  Chen et al. 2023."""
 
     schedule: ScheduleSpec = Cosine()
-    """Learning rate over steps."""
+    """Learning rate by step."""
 
     def transform(
         self, steps: int, weights: Mapping[str, WeightInfo], layout: Layout

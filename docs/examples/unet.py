@@ -1,7 +1,7 @@
-"""A 3-D U-Net that segments volumes, with its data: all in one module outside of Meshloom.
+"""A 3-D U-Net that segments volumes, and its data, in one module outside of Meshloom.
 
-Çiçek et al. 2016, "3D U-Net", with the norms of the Transformer.  The README of Mesh-TensorFlow
-names such a model for examples that are too large for a device.  A run file imports this module:
+Çiçek et al. 2016, "3D U-Net", with the Transformer's norms.  Mesh-TensorFlow's README names such a
+model as a use case: examples that are too large for one device.  A run file imports this module:
 
     meshloom train --model_dir=runs/unet --gin_import_path=docs/examples \
       --gin_file=docs/examples/unet.gin
@@ -47,7 +47,7 @@ VOLUME = "BZYXD"
 
 @spec
 class UNet(ModelSpec):
-    """Makes a U-Net, whose levels have half the size of the one before, and twice its channels."""
+    """Makes a U-Net.  Each level has half the size and twice the channels of the level before."""
 
     axes: ClassVar[tuple[Axis, ...]] = (
         Axis("Z", "depth", "slices of a volume", pads=True),
@@ -59,7 +59,7 @@ class UNet(ModelSpec):
     d_model: Count
     """Channels of the first level."""
     levels: Count = 3
-    """Sizes of the volume on the way down; 1 is a stack of convolutions."""
+    """Number of sizes of the volume on the way down; 1 is a plain stack of convolutions."""
     kernel: Count = 3
     """Voxels along each side of a kernel."""
     norm_epsilon: Positive = 1e-6
@@ -88,7 +88,7 @@ class UNet(ModelSpec):
 
 
 class Level(nnx.Module):
-    """Computes two convolutions, each with a norm; the first may read a second volume as well."""
+    """Computes two convolutions, each with a norm; the first may also read a second volume."""
 
     def __init__(self, spec: UNet, weights: Weights, given: int, width: int, skipped: int = 0):
         self.spec = spec
@@ -106,7 +106,7 @@ class Level(nnx.Module):
     def __call__(self, layout: Layout, x_BZYXD: Array, skip_BZYXD: Array | None = None) -> Array:
         into, out = "BZYXD,ROPDF->BZYXF", "BZYXF,ROPFD->BZYXD"
         h_BZYXF = layout.convolve(into, x_BZYXD, self.wi_ROPDF[...])
-        if skip_BZYXD is not None:  # a convolution of both, joined along their channels
+        if skip_BZYXD is not None:  # as one convolution of both, concatenated along the channels
             assert self.ws_ROPDF is not None
             h_BZYXF += layout.convolve(into, skip_BZYXD, self.ws_ROPDF[...])
         h_BZYXF = self.activate(layout, h_BZYXF, "BZYXF", self.scale_F[...], self.shift_F[...])
@@ -125,7 +125,7 @@ class UNetwork(nnx.Module):
         self.spec = spec
         widths = [spec.d_model << level for level in range(spec.levels)]
         self.stem_ROPD = weights.normal("ROPD", fan_in="ROP")
-        self.bias_D = weights.zeros("D")  # the norms would make all grey levels equal without it
+        self.bias_D = weights.zeros("D")  # without it, the norms would make all grey levels equal
         givens = [spec.d_model, *widths[:-1]]
         pairs = zip(givens, widths, strict=True)
         self.down = nnx.Dict({f"level{i}": Level(spec, weights, *p) for i, p in enumerate(pairs)})
@@ -138,7 +138,7 @@ class UNetwork(nnx.Module):
 
     @jax.named_scope("convolutions")
     def __call__(self, layout: Layout, volumes_BZYX: Array) -> Array:
-        """Returns the vectors of all voxels, as a text of as many tokens."""
+        """Returns the vectors of all voxels, in the shape of a text with one token per voxel."""
         to_compute = self.spec.precision.to_compute
         volumes_BZYX = to_compute(layout.reshard(volumes_BZYX, "BZYX")) / 255
         x_BZYXD = layout.convolve("BZYX,ROPD->BZYXD", volumes_BZYX, to_compute(self.stem_ROPD[...]))
@@ -158,7 +158,7 @@ class UNetwork(nnx.Module):
             layout, skip_BZYXD = skips[level]
             x_BZYXD = layout.reshard(x_BZYXF, VOLUME)
             x_BZYXD = self.in_compute_type(self.up[f"level{level}"])(layout, x_BZYXD, skip_BZYXD)
-        # Voxels are in the order of the depth, which may stay split, then of rows and columns.
+        # Voxels are ordered by depth, which may stay split, then by rows and columns.
         pads = layout.pads("Z") or layout.pads("L")
         x_BZyxD = layout.reshard(x_BZYXD, "BzyxD" if pads else "BZyxD")
         rows, *sides, width = x_BZyxD.shape
@@ -220,10 +220,10 @@ class VolumeRows(Rows):
 
 @spec
 class VolumeTask(Task):
-    """Defines a task of volumes, each of whose voxels is background or object."""
+    """Defines a task of volumes in which each voxel is background or object."""
 
     source: Pairs
-    """@Ellipsoids(), or @VolumeFiles()."""
+    """@Ellipsoids() or @VolumeFiles()."""
     vocab: Labels = Labels()
     """The classes."""
     depth: Count
@@ -301,12 +301,12 @@ def described(shape: Sequence[int]) -> str:
 
 
 def as_text(voxels_ZYX: np.ndarray) -> str:
-    """Writes a volume of bytes as one line: its shape, and its voxels in hexadecimal digits."""
+    """Writes a volume of bytes as one line: its shape, and its voxels as hexadecimal digits."""
     return f"{described(voxels_ZYX.shape)} {voxels_ZYX.tobytes().hex()}"
 
 
 def voxels_of(text: str, shape: Shape) -> np.ndarray:
-    """Returns the voxels of such a line; raises unless it has this shape."""
+    """Returns the voxels of a line from `as_text`; raises if its shape differs."""
     sides, _, digits = text.rpartition(" ")
     if sides != described(shape):
         raise UserError(f"volume of {sides}: the settings of VolumeTask say {described(shape)}.")
@@ -315,14 +315,14 @@ def voxels_of(text: str, shape: Shape) -> np.ndarray:
 
 @spec
 class VolumeFiles(Pairs):
-    """Reads files of numpy (.npz), each with the bytes of a `volume` and of its `mask`."""
+    """Reads NumPy files (.npz), each with the bytes of a `volume` and of its `mask`."""
 
     train: str
-    """A glob, as are validation and test."""
+    """Glob of the training volumes."""
     validation: str
-    """Validation volumes."""
+    """Glob of the validation volumes."""
     test: str | None = None
-    """Test volumes."""
+    """Glob of the test volumes."""
 
     def splits(self) -> tuple[str, ...]:
         return ("train", "validation", *(["test"] if self.test else []))
@@ -354,7 +354,7 @@ class VolumeFiles(Pairs):
 
 @spec
 class Ellipsoids(Pairs):
-    """Draws ellipsoids, which are the objects, among bars as bright as they are, in noise."""
+    """Draws ellipsoids (the objects) among equally bright bars, in noise."""
 
     side: Count = 24
     """Voxels along each side of a volume."""

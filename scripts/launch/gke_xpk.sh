@@ -1,11 +1,11 @@
 #!/bin/bash
-# Trains on a slice of TPUs in a GKE cluster of XPK (`pip install xpk`; `xpk cluster create` made the cluster).  The
-# flags are those of `meshloom train`:
+# Trains on a TPU slice in a GKE cluster that `xpk cluster create` made (`pip install xpk`).  The flags are those of
+# `meshloom train`:
 #
 #   NAME=mine CLUSTER=tpus PROJECT=my-project ZONE=us-west4-a IMAGE=us-west4-docker.pkg.dev/my-project/meshloom/meshloom:tpu-0123abc \
 #     scripts/launch/gke_xpk.sh --model_dir=gs://my-bucket/runs/mine --data_dir=gs://my-bucket/data --gin_file=mine.gin
 #
-# XPK restarts it on the exit codes 42 and 127 to 255, and on those below: a failure, and a stall.
+# XPK restarts the job on the exit codes 42 and 127 to 255, and on the two below: 1, a failure, and 75, a stall.
 set -euo pipefail
 
 : "${NAME:?a name for the job}" "${CLUSTER:?of xpk cluster create}" "${PROJECT:?}" "${ZONE:?}" "${IMAGE:?as scripts/launch/image.sh prints it}"

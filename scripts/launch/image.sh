@@ -1,9 +1,9 @@
 #!/bin/bash
-# Builds the image of this checkout's last commit for TPUs (or EXTRA=cuda, EXTRA= for CPUs), in Cloud Build:
+# Builds an image of this checkout's last commit in Cloud Build, for TPUs (EXTRA=cuda: for GPUs; EXTRA=: for CPUs):
 #
 #   PROJECT=my-project REGION=us-west4 scripts/launch/image.sh
 #
-# Prints its name, for IMAGE of the other scripts here.  With `docker build`, no cloud is needed: see Dockerfile.
+# Prints the name of the image, which is IMAGE for the other scripts here.  `docker build` needs no cloud: see Dockerfile.
 set -euo pipefail
 
 : "${PROJECT:?the Google Cloud project}" "${REGION:?of the repository of images, such as us-west4}"

@@ -1,12 +1,12 @@
 #!/bin/bash
-# Trains on a slice of TPU VMs: asks for it, asks again whenever it is preempted, and deletes it when the training
-# ends.  The flags are those of `meshloom train`:
+# Trains on a slice of TPU VMs: requests the slice, requests it again after each preemption, and deletes it when the
+# training ends.  The flags are those of `meshloom train`:
 #
 #   NAME=mine ZONE=us-west4-a IMAGE=us-west4-docker.pkg.dev/my-project/meshloom/meshloom:tpu-0123abc \
 #     scripts/launch/tpu_vm.sh --model_dir=gs://my-bucket/runs/mine --data_dir=gs://my-bucket/data --gin_file=mine.gin
 #
-# TYPE, VERSION: the slice and its software.  CAPACITY: --spot, --reserved, or empty for on demand.
-# The VMs train on their own: if this script ends, start it again to watch the same slice.
+# TYPE, VERSION: the slice and its runtime version.  CAPACITY: --spot, --reserved, or empty for on demand.
+# The VMs train without this script: if it stops, start it again to watch the same slice.
 set -euo pipefail
 
 : "${NAME:?a name for the slice}" "${ZONE:?such as us-west4-a}" "${IMAGE:?as scripts/launch/image.sh prints it}"
@@ -34,7 +34,7 @@ state() {
   tpus list --filter="name~/$NAME\$" --format='value(state.state)'
 }
 create() {
-  gcloud storage rm "$exit_code" 2> /dev/null || true  # of an earlier training
+  gcloud storage rm "$exit_code" 2> /dev/null || true  # from an earlier training
   # shellcheck disable=SC2086  # CAPACITY may be empty
   tpus create "$NAME" --node-id="$NAME" --accelerator-type="$TYPE" --runtime-version="$VERSION" $CAPACITY \
     --scopes=cloud-platform --metadata="image=$IMAGE,exit_code=$exit_code" \
@@ -44,7 +44,7 @@ create() {
 last=
 created=
 while true; do
-  if ! now=$(state); then  # no answer: ask again later
+  if ! now=$(state); then  # no answer: try again later
     sleep "$POLL_S"
     continue
   fi
@@ -61,10 +61,10 @@ while true; do
   fi
   case $now in
     "")
-      create || [ -n "$created" ]  # at first a wrong setting ends this; later it asks again
+      create || [ -n "$created" ]  # a first request that fails ends the script; later ones are repeated
       created=yes
       ;;
-    SUSPENDED | FAILED) tpus delete "$NAME" --force || true ;;  # preempted, or there was none: ask again
+    SUSPENDED | FAILED) tpus delete "$NAME" --force || true ;;  # preempted, or no capacity: request again
   esac
   sleep "$POLL_S"
 done

@@ -61,7 +61,7 @@ def test_a_plan_by_layout_alone(run: Meshloom, tmp_path: Path) -> None:
     text = page.read_text()
     assert text.startswith("<!doctype html>") and "matrix products" in text
     assert "http" not in text  # it needs no other file
-    assert "the red line is what it has: 17.2 GB" in text and "model FLOPs" in text
+    assert "the red line is the memory of the device: 17.2 GB" in text and "model FLOPs" in text
     assert "by the trace alone" in text and "color-scheme: light dark" in text
 
 
