@@ -122,8 +122,7 @@ class Layout:
     rules: str = "batch:data"
     """Rules for every tensor, such as "batch:data;heads:model;d_ff:model;vocab:model"."""
     param_rules: str = ""
-    """Rules for stored weights and their optimizer state; they replace `rules` for the same
-    axis."""
+    """Rules for stored weights and optimizer state; they replace `rules` for the same axis."""
     order: str | None = None
     """Axes of the TPU torus along which each mesh axis is placed, "data:y;model:x;model:core".
     None: JAX chooses. No effect on CPUs and GPUs, which have no torus."""

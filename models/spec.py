@@ -86,8 +86,7 @@ class TransformerSpec(Sizes):
     logit_bias: bool = False
     """Adds a bias to the logits of tokens, as in Marian. Training does not change it."""
     logit_cap: Positive | None = None
-    """Bounds the logits of tokens softly: cap * tanh(logits / cap), as in Gemma 2. None: no
-    bound."""
+    """Bounds the logits softly: cap * tanh(logits / cap), as in Gemma 2. None: no bound."""
     scan: bool = True
     """Compiles one layer and loops over it, instead of compiling all layers. The results are the
     same."""

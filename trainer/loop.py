@@ -224,8 +224,9 @@ class TrainLoop:
             self.watch.notify(Observer.before_save, self.step)
             state = self.padding.step_spec.saved(self.state)
             target.save(self.step, self.padding.unpad(state), *metric)
-            if jax.default_backend() == "cpu":  # the next step would need another state in memory
-                self.checkpoints.wait()
+            # On a CPU, the next step would need another state in memory.
+            while jax.default_backend() == "cpu" and not self.checkpoints.check():
+                time.sleep(0.01)
         save_s = self.timer.spent_s["checkpoints"] - before_s
         interval.saved(self.step, save_s, self.timer.step_s)
         self.timer.restart()

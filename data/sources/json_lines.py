@@ -31,8 +31,7 @@ class JsonlText(FileText):
 
 @spec
 class Jsonl(FilePairs):
-    """Reads files with one JSON object per line, plain, .gz, .xz or .zst; two fields make a
-    pair."""
+    """Reads files with one JSON object per line, plain, .gz, .xz or .zst; two fields are a pair."""
 
     source_field: str
     """Name of the field to translate; "translation.de" selects field de of field translation."""

@@ -29,8 +29,7 @@ Batches = tuple["pyarrow.Schema", Iterable["pyarrow.RecordBatch"]]
 
 @spec
 class TableText(FileText):
-    """Reads Parquet, Arrow and CSV files (.csv, also .gz, .xz or .zst); one column holds the
-    text."""
+    """Reads Parquet, Arrow and CSV files (.csv, also .gz, .xz or .zst); a column holds the text."""
 
     column: str = "text"
     """Name of the column; "page.text" selects field text of column page."""

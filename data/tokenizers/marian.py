@@ -31,8 +31,7 @@ class Marian(Tokenizer):
     """Uses one side of the vocab of a Hugging Face Marian model, with the same IDs."""
 
     path: str
-    """A folder with vocab.json, source.spm and target.spm, or the vocab file of a model
-    directory."""
+    """Folder with vocab.json, source.spm and target.spm, or the vocab file of a model directory."""
     side: Side = "target"
     """Which of the two SentencePiece models tokenizes text."""
 

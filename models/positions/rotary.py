@@ -144,8 +144,7 @@ class DynamicScaling(RopeScaling):
     original_length: Count
     """Tokens in the rows of the original training."""
     length: Count | None = None
-    """Tokens of the longest row, which determines theta. None: `original_length`; theta is
-    unchanged."""
+    """Tokens of the longest row, which sets theta. None: `original_length`; theta is unchanged."""
 
     @property
     def max_length(self) -> int:

@@ -55,8 +55,7 @@ class ComparisonFlags(JsonFlags):
     systems: tuple[str, ...]
     """Systems to compare, separated by commas."""
     baseline: Annotated[Path | None, Flag(metavar="CHECKOUT")] = None
-    """Also measures another checkout of Meshloom, and prints how many times as fast this checkout
-    is."""
+    """Also measures another checkout, and prints how many times as fast this checkout is."""
     one_at_a_time: bool = False
     """Ends each system before the next one starts, for when two do not fit in memory together."""
 

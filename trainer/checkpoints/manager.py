@@ -224,10 +224,12 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
         self.wait()
         return self.latest
 
-    def check(self) -> None:
-        """Raises the error of the last save if it has failed; does not wait."""
-        if self._manager is not None and not self._manager.is_saving_in_progress():
-            self.wait()
+    def check(self) -> bool:
+        """Returns whether the last save has ended; raises its error.  Does not wait."""
+        if self._manager is not None and self._manager.is_saving_in_progress():
+            return False
+        self.wait()
+        return True
 
     def _open(self, state: Tree) -> ocp.CheckpointManager:
         integrity.checksum_chunks()

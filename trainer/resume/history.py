@@ -95,11 +95,17 @@ def _read(model_dir: Path) -> tuple[list[Start], list[str]]:
 
 
 def record_of(model_dir: Path) -> Start | None:
-    """Returns the newest record of a run: of its last start, or else in its newest checkpoint."""
-    last = next(reversed(starts(model_dir)), None)
-    if last and last.settings:  # which only the newest has
-        return last
-    return _newest_saved(model_dir) or last
+    """Returns the newest record of a run: of its last start, or else in its newest checkpoint.
+
+    If the run restarted at step 0 without its checkpoints, and they are back, theirs counts.
+    """
+    records = starts(model_dir)
+    last = records[-1] if records else None
+    restart = max((i for i, start in enumerate(records) if not start.step), default=0)
+    has_settings = bool(last and last.settings)  # which only the newest record has
+    saved = _newest_saved(model_dir) if restart or not has_settings else None
+    before = [start.time for start in records[:restart]]
+    return saved if saved and (saved.time in before or not has_settings) else last
 
 
 def check_checkpoints(model_dir: Path) -> Start | None:
@@ -110,8 +116,6 @@ def check_checkpoints(model_dir: Path) -> Start | None:
     (records, damaged), saved = _read(model_dir), _newest_saved(model_dir)
     if saved is None or not records or damaged:
         return None
-    # What began at step 0 again, without checkpoints, is another run.
-    records = records[max((i for i, start in enumerate(records) if not start.step), default=0) :]
     for name, kind in {"content_hash": "text", "vocab": "vocabulary"}.items():
         now, there = getattr(saved, name), [getattr(start, name) for start in records]
         if now and any(there) and now not in there:

@@ -56,8 +56,7 @@ class Router(abc.ABC):
     capacity_factor: Positive = 1.0
     """Capacity of an expert in training, relative to an even share of the choices."""
     evaluation_capacity_factor: Positive = 2.0
-    """The same in evaluation, and per round of decoding; further rounds process the other
-    tokens."""
+    """The same in evaluation, and per round of decoding; later rounds process the other tokens."""
     least_capacity: Count = 4
     """Minimum capacity of an expert for a group of tokens."""
     jitter: Fraction = 0.0

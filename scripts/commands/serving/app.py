@@ -120,8 +120,8 @@ async def chat(request: Request) -> Response:
     except TimeoutError:
         raise too_late(served.time_limit_s) from None
     except BadMessages as error:
-        field = "chat_template_kwargs" if body.chat_template_kwargs else "messages"
-        value = getattr(body, field) if body.chat_template_kwargs else messages
+        given = [name for name in ("chat_template_kwargs", "tools") if getattr(body, name)]
+        field, value = ("messages", messages) if not given else (given[0], getattr(body, given[0]))
         raise bad_field(field, value, f"what the chat template accepts ({error})") from None
     finally:
         template.waiting -= 1

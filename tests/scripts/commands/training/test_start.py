@@ -10,6 +10,9 @@ from typing import Any
 
 import pytest
 
+from configs.errors import UserError
+from scripts.commands.shared_flags import CheckpointFlags
+from scripts.commands.trained import trained_models
 from scripts.commands.training import start
 from tests.scripts.conftest import Answer, Meshloom, Place
 from trainer.metrics.jsonl import read_lines
@@ -203,6 +206,19 @@ def test_checkpoints_of_a_run_with_other_settings_are_refused(run: Meshloom, cop
         assert "different runs, or records are lost: Run.seed: 7 there, 0 now." in said
 
 
+def test_a_server_refuses_a_newer_checkpoint_of_another_run(copy: Place) -> None:
+    folder = copy.folder / "run"
+    record = record_of(folder)
+    assert record is not None and record.settings is not None
+    other = record.settings.replace("Run.seed = 0", "Run.seed = 7")
+    line = dataclasses.replace(record, time=time_now(), settings=other).dump()
+    with trained_models(CheckpointFlags(model_dir=folder)) as models:
+        assert models.restore(4).step == 4
+        (folder / "history.jsonl").write_text(json.dumps(line) + "\n")
+        with pytest.raises(UserError, match="different runs, or records are lost: Run.seed"):
+            models.restore(4)
+
+
 def test_a_lost_record_is_no_other_run(run: Meshloom, copy: Place) -> None:
     """What the lost start changed, the checkpoint knows; what later ones changed, they recorded."""
     folder = copy.folder / "run"
@@ -284,10 +300,15 @@ def test_a_run_whose_checkpoints_are_missing_does_not_start_again(
     assert [line["step"] for line in replaced] == [1, 2, 3, 4]
     shutil.rmtree(checkpoints)  # the old ones come back, after a run that began again
     (copy.folder / "elsewhere").rename(checkpoints)
-    for command in ("train", "evaluate"):
-        said = refused(run(command, copy.model_dir))
-        assert "different runs, or records are lost: Run.steps: 1 there, 4 now" in said
-        assert "Run.seed: 5 there, 0 now" in said
+    said = [refused(run(command, copy.model_dir)) for command in ("train", "evaluate")]
+    if has_record:
+        assert "not the settings of the run: Run.steps: 4 there, 1 now" in said[1]
+        assert all("Run.seed: 0 there, 5 now" in each for each in said)
+        again = ["--override", "--gin_param=Run.steps=5", "--gin_param=Run.seed=0"]
+        assert "Resuming from step 4" in run("train", copy.model_dir, *again).error
+        assert run("evaluate", copy.model_dir).code == 0
+    else:
+        assert all("different runs, or records are lost" in each for each in said)
 
 
 def test_a_run_without_a_checkpoint_is_replaced_by_another(run: Meshloom, place: Place) -> None:
