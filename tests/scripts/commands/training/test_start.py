@@ -215,7 +215,7 @@ def test_a_server_refuses_a_newer_checkpoint_of_another_run(copy: Place) -> None
     with trained_models(CheckpointFlags(model_dir=folder)) as models:
         assert models.restore(4).step == 4
         (folder / "history.jsonl").write_text(json.dumps(line) + "\n")
-        with pytest.raises(UserError, match="different runs, or records are lost: Run.seed"):
+        with pytest.raises(UserError, match=r"different runs, or records are lost: Run\.seed"):
             models.restore(4)
 
 
