@@ -67,8 +67,7 @@ class TransformerSpec(Sizes):
     norm: Norm = RmsNorm()
     """Norm of all blocks that do not set another, and at the end of a stack."""
     first_blocks: tuple[Block, ...] = ()
-    """Blocks of the decoder's first layers, before the pattern, such as DeepSeek-V3's three dense
-    layers."""
+    """Blocks of the decoder's first layers, before the pattern: DeepSeek-V3 has three dense ones."""
     pattern: tuple[Block, ...] = (Block(),)
     """Blocks, repeated through each stack: (@Block(), @experts/Block()) can put experts in every
     second layer."""
@@ -79,8 +78,7 @@ class TransformerSpec(Sizes):
     embed_scale: Positive | None = None
     """Multiplies embeddings. None: the square root of d_model."""
     embed_norm: bool = False
-    """Normalizes embeddings, with their positions, before the first layer of each stack, as in
-    BART."""
+    """Normalizes embeddings, with positions, before the first layer of each stack, as in BART."""
     logit_scale: Positive = 1.0
     """Multiplies the hidden states before the output matmul."""
     logit_bias: bool = False
@@ -88,8 +86,7 @@ class TransformerSpec(Sizes):
     logit_cap: Positive | None = None
     """Bounds the logits softly: cap * tanh(logits / cap), as in Gemma 2. None: no bound."""
     scan: bool = True
-    """Compiles one layer and loops over it, instead of compiling all layers. The results are the
-    same."""
+    """Compiles one layer and loops over it, instead of compiling all. The results are the same."""
     remat: Remat = "none"
     """What the backward pass recomputes: nothing, everything except matmuls, or everything."""
     remat_saves: tuple[SavedProduct, ...] = ()

@@ -67,8 +67,7 @@ class ParallelFiles(HeldOutPairs):
     """
 
     train_source: Files | None = None
-    """One or several paths or globs, as for the next five settings. Optional for a part of a
-    mixture."""
+    """One or several paths or globs, as for the next five settings. Optional in a mixture."""
     train_target: Files | None = None
     """Translations of the training sources."""
     validation_source: Files | None = None

@@ -22,8 +22,7 @@ BLOCKS = (1024, 512, 256, 128)
 """Sizes of blocks of queries and keys, the best first; the largest that divides is used.  The
 smallest is the width of a TPU's vector registers."""
 MAX_BLOCK_BYTES = 512 * 1024
-"""Bytes of a block of one head up to which all of a kernel's blocks fit into fast memory (16 MiB
-on v4)."""
+"""Bytes of one head's block up to which a kernel's blocks fit into fast memory (16 MiB on v4)."""
 MAX_COMPUTED_KEYS = 512
 """Keys whose logits are in fast memory at the same time."""
 V5P_COMPUTED_KEYS, LONG_ROW, LONG_BLOCK = 256, 8192, 2048

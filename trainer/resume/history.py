@@ -97,7 +97,8 @@ def _read(model_dir: Path) -> tuple[list[Start], list[str]]:
 def record_of(model_dir: Path) -> Start | None:
     """Returns the newest record of a run: of its last start, or else in its newest checkpoint.
 
-    If the run restarted at step 0 without its checkpoints, and they are back, theirs counts.
+    If the run restarted at step 0 without its checkpoints, and they are back, theirs counts, until
+    a start resumes from them.
     """
     records = starts(model_dir)
     last = records[-1] if records else None
@@ -105,7 +106,8 @@ def record_of(model_dir: Path) -> Start | None:
     has_settings = bool(last and last.settings)  # which only the newest record has
     saved = _newest_saved(model_dir) if restart or not has_settings else None
     before = [start.time for start in records[:restart]]
-    return saved if saved and (saved.time in before or not has_settings) else last
+    is_back = saved and saved.time in before and last and last.step not in _steps(model_dir)[:1]
+    return saved if saved and (is_back or not has_settings) else last
 
 
 def check_checkpoints(model_dir: Path) -> Start | None:
@@ -126,13 +128,18 @@ def check_checkpoints(model_dir: Path) -> Start | None:
     return None if saved.time in [record.time for record in records] else saved
 
 
-def _newest_saved(model_dir: Path) -> Start | None:
-    """Returns the record in the newest checkpoint that has one."""
+def _steps(model_dir: Path) -> list[int]:
+    """Returns the steps of the checkpoints, newest first."""
     folder = model_dir / CHECKPOINTS
     names = [path.name for path in folder.iterdir()] if folder.exists() else []
-    for step in sorted((int(name) for name in names if name.isdecimal()), reverse=True):
+    return sorted((int(name) for name in names if name.isdecimal()), reverse=True)
+
+
+def _newest_saved(model_dir: Path) -> Start | None:
+    """Returns the record in the newest checkpoint that has one."""
+    for step in _steps(model_dir):
         with contextlib.suppress(OSError, ValueError, TypeError, KeyError, RecursionError):
-            text = (folder / str(step) / ITEM / MANIFEST).read_text()
+            text = (model_dir / CHECKPOINTS / str(step) / ITEM / MANIFEST).read_text()
             return Start.parse(json.loads(text)["run"])
     return None
 

@@ -50,8 +50,7 @@ class ServeFlags(FlagGroup):
     body_bytes: Annotated[int, Flag(min=1)] = 1_000_000
     """Maximum size of a request's body."""
     reload_s: Annotated[float, Flag(metavar="S", min=0)] = 10.0
-    """Seconds between checks for a newer checkpoint; 0 never reloads. Only with
-    --checkpoint=latest."""
+    """Seconds between checks for a newer checkpoint; 0: never. Only with --checkpoint=latest."""
     model: CheckpointFlags
     search: BeamFlags = BeamFlags()
     devices: DeviceFlags = DeviceFlags()

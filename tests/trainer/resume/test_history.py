@@ -147,6 +147,10 @@ def test_checkpoints_that_come_back_after_a_restart_have_the_record(tmp_path: Pa
     assert record_of(tmp_path) == first and check_checkpoints(tmp_path) is None
     (folder / "manifest.json").write_text(json.dumps({"run": later.dump()}))
     assert record_of(tmp_path) == later
+    (folder / "manifest.json").write_text(json.dumps({"run": first.dump()}))
+    resumed = Start(4, f"{NOW}.7", changes=[], settings="w")
+    record_start(tmp_path, resumed)  # from the checkpoints that came back
+    assert record_of(tmp_path) == resumed
 
 
 def test_the_record_of_a_run_that_went_back_is_the_last_one(tmp_path: Path) -> None:
