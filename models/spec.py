@@ -67,7 +67,7 @@ class TransformerSpec(Sizes):
     norm: Norm = RmsNorm()
     """Norm of all blocks that do not set another, and at the end of a stack."""
     first_blocks: tuple[Block, ...] = ()
-    """Blocks of the decoder's first layers, before the pattern: DeepSeek-V3 has three dense ones."""
+    """Blocks of the decoder's first layers, before the pattern; DeepSeek-V3 has 3 dense ones."""
     pattern: tuple[Block, ...] = (Block(),)
     """Blocks, repeated through each stack: (@Block(), @experts/Block()) can put experts in every
     second layer."""

@@ -17,7 +17,7 @@ class Translation(PairTask, EncoderTask):
     """Defines a translation task: pairs of a source and a target, for an encoder-decoder."""
 
     vocab: Tokenizer
-    """The target's tokenizer. If source_vocab is None, it tokenizes and is trained on both sides."""
+    """The target's tokenizer. If source_vocab is None, it serves and is trained on both sides."""
     source_vocab: Tokenizer | None = None
     """A separate vocabulary for the source. None: both sides share one."""
     length: Length
