@@ -224,7 +224,7 @@ class TrainLoop:
             self.watch.notify(Observer.before_save, self.step)
             state = self.padding.step_spec.saved(self.state)
             target.save(self.step, self.padding.unpad(state), *metric)
-            # On a CPU, the next step would need another state in memory.
+            # On a CPU, the next step would need another state in memory; Orbax's own wait warns.
             while jax.default_backend() == "cpu" and not self.checkpoints.check():
                 time.sleep(0.01)
         save_s = self.timer.spent_s["checkpoints"] - before_s

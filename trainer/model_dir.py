@@ -117,7 +117,7 @@ class ModelDir:
         record = self.record
         data_dir = (record and record.data_dir) or "--data_dir"
         copy_back = f"Copy it back from {data_dir}/{task.name}*."
-        self._check_records()
+        self.check_records()
         try:
             vocabs = Vocabs.load(self.model_dir, task.source_vocab_file)
         except UserError as error:  # advice for other vocabularies follows its first sentence
@@ -132,7 +132,7 @@ class ModelDir:
             )
         return vocabs
 
-    def _check_records(self) -> None:
+    def check_records(self) -> None:
         """Raises `UserError` if another run, or other settings, saved the newest checkpoint."""
         saved = check_checkpoints(self.model_dir)
         if saved is None or saved.settings is None:

@@ -195,11 +195,8 @@ class ModelRestorer(contextlib.AbstractContextManager["ModelRestorer"]):
     ):
         run = dataclasses.replace(run, teacher=None)
         self.run, self.weights = run, weights
-        self.directory = ModelDir(model_dir)
-        self.vocabs, self.content_hash = (
-            self.directory.vocabs(run.task),
-            self.directory.content_hash,
-        )
+        self.directory = directory = ModelDir(model_dir)
+        self.vocabs, self.content_hash = directory.vocabs(run.task), directory.content_hash
         self.mesh = make_mesh(layout)
         connect(self.mesh)
         self.padding = StatePadding(train_step_spec(run, layout), self.mesh)
@@ -213,7 +210,6 @@ class ModelRestorer(contextlib.AbstractContextManager["ModelRestorer"]):
     def restore(self, step: int | None, average: str | None = None) -> TrainedModel:
         """Restores the weights of one step, their moving average, or the mean of the last few
         checkpoints up to it."""
-        self.directory.vocabs(self.run.task)  # raises if a newer checkpoint is of another run
         saved = self.padding.step_spec.saved(self.padding.unpadded)  # traced once, for all
         abstract, model, run = saved["params"], self.padding.step_spec.model, self.run.merged
         with jax.set_mesh(self.mesh):

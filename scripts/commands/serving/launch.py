@@ -65,6 +65,10 @@ def server_of(flags: ServeFlags) -> Iterator[tuple[Server, socket.socket]]:
             check_finite(trained)
             return trained
 
+        def restore_newer(step: int) -> TrainedModel:
+            models.directory.check_records()  # another run may have saved it
+            return restore(step)
+
         # No variable here keeps the weights, so that a newer checkpoint frees them.
         served = served_model([restore(step) for step in steps], flags)
 
@@ -91,7 +95,7 @@ def server_of(flags: ServeFlags) -> Iterator[tuple[Server, socket.socket]]:
         reload_s = flags.reload_s if reloads else 0.0
         checkpoints = models.checkpoints
         watcher = CheckpointWatcher(
-            served.service, lambda: checkpoints.latest, checkpoints.files, restore, reload_s
+            served.service, lambda: checkpoints.latest, checkpoints.files, restore_newer, reload_s
         )
         watcher.start()
         yield server, listener

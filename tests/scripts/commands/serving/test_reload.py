@@ -1,13 +1,18 @@
 """A newer checkpoint takes the place of the one that is served; no request is dropped."""
 
+import dataclasses
+import json
 import shutil
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pytest
+
 from tests.scripts.commands.serving.client import WAIT_S, Client, Reply
 from tests.scripts.commands.serving.servers import decoded, restored, serving
 from tests.scripts.conftest import Place
+from trainer.resume.history import record_of, time_now
 
 
 def test_a_newer_checkpoint_is_served_without_dropping_requests(
@@ -44,3 +49,24 @@ def test_a_newer_checkpoint_is_served_without_dropping_requests(
                 if answer.json["system_fingerprint"] == f"step-{step}":
                     [[best]] = decoded(model, ["lo"], max_tokens=9, temperature=1, seed=seed)
                     assert answer.json["choices"][0]["text"] == best.text
+
+
+def test_a_checkpoint_of_another_run_is_not_served(
+    trained: Place, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model_dir = tmp_path / "run"
+    shutil.copytree(trained.folder / "run", model_dir)
+    newest = model_dir / "checkpoints" / "4"
+    shutil.move(newest, tmp_path / "4")
+    record = record_of(model_dir)
+    assert record is not None and record.settings is not None
+    settings = record.settings.replace("Run.seed = 0", "Run.seed = 7")
+    other = dataclasses.replace(record, time=time_now(), settings=settings)
+    with serving(model_dir, reload_s=0.05, max_length=15) as client:
+        (model_dir / "history.jsonl").write_text(json.dumps(other.dump()) + "\n")
+        shutil.move(tmp_path / "4", newest)
+        until = time.monotonic() + WAIT_S
+        while "different runs, or records are lost: Run.seed: 7 there, 0 now" not in caplog.text:
+            assert time.monotonic() < until
+            time.sleep(0.05)
+        assert client.metric("meshloom_checkpoint_step") == 2

@@ -10,9 +10,6 @@ from typing import Any
 
 import pytest
 
-from configs.errors import UserError
-from scripts.commands.shared_flags import CheckpointFlags
-from scripts.commands.trained import trained_models
 from scripts.commands.training import start
 from tests.scripts.conftest import Answer, Meshloom, Place
 from trainer.metrics.jsonl import read_lines
@@ -204,19 +201,6 @@ def test_checkpoints_of_a_run_with_other_settings_are_refused(run: Meshloom, cop
         name, *flags = command.split()
         said = refused(run(name, copy.model_dir, *flags))
         assert "different runs, or records are lost: Run.seed: 7 there, 0 now." in said
-
-
-def test_a_server_refuses_a_newer_checkpoint_of_another_run(copy: Place) -> None:
-    folder = copy.folder / "run"
-    record = record_of(folder)
-    assert record is not None and record.settings is not None
-    other = record.settings.replace("Run.seed = 0", "Run.seed = 7")
-    line = dataclasses.replace(record, time=time_now(), settings=other).dump()
-    with trained_models(CheckpointFlags(model_dir=folder)) as models:
-        assert models.restore(4).step == 4
-        (folder / "history.jsonl").write_text(json.dumps(line) + "\n")
-        with pytest.raises(UserError, match=r"different runs, or records are lost: Run\.seed"):
-            models.restore(4)
 
 
 def test_a_lost_record_is_no_other_run(run: Meshloom, copy: Place) -> None:
