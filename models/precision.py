@@ -16,8 +16,7 @@ from models.api import Model, Params
 Tree = TypeVar("Tree")
 StoredWeights = Literal["stored", "int8"]
 KEPT = ("router_DE", "positions_LD", "bias_RJQ")
-"""Small weights that are never quantized: routers, whose products are in float32, positions, and
-biases by distance."""
+"""Small weights that are never quantized: routers, positions, and biases by distance."""
 FloatType = Literal["float32", "bfloat16", "float16", "float64"]
 
 

@@ -34,11 +34,12 @@ from models.spec import TransformerSpec
 from trainer.resume.history import (
     Change,
     Start,
-    check_checkpoints,
+    known_starts,
+    not_of_run,
     record_of,
     record_start,
-    starts,
     time_now,
+    unknown_starts,
 )
 from trainer.run import Run
 
@@ -133,21 +134,18 @@ class ModelDir:
         return vocabs
 
     def check_records(self) -> None:
-        """Raises `UserError` if another run, or other settings, saved the newest checkpoint."""
-        saved = check_checkpoints(self.model_dir)
-        if saved is None or saved.settings is None:
-            return
-        run = load((), [saved.settings]).make(Run)
-        changes = [Change(*row) for row in diff(self.recorded_run(), run)]
-        before = {(change["name"], change["old"]) for change in saved.changes}
-        later = [start for start in starts(self.model_dir) if start.time > saved.time]
-        since = {change["name"] for start in later for change in start.changes}
-        changes = [change for change in changes if change.name not in since]
-        if others := [str(c) for c in changes if (c.name, repr(c.old)) not in before]:
-            raise UserError(
-                f"{self.model_dir}: history.jsonl and the newest checkpoint are of different runs, "
-                f"or records are lost: {'; '.join(others)}.  Copy back what belongs together."
-            )
+        """Raises `UserError` if another run, or other settings, saved one of the checkpoints."""
+        for step, saved in unknown_starts(self.model_dir):
+            if saved.settings is None:
+                continue
+            run = load((), [saved.settings]).make(Run)
+            changes = [Change(*row) for row in diff(self.recorded_run(), run)]
+            before = {(change["name"], change["old"]) for change in saved.changes}
+            later = [start for start in known_starts(self.model_dir) if start.time > saved.time]
+            since = {change["name"] for start in later for change in start.changes}
+            changes = [change for change in changes if change.name not in since]
+            if others := [str(c) for c in changes if (c.name, repr(c.old)) not in before]:
+                raise not_of_run(self.model_dir, step, "; ".join(others))
 
     def check_text(self, prepared: Prepared, task: Task, first: Task | None = None) -> None:
         """Raises if a run would continue on other text, on other rows, or in another order of rows.

@@ -94,8 +94,7 @@ class Replay:
         return compared, by_place(changes)
 
     def check(self, step: int, replayed: Replayed, state: State) -> None:
-        """Raises RunError if the state after a step differs from the one there, or if replicas of
-        its shards differ."""
+        """Raises RunError if the state after a step differs, or replicas of its shards do."""
         here, there = ([*map(str, m.devices.flat)] for m in (self._mesh, self._there))
         compared, changes = replayed
         apart = by_place(on_each_device(self._mesh, distance, compared, self._compared(state)))

@@ -45,8 +45,7 @@ class Jsonl(FilePairs):
 
 @spec
 class JsonlChats(FilePairs):
-    """Reads chats from files with one JSON object per line, plain, .gz, .xz or .zst, for
-    `@ChatTask()`.
+    """Reads chats for `@ChatTask()` from files of a JSON object per line, plain, .gz, .xz or .zst.
 
     A field holds the messages, each {"role": "user", "content": "Hi"}, or {"from": "human",
     "value": "Hi"} as in ShareGPT's files.

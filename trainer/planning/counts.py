@@ -40,8 +40,7 @@ class MemoryUse(NamedTuple):
     """CPU, TPU or GPU; None for an estimate from the trace."""
     compile_s: float | None = None
     out_of_memory: bool = False
-    """Whether the compiler ran out of memory.  Then the total is the compiler's, and the rest is
-    from the trace."""
+    """Whether the compiler ran out of memory.  Then only the total is the compiler's."""
 
 
 class Counts(NamedTuple, Generic[T]):

@@ -24,8 +24,7 @@ class Assumptions(NamedTuple):
 
     failures_per_chip_day: float = FAILURES_PER_CHIP_DAY
     restart_minutes: float = 10.0
-    """From a failure to the start of the restore: devices are replaced, processes start, and the
-    step is compiled."""
+    """From a failure to the restore: devices are replaced, processes start, the step compiles."""
     storage_gb_per_s: float = 1.0
     """Between a host and the storage of checkpoints, in each direction, in 1e9 bytes per second."""
 

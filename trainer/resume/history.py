@@ -4,7 +4,7 @@ import ast
 import contextlib
 import dataclasses
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -104,28 +104,34 @@ def record_of(model_dir: Path) -> Start | None:
     last = records[-1] if records else None
     restart = max((i for i, start in enumerate(records) if not start.step), default=0)
     has_settings = bool(last and last.settings)  # which only the newest record has
-    saved = _newest_saved(model_dir) if restart or not has_settings else None
+    saved = next(_saved(model_dir), (0, None))[1] if restart or not has_settings else None
     before = [start.time for start in records[:restart]]
     is_back = saved and saved.time in before and last and last.step not in _steps(model_dir)[:1]
     return saved if saved and (is_back or not has_settings) else last
 
 
-def check_checkpoints(model_dir: Path) -> Start | None:
-    """Raises `UserError` if the checkpoints of a folder are not of the run that it records.
+def unknown_starts(model_dir: Path) -> Iterator[tuple[int, Start]]:
+    """Yields the checkpoints that were saved by starts which an undamaged history lacks.
 
-    Returns the start that saved the newest checkpoint if an undamaged history lacks it.
+    Raises `UserError` if the text or the vocabulary of one is not of the run.
     """
-    (records, damaged), saved = _read(model_dir), _newest_saved(model_dir)
-    if saved is None or not records or damaged:
-        return None
-    for name, kind in {"content_hash": "text", "vocab": "vocabulary"}.items():
-        now, there = getattr(saved, name), [getattr(start, name) for start in records]
-        if now and any(there) and now not in there:
-            raise UserError(
-                f"{model_dir}: {CHECKPOINTS} and {FILE} are of different runs: {kind} {now} in the "
-                f"newest checkpoint, {there[-1]} in {FILE}.  Copy back those that belong together."
-            )
-    return None if saved.time in [record.time for record in records] else saved
+    records, damaged = _read(model_dir)
+    times = [record.time for record in records]
+    for step, saved in _saved(model_dir) if records and not damaged else ():
+        for name, kind in {"content_hash": "text", "vocab": "vocabulary"}.items():
+            now, there = getattr(saved, name), [getattr(start, name) for start in records]
+            if now and any(there) and now not in there:
+                raise not_of_run(model_dir, step, f"{kind} {now} there, {there[-1]} in {FILE}")
+        if saved.time not in times:
+            yield step, saved
+
+
+def not_of_run(model_dir: Path, step: int, difference: str) -> UserError:
+    """Returns the error for a checkpoint that another run saved."""
+    return UserError(
+        f"{model_dir}: checkpoint {step} and {FILE} are of different runs, or records are lost: "
+        f"{difference}.  Copy back what belongs together, or move that checkpoint elsewhere."
+    )
 
 
 def _steps(model_dir: Path) -> list[int]:
@@ -135,21 +141,19 @@ def _steps(model_dir: Path) -> list[int]:
     return sorted((int(name) for name in names if name.isdecimal()), reverse=True)
 
 
-def _newest_saved(model_dir: Path) -> Start | None:
-    """Returns the record in the newest checkpoint that has one."""
+def _saved(model_dir: Path) -> Iterator[tuple[int, Start]]:
+    """Yields the steps of the checkpoints that have a record, newest first, and their records."""
     for step in _steps(model_dir):
         with contextlib.suppress(OSError, ValueError, TypeError, KeyError, RecursionError):
             text = (model_dir / CHECKPOINTS / str(step) / ITEM / MANIFEST).read_text()
-            return Start.parse(json.loads(text)["run"])
-    return None
+            yield step, Start.parse(json.loads(text)["run"])
 
 
-def _known_starts(model_dir: Path) -> list[Start]:
-    """Returns the starts, including the newest checkpoint's if its line is lost."""
-    records, saved = starts(model_dir), _newest_saved(model_dir)
-    if saved is None or saved.time in [start.time for start in records]:
-        return records
-    return sorted([*records, saved], key=lambda start: start.time)
+def known_starts(model_dir: Path) -> list[Start]:
+    """Returns the starts, including those of checkpoints whose lines are lost."""
+    records, saved = starts(model_dir), {start.time: start for _, start in _saved(model_dir)}
+    lost = [saved[time] for time in saved.keys() - {start.time for start in records}]
+    return sorted([*records, *lost], key=lambda start: start.time) if lost else records
 
 
 def values_by_step(folder: Path | None, values: dict[str, Any]) -> list[tuple[int, dict[str, Any]]]:
@@ -159,7 +163,7 @@ def values_by_step(folder: Path | None, values: dict[str, Any]) -> list[tuple[in
     repeated from an older checkpoint have their last values.
     """
     periods = list[tuple[int, dict[str, Any]]]()
-    for start in reversed(_known_starts(folder) if folder else []):
+    for start in reversed(known_starts(folder) if folder else []):
         if not periods or start.step < periods[0][0]:
             periods.insert(0, (start.step, values))
         old = {change["name"]: change["old"] for change in start.changes}
@@ -178,7 +182,7 @@ def _value(text: str) -> Any:
 def record_start(model_dir: Path, start: Start) -> None:
     """Adds a start of training to the history."""
     model_dir.mkdir(parents=True, exist_ok=True)
-    _write(model_dir, [*_known_starts(model_dir), start])
+    _write(model_dir, [*known_starts(model_dir), start])
 
 
 def amend_record(model_dir: Path, **fields: Any) -> None:

@@ -43,8 +43,7 @@ class InspectDataFlags(FlagGroup):
     containing: Annotated[str | None, Flag(metavar="TEXT")] = None
     """Shows the rows and steps of the documents that contain this text. Searches all the text."""
     counts: bool = False
-    """Shows how many rows and epochs of each part of a mixture the run reads, up to --step or the
-    end of the run."""
+    """Shows how many rows and epochs of each part of a mixture are read, up to --step if given."""
     ngram: Annotated[int, Flag(min=1)] = 13
     """Words per n-gram of --contamination; a shorter line is one n-gram."""
     contamination: Annotated[str | None, Flag(metavar="FILE")] = None

@@ -27,8 +27,7 @@ class ServeFlags(FlagGroup):
     port: Annotated[int, Flag(min=0, max=65535)] = 8000
     """Port to listen on; 0 chooses a free port."""
     token: Annotated[str | None, Flag(metavar="TOKEN", has_variable=True)] = None
-    """Clients must send 'Authorization: Bearer TOKEN'. The variable keeps the token out of the
-    process list."""
+    """Clients send 'Authorization: Bearer TOKEN'. The process list does not show the variable."""
     name: Annotated[str | None, Flag(metavar="NAME")] = None
     """Name of the model. Default: the name of its directory."""
     adapter: Annotated[Strings, Flag(metavar="DIR")] = ()

@@ -39,8 +39,7 @@ class PrepareFlags(FlagGroup):
     rebuild: bool = False
     """Rebuilds the cache and replaces it."""
     workers: Annotated[int | None, Flag(min=1)] = None
-    """Number of processes that tokenize and pack. The result does not depend on it. Default: the
-    number of cores."""
+    """Processes that tokenize and pack; the result is the same. Default: the number of cores."""
     settings: SettingsFlags = SettingsFlags()
     devices: ProcessFlags = ProcessFlags()
 

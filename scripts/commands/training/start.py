@@ -22,6 +22,7 @@ from trainer.checkpoints.huggingface.convert import closest_family
 from trainer.checks import check_vocabs
 from trainer.model_dir import ModelDir, starting_vocabs
 from trainer.multihost import is_first_process
+from trainer.observers import Observer
 from trainer.prepare import prepare
 from trainer.resume.changes import adds_parts, check_changes
 from trainer.resume.history import Change, last_saved
@@ -75,21 +76,33 @@ def note_no_export(run: Run) -> None:
         )
 
 
-def print_changes(changes: Sequence[Change], run: Run, step: int) -> None:
-    """Prints what changes, and which rows that affects."""
-    for name, old, new in changes:
-        print_note(
-            f"Changed after step {step}: {name} = {brief(repr(new))}, it was {brief(repr(old))}."
-        )
-        if name == "Run.batch_sequences":  # with the step, it determines the position in the data
-            before = dataclasses.replace(run, batch_sequences=old)
-            first, end = sorted(each.batch_sizes.before(step) for each in (before, run))
-            what = "skipped" if new > old else "read again"
-            print_note(f"Rows {first:,} to {end - 1:,} of the data order are {what}.")
-    if changes and step < (steps := run.total_steps):
-        rate = run.optimizer.schedule.rate(steps)
-        now, last = (float(rate(jnp.asarray(s))) for s in (step, steps - 1))
-        print_note(f"Learning rate {now:.3g}; the schedule ends at step {steps:,} with {last:.3g}.")
+class ChangeNotes(Observer):
+    """Prints what changes after the checkpoint that is restored, and which rows that affects."""
+
+    def __init__(self, changes: Sequence[Change]):
+        self._changes = changes
+
+    def on_start(self, run: Run, first_step: int) -> None:
+        step, steps = first_step, run.total_steps
+        for name, old, new in self._changes:
+            values = f"{name} = {brief(repr(new))}, it was {brief(repr(old))}"
+            print_note(f"Changed after step {step}: {values}.")
+            if name == "Run.batch_sequences":  # with the step, it is the position in the data
+                before = dataclasses.replace(run, batch_sequences=old)
+                first, end = sorted(each.batch_sizes.before(step) for each in (before, run))
+                what = "skipped" if new > old else "read again"
+                print_note(f"Rows {first:,} to {end - 1:,} of the data order are {what}.")
+        if self._changes and step < steps:
+            rate = run.optimizer.schedule.rate(steps)
+            now, last = (float(rate(jnp.asarray(s))) for s in (step, steps - 1))
+            print_note(
+                f"Learning rate {now:.3g}; the schedule ends at step {steps:,} with {last:.3g}."
+            )
+        if step > steps:
+            print_note(
+                f"Warning: the run ends at step {steps}, below step {step} of its checkpoint, so "
+                "nothing is trained.  Raise Run.steps or Run.epochs to train on."
+            )
 
 
 def prepared_data(flags: TrainFlags, run: Run, *, is_continued: bool) -> Prepared:
@@ -130,8 +143,6 @@ def save_start(
 ) -> None:
     """Records what this part of the run is made from, for those who continue it."""
     directory = ModelDir(flags.model_dir)
-    rows = len(prepared.splits["train"])
-    print_changes(changes, run.with_steps(rows), step)
     is_layout_given = any(name.startswith("Layout.") for name in config.bound)
     if is_first_process():
         if is_layout_given:
@@ -140,7 +151,7 @@ def save_start(
             config, run, prepared.vocabs, step, data_dir=str(absolute(prepared.folder.parent)),
             saved=max(step, last_saved(directory.model_dir)) or None,
             content_hash=prepared.manifest["content_hash"], rows_hash=prepared.rows_hash,
-            train_rows=rows, time=begin,
+            train_rows=len(prepared.splits["train"]), time=begin,
             changes=[{"name": c.name, "old": repr(c.old), "new": repr(c.new)} for c in changes],
         )  # fmt: skip
         if run.start_from is not None and step == 0:

@@ -91,13 +91,8 @@ def train_locked(flags: TrainFlags) -> None:
         start.save_start(flags, config, run, layout, prepared, step or 0, changes, begin)
         splits = prepared.splits
         run = run.with_steps(len(splits["train"]))
-        if run.total_steps < (step or 0):
-            print_note(
-                f"Warning: the run ends at step {run.steps}, below step {step} of the newest "
-                "checkpoint, so nothing is trained.  Raise Run.steps or Run.epochs to train on."
-            )
         job = TrainJob(run, layout, mesh, splits, flags.model_dir, flags.local_checkpoint_dir)
-        train_run(flags, job, prepared.vocabs, profile)
+        train_run(flags, job, prepared.vocabs, [start.ChangeNotes(changes), *profile])
 
 
 def stage_origins(run: Run, stage: Run) -> dict[str, str]:

@@ -122,7 +122,7 @@ def test_what_changes_how_weights_develop_needs_an_override(run: Meshloom, copy:
 def test_fewer_steps_than_the_checkpoint_has_train_nothing(run: Meshloom, copy: Place) -> None:
     answer = run("train", copy.model_dir, "--gin_param=Run.steps=3")
     assert answer.code == 0
-    assert "the run ends at step 3, below step 4 of the newest checkpoint" in answer.error
+    assert "the run ends at step 3, below step 4 of its checkpoint" in answer.error
 
 
 def test_the_steps_of_an_average_are_named(run: Meshloom, trained: Place, tmp_path: Path) -> None:
@@ -201,6 +201,37 @@ def test_checkpoints_of_a_run_with_other_settings_are_refused(run: Meshloom, cop
         name, *flags = command.split()
         said = refused(run(name, copy.model_dir, *flags))
         assert "different runs, or records are lost: Run.seed: 7 there, 0 now." in said
+
+
+def test_an_older_checkpoint_of_another_run_is_refused(run: Meshloom, copy: Place) -> None:
+    """It would be averaged, or evaluated, as if the run had saved it."""
+    other, settings = copy.folder / "other", copy.folder / "run/config.gin"
+    flags = f"--gin_file={settings}", "--gin_param=Run.seed=7", "--gin_param=Run.steps=3"
+    answer = run("train", f"--model_dir={other}", f"--data_dir={copy.folder / 'data'}", *flags)
+    assert answer.code == 0, answer.error
+    shutil.copytree(other / "checkpoints/3", copy.folder / "run/checkpoints/3")
+    for command in ("evaluate --average=3", "evaluate --checkpoint=3", "train", "export hf"):
+        words = [*command.split(), copy.model_dir]
+        if command.startswith("export"):
+            words.append(f"--output={copy.folder / 'hf'}")
+        said = refused(run(*words))
+        assert "checkpoint 3 and history.jsonl are of different runs, or records are lost" in said
+        assert "Run.seed: 0 there, 7 now.  Copy back what belongs together, or move" in said
+    shutil.move(copy.folder / "run/checkpoints/3", copy.folder / "elsewhere")
+    assert run("evaluate", copy.model_dir, "--average=2").code == 0
+
+
+def test_changes_name_the_step_of_the_checkpoint_that_is_whole(run: Meshloom, copy: Place) -> None:
+    """The newest one is damaged."""
+    arrays = [file for file in (copy.folder / "run/checkpoints/4").rglob("*") if "d/" in str(file)]
+    for file in arrays:
+        file.write_bytes(b"")
+    changes = "--gin_param=Run.batch_sequences=16", "--gin_param=Run.steps=3"
+    answer = run("train", copy.model_dir, "--override", *changes)
+    assert answer.code == 0 and "using step 2" in answer.error
+    assert "Changed after step 2: Run.batch_sequences = 16, it was 8." in answer.error
+    assert "Rows 16 to 31 of the data order are skipped." in answer.error
+    assert "below step" not in answer.error and list(losses(copy)) == [1, 2, 3]
 
 
 def test_a_lost_record_is_no_other_run(run: Meshloom, copy: Place) -> None:
