@@ -419,7 +419,8 @@ def plain_result(case: Case, rows: int) -> Result:
 def result(case: Case, rows: int, folder: str | None) -> Result:
     """Updates, saves, resumes, scores, computes the gradients of a training step and decodes.
 
-    folder: of the run on one device, from whose checkpoint this one resumes.
+    folder: of the run on one device, from whose checkpoint this one resumes.  Then one device
+    restores what this one saves.
     """
     run = case.run
     padding = StatePadding(train_step_spec(run, case.layout), make_mesh(case.layout))
@@ -433,7 +434,13 @@ def result(case: Case, rows: int, folder: str | None) -> Result:
         else:
             checkpoints.save(1, padding.unpad(state))
         state = updated(padding, state, seed=2)
-    numbers |= by_path({"second": jax.device_get(padding.unpad(state))})
+        second = padding.unpad(state)
+        if resumes:
+            one_device = StatePadding(train_step_spec(run, WHOLE), make_mesh(WHOLE))
+            with tempfile.TemporaryDirectory() as saved, Checkpoints(saved) as here:
+                here.save(2, second)
+                second = here.restore(one_device.unpadded)[0]
+    numbers |= by_path({"second": jax.device_get(second)})
     params = state["params"]
     with jax.set_mesh(mesh):
         batch = BatchSharding(model.layout, mesh, rows).to_global_arrays(rows_of(run, rows))

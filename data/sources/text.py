@@ -116,7 +116,10 @@ class FileSource(Source):
         return tuple(s for s in SPLITS if s in named or (s == "validation" and "train" in named))
 
     def read_split(self, split: str, errors: str, key: Callable[[Any], str]) -> Iterator[Any]:
-        """Yields the examples of a split; a hash of their keys selects those that are held out."""
+        """Yields the examples of a split; a hash of their keys selects those that are held out.
+
+        If it selects all of them, as it may if all have the same prompt, none is held out.
+        """
         if split == "test" or not self.holds_out:
             return self.read_named(split, errors)
         end, is_validation = self.validation_fraction * 2**64, split == "validation"
@@ -125,6 +128,8 @@ class FileSource(Source):
             raw = key(example).encode("utf-8", "surrogatepass")
             return int.from_bytes(hashlib.blake2b(raw, digest_size=8).digest(), "big") < end
 
+        if all(map(is_held_out, self.read_named("train", errors))):  # reads to the first other one
+            return iter(()) if is_validation else self.read_named("train", errors)
         return (x for x in self.read_named("train", errors) if is_held_out(x) == is_validation)
 
     def read_named(self, split: str, errors: str) -> Iterator[Any]:
@@ -147,11 +152,8 @@ class FileSource(Source):
     def remedies(self, split: str) -> Sequence[str]:
         kind = type(self).__name__
         names = " and ".join(f"{kind}.{parameter}" for parameter in self.parameters(split))
-        if not self.holds_out or split == "test":
+        if not self.holds_out or split != "validation":
             return (f"other files ({names})",)
-        if split == "train":
-            held_out = " and ".join(f"{kind}.{name}" for name in self.parameters("validation"))
-            return (f"validation files ({held_out}), as all examples are held out",)
         fraction = f"a {kind}.validation_fraction above {self.validation_fraction:g}"
         return (f"files of its own ({names})", fraction)
 

@@ -167,7 +167,7 @@ def compared(runs: Mapping[str, RunPlots], split: str, name: str) -> bytes:
             values = smoothed(values) if is_training else values
             lines = ("-", "--", ":", "-.")[number // 10 % 4]  # after ten colours
             style = lines if is_training and len(values) > 1 else f"o{lines}"
-            label = label if len(label) < 40 else f"…{label[-38:]}"
+            label = label if len(label) < 40 else f"{label[:19]}…{label[-19:]}"
             places = {
                 "step": steps,
                 "tokens": run.total("tokens", steps),

@@ -11,7 +11,7 @@ import numpy as np
 
 from configs.errors import UserError
 from configs.json_reader import read_json
-from configs.paths import path_of
+from configs.paths import absolute, path_of
 from configs.write import values
 from data.sources.text_files import identity, read_lines
 from data.storage.files import atomic_write
@@ -186,7 +186,7 @@ def run_page(model_dir: Path, pictures: RunPlots, drawn: dict[str, bytes]) -> st
     profile = plan_of(model_dir / PROFILE_FOLDER / PARTS_FILE)
     return render(
         "commands/training/report.html",
-        title=model_dir.name,
+        title=absolute(model_dir).name,
         last=[{"number": n, "value": x} for n, x in numbers(pictures.train[-1]).items()],
         spent=[
             {"use": USES[use], "time": with_unit(s / HOUR_S, "hours"), "share": f"{s / all_s:.1%}"}

@@ -1,5 +1,7 @@
 """Sources: which lines each split has."""
 
+from pathlib import Path
+
 import pytest
 
 from configs.errors import UserError
@@ -50,12 +52,25 @@ def test_fingerprint_follows_the_file_and_is_none_without_it(one_file, tmp_path)
     assert source.fingerprint() is None
 
 
+def test_examples_that_would_all_be_held_out_are_trained_on(tmp_path: Path) -> None:
+    """A hash of the prompt selects them, and all may have the same prompt."""
+    (tmp_path / "a.txt").write_text("one\n" * 400)
+    (tmp_path / "b.txt").write_text("one\n" * 400 + "two\n")
+
+    def split(name: str, file: str) -> list[str]:
+        # Of the range of hashes, "one" is at 0.21, and "two" at 0.96.
+        source = TextFiles(train=str(tmp_path / file), validation_fraction=0.25)
+        return [*source.lines(name)]
+
+    assert split("train", "b.txt") == ["two"] and split("validation", "b.txt") == ["one"] * 400
+    assert split("train", "a.txt") == ["one"] * 400 and split("validation", "a.txt") == []
+
+
 def test_what_a_split_needs_depends_on_what_is_held_out() -> None:
     source = TextFiles(train="a.txt")
     files, fraction = source.remedies("validation")
     assert fraction == "a TextFiles.validation_fraction above 0.02"
     assert files == "files of its own (TextFiles.validation)"
-    (remedy,) = source.remedies("train")
-    assert remedy == "validation files (TextFiles.validation), as all examples are held out"
+    assert source.remedies("train") == ("other files (TextFiles.train)",)
     named = TextFiles(train="a.txt", validation="b.txt")
     assert named.remedies("train") == ("other files (TextFiles.train)",)
