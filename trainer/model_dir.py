@@ -38,6 +38,7 @@ from trainer.resume.history import (
     not_of_run,
     record_of,
     record_start,
+    saved_starts,
     time_now,
     unknown_starts,
 )
@@ -136,16 +137,19 @@ class ModelDir:
     def check_records(self) -> None:
         """Raises `UserError` if another run, or other settings, saved one of the checkpoints."""
         for step, saved in unknown_starts(self.model_dir):
-            if saved.settings is None:
-                continue
-            run = load((), [saved.settings]).make(Run)
-            changes = [Change(*row) for row in diff(self.recorded_run(), run)]
-            before = {(change["name"], change["old"]) for change in saved.changes}
-            later = [start for start in known_starts(self.model_dir) if start.time > saved.time]
-            since = {change["name"] for start in later for change in start.changes}
-            changes = [change for change in changes if change.name not in since]
-            if others := [str(c) for c in changes if (c.name, repr(c.old)) not in before]:
+            before: dict[str, str] = {}  # what later starts changed
+            for start in reversed(known_starts(self.model_dir)):
+                if start.moment > saved.moment:
+                    before |= {change["name"]: change["old"] for change in start.changes}
+            changes = self.changes_since(step, self.recorded_run())
+            if others := [str(c) for c in changes if before.get(c.name) != repr(c.old)]:
                 raise not_of_run(self.model_dir, step, "; ".join(others))
+
+    def changes_since(self, step: int, run: Run) -> list[Change]:
+        """Returns the settings that differ from those in a checkpoint, if it has some."""
+        saved = dict(saved_starts(self.model_dir)).get(step)
+        settings = saved and saved.settings
+        return [Change(*x) for x in diff(load((), [settings]).make(Run), run)] if settings else []
 
     def check_text(self, prepared: Prepared, task: Task, first: Task | None = None) -> None:
         """Raises if a run would continue on other text, on other rows, or in another order of rows.

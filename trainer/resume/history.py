@@ -59,6 +59,17 @@ class Start:
     """The step of the newest checkpoint that this start has saved or restored."""
     train_rows: int | None = None
     """Rows of training, from which the steps of Run.epochs follow."""
+    began: str | None = None
+    """When the run was at step 0, which identifies it; older versions did not record it."""
+
+    @property
+    def moment(self) -> float:
+        """Returns the time in seconds, in which the starts have an order in any time zone."""
+        return datetime.fromisoformat(self.time).timestamp()
+
+    def is_of_other_run(self, other: "Start") -> bool:
+        """Returns whether another run recorded this, one that began at step 0 by itself."""
+        return None not in (self.began, other.began) and self.began != other.began
 
     def dump(self) -> Line:
         """Returns a signed line for `parse`."""
@@ -97,27 +108,30 @@ def _read(model_dir: Path) -> tuple[list[Start], list[str]]:
 def record_of(model_dir: Path) -> Start | None:
     """Returns the newest record of a run: of its last start, or else in its newest checkpoint.
 
-    If the run restarted at step 0 without its checkpoints, and they are back, theirs counts, until
-    a start resumes from them.
+    The checkpoint's also counts if the run restarted at step 0 without it, and it is back; or if
+    the line of the start that saved it is lost.
     """
-    records = starts(model_dir)
+    records, (step, saved) = starts(model_dir), next(saved_starts(model_dir), (0, None))
     last = records[-1] if records else None
-    restart = max((i for i, start in enumerate(records) if not start.step), default=0)
-    has_settings = bool(last and last.settings)  # which only the newest record has
-    saved = next(_saved(model_dir), (0, None))[1] if restart or not has_settings else None
-    before = [start.time for start in records[:restart]]
-    is_back = saved and saved.time in before and last and last.step not in _steps(model_dir)[:1]
-    return saved if saved and (is_back or not has_settings) else last
+    if saved is None or last is None or not last.settings:
+        return saved or last
+    if saved.time in [start.time for start in records]:
+        return saved if saved.is_of_other_run(last) else last
+    return last if saved.is_of_other_run(last) or last.step >= step else saved
 
 
 def unknown_starts(model_dir: Path) -> Iterator[tuple[int, Start]]:
     """Yields the checkpoints that were saved by starts which an undamaged history lacks.
 
-    Raises `UserError` if the text or the vocabulary of one is not of the run.
+    Raises `UserError` if another run saved one, or if its text or vocabulary is not of the run.
     """
-    records, damaged = _read(model_dir)
+    (records, damaged), run = _read(model_dir), record_of(model_dir)
     times = [record.time for record in records]
-    for step, saved in _saved(model_dir) if records and not damaged else ():
+    for step, saved in saved_starts(model_dir):
+        if run is not None and saved.is_of_other_run(run):
+            raise not_of_run(model_dir, step, f"began {saved.began} there, {run.began} here")
+        if not records or damaged:
+            continue
         for name, kind in {"content_hash": "text", "vocab": "vocabulary"}.items():
             now, there = getattr(saved, name), [getattr(start, name) for start in records]
             if now and any(there) and now not in there:
@@ -141,7 +155,7 @@ def _steps(model_dir: Path) -> list[int]:
     return sorted((int(name) for name in names if name.isdecimal()), reverse=True)
 
 
-def _saved(model_dir: Path) -> Iterator[tuple[int, Start]]:
+def saved_starts(model_dir: Path) -> Iterator[tuple[int, Start]]:
     """Yields the steps of the checkpoints that have a record, newest first, and their records."""
     for step in _steps(model_dir):
         with contextlib.suppress(OSError, ValueError, TypeError, KeyError, RecursionError):
@@ -151,9 +165,9 @@ def _saved(model_dir: Path) -> Iterator[tuple[int, Start]]:
 
 def known_starts(model_dir: Path) -> list[Start]:
     """Returns the starts, including those of checkpoints whose lines are lost."""
-    records, saved = starts(model_dir), {start.time: start for _, start in _saved(model_dir)}
+    records, saved = starts(model_dir), {start.time: start for _, start in saved_starts(model_dir)}
     lost = [saved[time] for time in saved.keys() - {start.time for start in records}]
-    return sorted([*records, *lost], key=lambda start: start.time) if lost else records
+    return sorted([*records, *lost], key=lambda start: start.moment) if lost else records
 
 
 def values_by_step(folder: Path | None, values: dict[str, Any]) -> list[tuple[int, dict[str, Any]]]:
@@ -162,8 +176,10 @@ def values_by_step(folder: Path | None, values: dict[str, Any]) -> list[tuple[in
     `values` are the present ones; each start has recorded what it changed.  Steps that were
     repeated from an older checkpoint have their last values.
     """
-    periods = list[tuple[int, dict[str, Any]]]()
+    periods, run = list[tuple[int, dict[str, Any]]](), record_of(folder) if folder else None
     for start in reversed(known_starts(folder) if folder else []):
+        if run is None or start.is_of_other_run(run):
+            continue
         if not periods or start.step < periods[0][0]:
             periods.insert(0, (start.step, values))
         old = {change["name"]: change["old"] for change in start.changes}

@@ -46,6 +46,7 @@ class CheckpointWatcher:
         self._last = self.service.checkpoint
         self._seen: tuple[int, object] | None = None
         self._tries = 0  # of what was seen last
+        self._problem = ""
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="meshloom-reload", daemon=True)
 
@@ -81,4 +82,6 @@ class CheckpointWatcher:
             try:
                 self.look()
             except Exception as error:
-                logger.warning("Warning: the newest checkpoint cannot be read: %s", error)
+                if str(error) != self._problem:
+                    logger.warning("Warning: the newest checkpoint is not served: %s", error)
+                self._problem = str(error)

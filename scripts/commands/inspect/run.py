@@ -42,3 +42,4 @@ def checkpoint(flags: InspectCheckpointFlags) -> None:
         "arrays": [dict(zip(names, row, strict=True)) for row in rows],
     }
     write_json(flags.json_file, result)
+    ModelDir(flags.model_dir).check_records()

@@ -3,6 +3,7 @@
 import dataclasses
 import shlex
 from collections.abc import Sequence
+from pathlib import Path
 
 import jax.numpy as jnp
 
@@ -25,7 +26,7 @@ from trainer.multihost import is_first_process
 from trainer.observers import Observer
 from trainer.prepare import prepare
 from trainer.resume.changes import adds_parts, check_changes
-from trainer.resume.history import Change, last_saved
+from trainer.resume.history import Change, last_saved, saved_starts
 from trainer.run import Run
 
 
@@ -77,14 +78,19 @@ def note_no_export(run: Run) -> None:
 
 
 class ChangeNotes(Observer):
-    """Prints what changes after the checkpoint that is restored, and which rows that affects."""
+    """Prints what changes after the checkpoint that is restored, and which rows that affects.
 
-    def __init__(self, changes: Sequence[Change]):
-        self._changes = changes
+    `run` has the settings as given; `changes` are for local checkpoints, which record none.
+    """
+
+    def __init__(self, model_dir: Path, run: Run, changes: Sequence[Change]):
+        self._directory, self._run, self._changes = ModelDir(model_dir), run, changes
 
     def on_start(self, run: Run, first_step: int) -> None:
         step, steps = first_step, run.total_steps
-        for name, old, new in self._changes:
+        is_local = step not in dict(saved_starts(self._directory.model_dir))
+        changes = self._changes if is_local else self._directory.changes_since(step, self._run)
+        for name, old, new in changes:
             values = f"{name} = {brief(repr(new))}, it was {brief(repr(old))}"
             print_note(f"Changed after step {step}: {values}.")
             if name == "Run.batch_sequences":  # with the step, it is the position in the data
@@ -92,7 +98,7 @@ class ChangeNotes(Observer):
                 first, end = sorted(each.batch_sizes.before(step) for each in (before, run))
                 what = "skipped" if new > old else "read again"
                 print_note(f"Rows {first:,} to {end - 1:,} of the data order are {what}.")
-        if self._changes and step < steps:
+        if changes and step < steps:
             rate = run.optimizer.schedule.rate(steps)
             now, last = (float(rate(jnp.asarray(s))) for s in (step, steps - 1))
             print_note(
@@ -137,24 +143,26 @@ def save_start(
     run: Run,
     layout: Layout,
     prepared: Prepared,
-    step: int,
+    step: int | None,
     changes: Sequence[Change],
     begin: str,
 ) -> None:
     """Records what this part of the run is made from, for those who continue it."""
     directory = ModelDir(flags.model_dir)
+    record = directory.record
+    began = begin if step is None else record and record.began
     is_layout_given = any(name.startswith("Layout.") for name in config.bound)
     if is_first_process():
         if is_layout_given:
             directory.save_layout(layout)
         directory.save(
-            config, run, prepared.vocabs, step, data_dir=str(absolute(prepared.folder.parent)),
-            saved=max(step, last_saved(directory.model_dir)) or None,
+            config, run, prepared.vocabs, step or 0, data_dir=str(absolute(prepared.folder.parent)),
+            saved=max(step or 0, last_saved(directory.model_dir)) or None, began=began,
             content_hash=prepared.manifest["content_hash"], rows_hash=prepared.rows_hash,
             train_rows=len(prepared.splits["train"]), time=begin,
             changes=[{"name": c.name, "old": repr(c.old), "new": repr(c.new)} for c in changes],
         )  # fmt: skip
-        if run.start_from is not None and step == 0:
+        if run.start_from is not None and not step:
             directory.keep_imported(run.start_from)
     if not is_layout_given and directory.layout not in (None, layout):
         print_note(

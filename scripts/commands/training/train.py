@@ -88,11 +88,12 @@ def train_locked(flags: TrainFlags) -> None:
         for trace_fn in trace_fns[1:]:
             trace_fn(run, layout, mesh)
         prepared = start.prepared_data(flags, run, is_continued=step is not None)
-        start.save_start(flags, config, run, layout, prepared, step or 0, changes, begin)
+        start.save_start(flags, config, run, layout, prepared, step, changes, begin)
+        notes = start.ChangeNotes(flags.model_dir, run, changes)
         splits = prepared.splits
         run = run.with_steps(len(splits["train"]))
         job = TrainJob(run, layout, mesh, splits, flags.model_dir, flags.local_checkpoint_dir)
-        train_run(flags, job, prepared.vocabs, [start.ChangeNotes(changes), *profile])
+        train_run(flags, job, prepared.vocabs, [notes, *profile])
 
 
 def stage_origins(run: Run, stage: Run) -> dict[str, str]:

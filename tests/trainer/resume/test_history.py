@@ -1,6 +1,8 @@
 """The record of a run, in the history of its starts and in its checkpoints."""
 
+import dataclasses
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -83,25 +85,25 @@ def test_a_checkpoint_keeps_the_record_as_well(tmp_path: Path) -> None:
     assert record_of(tmp_path) == later
 
 
+def save(model_dir: Path, step: int, start: Start) -> None:
+    """Writes what a checkpoint has of the start that saved it."""
+    folder = model_dir / "checkpoints" / str(step) / "state"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "manifest.json").write_text(json.dumps({"run": start.dump()}))
+
+
 @pytest.mark.parametrize("field", ["content_hash", "vocab"])
 def test_checkpoints_of_another_run_are_refused(tmp_path: Path, field: str) -> None:
     mine = {"content_hash": "abc", "vocab": {"vocab_hash": "x"}}
     other = {"vocab_hash": "y"} if field == "vocab" else "abd"
-    folder = tmp_path / "checkpoints" / "4" / "state"
-    folder.mkdir(parents=True)
-
-    def save(**changes: object) -> None:
-        run = Start(0, THEN, **{**mine, **changes}).dump()
-        (folder / "manifest.json").write_text(json.dumps({"run": run}))
-
-    save()
+    save(tmp_path, 4, Start(0, THEN, **mine))
     assert not [*unknown_starts(tmp_path)]  # the history is lost
     record_start(tmp_path, Start(0, THEN, **mine, settings="x"))
     record_start(tmp_path, Start(4, NOW, **{**mine, "content_hash": "more"}, settings="x"))
     assert not [
         *unknown_starts(tmp_path)
     ]  # the first start saved it: then the mixture had fewer parts
-    save(**{field: other})
+    save(tmp_path, 4, Start(0, THEN, **{**mine, field: other}))
     with pytest.raises(UserError, match=r"checkpoint 4 and history.jsonl are of different runs"):
         next(unknown_starts(tmp_path))
     text = (tmp_path / FILE).read_text()
@@ -115,9 +117,7 @@ def test_a_checkpoint_knows_what_its_start_has_changed(tmp_path: Path, lines: in
     second = Start(6, NOW, changes=changes, settings="y")
     for start in (first, second):
         record_start(tmp_path, start)
-    folder = tmp_path / "checkpoints" / "10" / "state"
-    folder.mkdir(parents=True)
-    (folder / "manifest.json").write_text(json.dumps({"run": second.dump()}))
+    save(tmp_path, 10, second)
     whole = (tmp_path / FILE).read_text().splitlines(keepends=True)
     (tmp_path / FILE).write_text("".join(whole[:lines]))
     expected = [(0, {"batch": 4}), (6, {"batch": 8})]
@@ -135,24 +135,49 @@ def test_a_change_that_holds_no_value_is_an_error(tmp_path: Path, old: str) -> N
 
 
 def test_checkpoints_that_come_back_after_a_restart_have_the_record(tmp_path: Path) -> None:
-    killed, first = (Start(0, t, changes=[], settings=t) for t in (THEN, f"{THEN}.5"))
-    restart, later = (Start(n, f"{NOW}.{n}", changes=[], settings="x") for n in (0, 2))
+    killed, first = (Start(0, t, changes=[], settings=t, began=t) for t in (THEN, f"{THEN}.5"))
+    restart, later = (
+        Start(n, f"{NOW}.{n}", changes=[], settings="x", began=f"{NOW}.0") for n in (0, 4)
+    )
     for record in (killed, first):
         record_start(tmp_path, record)
         assert record_of(tmp_path) == record
-    folder = tmp_path / "checkpoints" / "4" / "state"
-    folder.mkdir(parents=True)
-    (folder / "manifest.json").write_text(json.dumps({"run": first.dump()}))
+    save(tmp_path, 4, first)
     for record in (restart, later):
-        assert record_of(tmp_path) == first
         record_start(tmp_path, record)
-    assert record_of(tmp_path) == first and not [*unknown_starts(tmp_path)]
-    (folder / "manifest.json").write_text(json.dumps({"run": later.dump()}))
-    assert record_of(tmp_path) == later
-    (folder / "manifest.json").write_text(json.dumps({"run": first.dump()}))
-    resumed = Start(4, f"{NOW}.7", changes=[], settings="w")
+        assert record_of(tmp_path) == first and not [*unknown_starts(tmp_path)]
+    save(tmp_path, 2, restart)
+    with pytest.raises(UserError, match=rf"checkpoint 2 .*: began {NOW}.0 there, {THEN}.5 here\."):
+        next(unknown_starts(tmp_path))
+    save(tmp_path, 4, later)
+    assert record_of(tmp_path) == later and not [*unknown_starts(tmp_path)]
+    shutil.rmtree(tmp_path / "checkpoints/2")
+    save(tmp_path, 4, first)
+    resumed = Start(4, f"{NOW}.7", changes=[], settings="w", began=first.began)
     record_start(tmp_path, resumed)  # from the checkpoints that came back
-    assert record_of(tmp_path) == resumed
+    assert record_of(tmp_path) == resumed and not [*unknown_starts(tmp_path)]
+    assert values_by_step(tmp_path, {"batch": 8}) == [(0, {"batch": 8}), (4, {"batch": 8})]
+
+
+def test_a_copy_of_the_run_that_trained_on_has_the_record(tmp_path: Path) -> None:
+    """Its checkpoint in the folder of the run means the same as a lost line of the history."""
+    first, *others = (
+        Start(n, f"{NOW}.{n}", changes=[], settings=str(n), began=THEN) for n in (0, 4, 5)
+    )
+    record_start(tmp_path, first)
+    save(tmp_path, 6, others[0])
+    assert record_of(tmp_path) == others[0] and [*unknown_starts(tmp_path)] == [(6, others[0])]
+    record_start(tmp_path, later := dataclasses.replace(others[1], step=6))
+    assert record_of(tmp_path) == later  # it resumed from that checkpoint
+
+
+def test_starts_have_an_order_in_any_time_zone(tmp_path: Path) -> None:
+    zones = ("2026-01-01T10:00:00+00:00", "2026-01-01T20:00:00+09:00", "2026-01-01T04:00:00-08:00")
+    first, lost, last = (Start(n, time) for n, time in enumerate(zones))
+    record_start(tmp_path, first)
+    save(tmp_path, 1, lost)
+    record_start(tmp_path, last)
+    assert [start.step for start in starts(tmp_path)] == [0, 1, 2]
 
 
 def test_the_record_of_a_run_that_went_back_is_the_last_one(tmp_path: Path) -> None:

@@ -192,7 +192,8 @@ def test_checkpoints_of_a_run_with_other_settings_are_refused(run: Meshloom, cop
     assert record is not None and record.settings is not None
     other = record.settings.replace("Run.seed = 0", "Run.seed = 7")
     (folder / "history.jsonl").unlink()
-    record_start(folder, dataclasses.replace(record, time=time_now(), settings=other))
+    now = time_now()
+    record_start(folder, dataclasses.replace(record, time=now, began=now, settings=other))
     _, *others = starts(folder)
     assert others  # the start of the checkpoint is one too, until the history is of the other alone
     (folder / "history.jsonl").write_text(json.dumps(others[-1].dump()) + "\n")
@@ -200,7 +201,7 @@ def test_checkpoints_of_a_run_with_other_settings_are_refused(run: Meshloom, cop
     for command in ("train", "evaluate", "score --input=/dev/null"):
         name, *flags = command.split()
         said = refused(run(name, copy.model_dir, *flags))
-        assert "different runs, or records are lost: Run.seed: 7 there, 0 now." in said
+        assert f"different runs, or records are lost: began {record.began} there, {now}" in said
 
 
 def test_an_older_checkpoint_of_another_run_is_refused(run: Meshloom, copy: Place) -> None:
@@ -216,7 +217,7 @@ def test_an_older_checkpoint_of_another_run_is_refused(run: Meshloom, copy: Plac
             words.append(f"--output={copy.folder / 'hf'}")
         said = refused(run(*words))
         assert "checkpoint 3 and history.jsonl are of different runs, or records are lost" in said
-        assert "Run.seed: 0 there, 7 now.  Copy back what belongs together, or move" in said
+        assert " here.  Copy back what belongs together, or move that checkpoint" in said
     shutil.move(copy.folder / "run/checkpoints/3", copy.folder / "elsewhere")
     assert run("evaluate", copy.model_dir, "--average=2").code == 0
 
@@ -232,6 +233,21 @@ def test_changes_name_the_step_of_the_checkpoint_that_is_whole(run: Meshloom, co
     assert "Changed after step 2: Run.batch_sequences = 16, it was 8." in answer.error
     assert "Rows 16 to 31 of the data order are skipped." in answer.error
     assert "below step" not in answer.error and list(losses(copy)) == [1, 2, 3]
+
+
+def test_going_back_behind_a_change_names_it_again(run: Meshloom, copy: Place) -> None:
+    """What changes is compared with the checkpoint, not with the last start."""
+    change = "--gin_param=Run.batch_sequences=16", "--gin_param=Run.steps=6"
+    assert run("train", copy.model_dir, "--override", *change).code == 0
+    for step in (6, 4):
+        shutil.rmtree(copy.folder / f"run/checkpoints/{step}")
+    shutil.copytree(copy.folder / "run", copy.folder / "as before")
+    answer = run("train", copy.model_dir)
+    assert "Changed after step 2: Run.batch_sequences = 16, it was 8." in answer.error
+    assert "Rows 16 to 31 of the data order are skipped." in answer.error
+    back = f"--model_dir={copy.folder / 'as before'}", "--gin_param=Run.batch_sequences=8"
+    answer = run("train", *back, "--override")
+    assert answer.code == 0 and "batch_sequences" not in answer.error and "Rows" not in answer.error
 
 
 def test_a_lost_record_is_no_other_run(run: Meshloom, copy: Place) -> None:
@@ -253,7 +269,7 @@ def test_a_lost_record_is_no_other_run(run: Meshloom, copy: Place) -> None:
     (folder / "history.jsonl").write_text(lines[0] + json.dumps(other.dump()) + "\n")
     (folder / "config.gin").write_text(settings)
     said = refused(run("evaluate", copy.model_dir))
-    assert "Constant.peak: 0.001 there, 0.003 now" in said and "Run.z_loss" in said
+    assert "Constant.peak: 0.003 there, 0.001 now" in said and "Run.z_loss" in said
 
 
 def test_changed_settings_are_named_by_every_command(run: Meshloom, copy: Place) -> None:
@@ -308,20 +324,23 @@ def test_a_run_whose_checkpoints_are_missing_does_not_start_again(
     assert "no checkpoint there.  The run reached step 4: mount or copy" in evaluate
     assert files(copy) == before
     data = f"--data_dir={copy.folder / 'data'}"  # without its record, the run remembers none
-    other = [data, "--override", "--gin_param=Run.steps=1", "--gin_param=Run.seed=5"]
-    assert run("train", copy.model_dir, *other).code == 0
-    assert list(losses(copy)) == [1]
+    assert run("train", copy.model_dir, data, "--override", "--gin_param=Run.seed=5").code == 0
+    assert "Resuming from step 4" in run("train", copy.model_dir).error
+    assert list(losses(copy)) == [1, 2, 3, 4]
     replaced = read_lines(copy.folder / "run/metrics.jsonl.replaced")
     assert [line["step"] for line in replaced] == [1, 2, 3, 4]
-    shutil.rmtree(checkpoints)  # the old ones come back, after a run that began again
+    checkpoints.rename(copy.folder / "again")  # the old ones come back, after a run began again
     (copy.folder / "elsewhere").rename(checkpoints)
     said = [refused(run(command, copy.model_dir)) for command in ("train", "evaluate")]
     if has_record:
-        assert "not the settings of the run: Run.steps: 4 there, 1 now" in said[1]
         assert all("Run.seed: 0 there, 5 now" in each for each in said)
-        seed = "--gin_param=Run.seed=0"
-        assert run("train", copy.model_dir, seed).code == 0  # ends at step 1: nothing is trained
-        assert run("evaluate", copy.model_dir).code == 0
+        assert run("train", copy.model_dir, "--gin_param=Run.seed=0").code == 0
+        assert run("evaluate", copy.model_dir, "--average=2").code == 0
+        shutil.rmtree(checkpoints / "2")
+        shutil.copytree(copy.folder / "again/2", checkpoints / "2")
+        for command in ("train", "evaluate", "inspect checkpoint"):
+            assert "checkpoint 2 and history" in refused(run(*command.split(), copy.model_dir))
+        shutil.rmtree(checkpoints / "2")
         again = run("train", copy.model_dir, "--gin_param=Run.steps=5")
         assert again.code == 0 and "Resuming from step 4" in again.error
     else:
