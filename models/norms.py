@@ -54,16 +54,9 @@ class NormNetwork(nnx.Module):
     """
 
     def __init__(
-        self,
-        layout: Layout,
-        weights: Weights,
-        epsilon: float,
-        axes: str = "D",
-        *,
-        offset: bool = False,
-        centered: bool = False,
-        biased: bool = False,
-    ):
+        self, layout: Layout, weights: Weights, epsilon: float, axes: str = "D", *,
+        offset: bool = False, centered: bool = False, biased: bool = False,
+    ):  # fmt: skip
         self.layout, self.epsilon, self.axes = layout, epsilon, axes
         self.offset, self.centered, self.biased = offset, centered, biased
         scale = weights.zeros(axes) if offset else weights.ones(axes)  # multiplies by 1 at first
@@ -89,17 +82,9 @@ class NormNetwork(nnx.Module):
 
 @jax.named_scope("norm")
 def normed(
-    layout: Layout,
-    x: Array,
-    scale: Array,
-    axes: str,
-    epsilon: float,
-    *,
-    offset: bool = False,
-    scale_axes: str | None = None,
-    centered: bool = False,
-    shift: Array | None = None,
-) -> Array:
+    layout: Layout, x: Array, scale: Array, axes: str, epsilon: float, *, offset: bool = False,
+    scale_axes: str | None = None, centered: bool = False, shift: Array | None = None,
+) -> Array:  # fmt: skip
     """Divides by the root mean square along the scale's axes, in JAX's float type, and scales.
 
     The scale has the last axis of x, or several of its axes.  `centered` subtracts the mean first.

@@ -93,13 +93,9 @@ class Positions(Part):
         return None
 
     def embed(
-        self,
-        layout: Layout,
-        x_BLD: Array,
-        positions_BL: Array,
-        table_LD: Array | None,
+        self, layout: Layout, x_BLD: Array, positions_BL: Array, table_LD: Array | None,
         scale: float,
-    ) -> Array:
+    ) -> Array:  # fmt: skip
         """Scales embeddings, and adds positions to them."""
         return x_BLD * scale
 

@@ -44,13 +44,9 @@ class Learned(Positions):
         return self.build_table(weights) if self.by_stack else None
 
     def embed(
-        self,
-        layout: Layout,
-        x_BLD: Array,
-        positions_BL: Array,
-        table_LD: Array | None,
+        self, layout: Layout, x_BLD: Array, positions_BL: Array, table_LD: Array | None,
         scale: float,
-    ) -> Array:
+    ) -> Array:  # fmt: skip
         assert table_LD is not None
         vectors_BLD = layout.take(table_LD, positions_BL + self.first, "BLD").astype(x_BLD.dtype)
         return (x_BLD + vectors_BLD) * scale if self.scaled else x_BLD * scale + vectors_BLD
@@ -73,13 +69,9 @@ class Sinusoidal(Positions):
             raise UserError(f"Transformer.d_model = {sizes.d_model}: sinusoids need an even width.")
 
     def embed(
-        self,
-        layout: Layout,
-        x_BLD: Array,
-        positions_BL: Array,
-        table_LD: Array | None,
+        self, layout: Layout, x_BLD: Array, positions_BL: Array, table_LD: Array | None,
         scale: float,
-    ) -> Array:
+    ) -> Array:  # fmt: skip
         half = x_BLD.shape[-1] // 2
         steps = max(half - 1, 1) if self.inclusive else half
         rates_d = 10_000.0 ** (-jnp.arange(half) / steps)

@@ -26,7 +26,7 @@ from trainer.multihost import is_first_process
 from trainer.observers import Observer
 from trainer.prepare import prepare
 from trainer.resume.changes import adds_parts, check_changes
-from trainer.resume.history import Change, last_saved, saved_starts
+from trainer.resume.history import Change, last_saved
 from trainer.run import Run
 
 
@@ -78,18 +78,14 @@ def note_no_export(run: Run) -> None:
 
 
 class ChangeNotes(Observer):
-    """Prints what changes after the checkpoint that is restored, and which rows that affects.
+    """Prints what changes after the checkpoint that is restored, and which rows that affects."""
 
-    `run` has the settings as given; `changes` are for local checkpoints, which record none.
-    """
-
-    def __init__(self, model_dir: Path, run: Run, changes: Sequence[Change]):
-        self._directory, self._run, self._changes = ModelDir(model_dir), run, changes
+    def __init__(self, model_dir: Path, run: Run):
+        self._model_dir, self._run = model_dir, run
 
     def on_start(self, run: Run, first_step: int) -> None:
         step, steps = first_step, run.total_steps
-        is_local = step not in dict(saved_starts(self._directory.model_dir))
-        changes = self._changes if is_local else self._directory.changes_since(step, self._run)
+        changes = ModelDir(self._model_dir).changes_since(step, self._run)
         for name, old, new in changes:
             values = f"{name} = {brief(repr(new))}, it was {brief(repr(old))}"
             print_note(f"Changed after step {step}: {values}.")
@@ -138,15 +134,9 @@ def prepared_data(flags: TrainFlags, run: Run, *, is_continued: bool) -> Prepare
 
 
 def save_start(
-    flags: TrainFlags,
-    config: Config,
-    run: Run,
-    layout: Layout,
-    prepared: Prepared,
-    step: int | None,
-    changes: Sequence[Change],
-    begin: str,
-) -> None:
+    flags: TrainFlags, config: Config, run: Run, layout: Layout, prepared: Prepared,
+    step: int | None, changes: Sequence[Change], begin: str,
+) -> None:  # fmt: skip
     """Records what this part of the run is made from, for those who continue it."""
     directory = ModelDir(flags.model_dir)
     record = directory.record

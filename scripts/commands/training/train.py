@@ -89,7 +89,7 @@ def train_locked(flags: TrainFlags) -> None:
             trace_fn(run, layout, mesh)
         prepared = start.prepared_data(flags, run, is_continued=step is not None)
         start.save_start(flags, config, run, layout, prepared, step, changes, begin)
-        notes = start.ChangeNotes(flags.model_dir, run, changes)
+        notes = start.ChangeNotes(flags.model_dir, run)
         splits = prepared.splits
         run = run.with_steps(len(splits["train"]))
         job = TrainJob(run, layout, mesh, splits, flags.model_dir, flags.local_checkpoint_dir)
