@@ -49,13 +49,13 @@ class Body(BaseModel):
         if not isinstance(fields, Mapping):
             return fields
         neutral = OPENAI["neutral"] | {"best_of": [fields.get("n") or 1]}
-        return {
-            name: value
-            for name, value in fields.items()
-            if value is not None
-            and name not in OPENAI["unused"]
-            and (isinstance(value, bool) or value not in neutral.get(name, ()))
-        }
+
+        def has_effect(name: str, value: Any) -> bool:
+            same = (x == value and isinstance(x, bool) == isinstance(value, bool)
+                    for x in neutral.get(name, ()))  # fmt: skip
+            return value is not None and name not in OPENAI["unused"] and not any(same)
+
+        return {name: value for name, value in fields.items() if has_effect(name, value)}
 
 
 class Part(BaseModel):

@@ -260,10 +260,18 @@ def test_fields_that_change_nothing_are_taken(running: Client) -> None:
         "store": True,
         "response_format": {"type": "text"},
         "stop": ["1", "2", "3", "4", "5"],
+        "ignore_eos": False,
+        "skip_special_tokens": True,
+        "repeat_penalty": 1.0,
     }
     options = {"include_obfuscation": False}
     answer = running.post(prompt="a", max_tokens=1, n=2, stream_options=options, **fields)
     assert answer.status == 200
+    refused = {"ignore_eos": [True, 0], "skip_special_tokens": [False, 1], "repeat_penalty": [1.1]}
+    for name, values in refused.items():
+        for value in values:
+            answer = running.post(prompt="a", max_tokens=1, **{name: value})
+            assert answer.status == 422 and name in answer.json["error"]["message"], value
 
 
 def test_penalties_and_biases_change_texts(running: Client, client: openai.OpenAI) -> None:
