@@ -234,8 +234,10 @@ class SlotEngine:
             for slot, tokens in allowed.items():
                 allowed_BV[slot] = np.pad(tokens, (0, self.padded_vocab - len(tokens)))
         key = ("steps", self.size, candidates, bool(allowed), self._penalizes)
+        kinds = (f"{candidates} candidates", "a grammar", "penalties")
+        about = [name for name, is_there in zip(kinds, key[2:], strict=True) if is_there]
         self._slots, new_tokens = self.compiled(
-            f"steps of {self.size}", key,
+            ", with ".join([f"steps of {self.size}", *about]), key,
             self.decoder(self.size, candidates).steps,
             self._weights, self._slots, np.int32(steps), allowed_BV,
             donate_argnums=1, in_shardings=(None, None, None, place if allowed else None),
