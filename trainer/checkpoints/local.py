@@ -187,12 +187,13 @@ class LocalCheckpoints(contextlib.AbstractContextManager["LocalCheckpoints"]):
 def unchanged_starts(history: Sequence[Start]) -> list[str]:
     """Returns the times of the last starts, newest first, each of which continued the one before.
 
-    A start that changed a setting, or went back to an older checkpoint, ends the list.
+    A start that changed a setting, went back, or began another run ends the list.
     """
     newest_first = [*reversed(history)]
     times = [start.time for start in newest_first[:1]]
     for start, before in itertools.pairwise(newest_first):
-        if start.changes or start.step < (before.saved or 0):
+        went_back = start.step < (before.saved or 0)
+        if start.changes or went_back or start.is_of_other_run(before):
             break
         times.append(before.time)
     return times

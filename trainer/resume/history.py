@@ -69,7 +69,7 @@ class Start:
 
     def is_of_other_run(self, other: "Start") -> bool:
         """Returns whether another run recorded this, one that began at step 0 by itself."""
-        return None not in (self.began, other.began) and self.began != other.began
+        return self.began != other.began
 
     def dump(self) -> Line:
         """Returns a signed line for `parse`."""
@@ -123,7 +123,7 @@ def record_of(model_dir: Path) -> Start | None:
 def unknown_starts(model_dir: Path) -> Iterator[tuple[int, Start]]:
     """Yields the checkpoints that were saved by starts which an undamaged history lacks.
 
-    Raises `UserError` if another run saved one, or if its text or vocabulary is not of the run.
+    Raises `UserError` if another run saved one; older records have only its text and vocabulary.
     """
     (records, damaged), run = _read(model_dir), record_of(model_dir)
     times = [record.time for record in records]
@@ -132,7 +132,8 @@ def unknown_starts(model_dir: Path) -> Iterator[tuple[int, Start]]:
             raise not_of_run(model_dir, step, f"began {saved.began} there, {run.began} here")
         if not records or damaged:
             continue
-        for name, kind in {"content_hash": "text", "vocab": "vocabulary"}.items():
+        texts = {} if saved.began else {"content_hash": "text", "vocab": "vocabulary"}
+        for name, kind in texts.items():
             now, there = getattr(saved, name), [getattr(start, name) for start in records]
             if now and any(there) and now not in there:
                 raise not_of_run(model_dir, step, f"{kind} {now} there, {there[-1]} in {FILE}")

@@ -184,6 +184,9 @@ def test_starts_continue_each_other_up_to_a_change_or_a_way_back() -> None:
     continued = [unchanged_starts(history[:count]) for count in range(1, 8)]
     assert continued == [["a"], ["b"], ["c", "b"], ["d", "c", "b"], ["e", "d", "c", "b"],
                          ["f", "e", "d", "c", "b"], ["g"]]  # fmt: skip
+    first, again = (Start(step=0, time=time, began=time) for time in "ab")  # before a checkpoint
+    resumed = Start(step=2, time="c", began="b")
+    assert unchanged_starts([first, again, resumed]) == ["c", "b"]
 
 
 def test_a_save_that_fails_is_a_warning(

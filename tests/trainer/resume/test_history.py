@@ -134,8 +134,15 @@ def test_a_change_that_holds_no_value_is_an_error(tmp_path: Path, old: str) -> N
         values_by_step(tmp_path, {"batch": 4})
 
 
-def test_checkpoints_that_come_back_after_a_restart_have_the_record(tmp_path: Path) -> None:
-    killed, first = (Start(0, t, changes=[], settings=t, began=t) for t in (THEN, f"{THEN}.5"))
+@pytest.mark.parametrize("is_old", [False, True])
+def test_checkpoints_that_come_back_after_a_restart_have_the_record(
+    tmp_path: Path, is_old: bool
+) -> None:
+    """An older version does not record when a run began."""
+    killed, first = (
+        Start(0, t, changes=[], settings=t, began=None if is_old else t)
+        for t in (THEN, f"{THEN}.5")
+    )
     restart, later = (
         Start(n, f"{NOW}.{n}", changes=[], settings="x", began=f"{NOW}.0") for n in (0, 4)
     )
@@ -147,7 +154,9 @@ def test_checkpoints_that_come_back_after_a_restart_have_the_record(tmp_path: Pa
         record_start(tmp_path, record)
         assert record_of(tmp_path) == first and not [*unknown_starts(tmp_path)]
     save(tmp_path, 2, restart)
-    with pytest.raises(UserError, match=rf"checkpoint 2 .*: began {NOW}.0 there, {THEN}.5 here\."):
+    with pytest.raises(
+        UserError, match=rf"checkpoint 2 .*: began {NOW}.0 there, {first.began} here\."
+    ):
         next(unknown_starts(tmp_path))
     save(tmp_path, 4, later)
     assert record_of(tmp_path) == later and not [*unknown_starts(tmp_path)]
@@ -162,7 +171,8 @@ def test_checkpoints_that_come_back_after_a_restart_have_the_record(tmp_path: Pa
 def test_a_copy_of_the_run_that_trained_on_has_the_record(tmp_path: Path) -> None:
     """Its checkpoint in the folder of the run means the same as a lost line of the history."""
     first, *others = (
-        Start(n, f"{NOW}.{n}", changes=[], settings=str(n), began=THEN) for n in (0, 4, 5)
+        Start(n, f"{NOW}.{n}", content_hash=str(n), changes=[], settings=str(n), began=THEN)
+        for n in (0, 4, 5)  # a mixture, with one more part each time
     )
     record_start(tmp_path, first)
     save(tmp_path, 6, others[0])
