@@ -13,6 +13,7 @@ from configs.spec import Described, abstract_spec, spec
 from data.corpora import docstrings
 from data.mixture import MixtureOrder
 from data.sources import text_files
+from data.sources.compression import counted_bytes
 from data.storage import lookup, remote
 
 SPLITS = ("train", "validation", "test")
@@ -116,10 +117,7 @@ class FileSource(Source):
         return tuple(s for s in SPLITS if s in named or (s == "validation" and "train" in named))
 
     def read_split(self, split: str, errors: str, key: Callable[[Any], str]) -> Iterator[Any]:
-        """Yields the examples of a split; a hash of their keys selects those that are held out.
-
-        If it selects all of them, as it may if all have the same prompt, none is held out.
-        """
+        """Yields the examples of a split; a hash of their keys selects those that are held out."""
         if split == "test" or not self.holds_out:
             return self.read_named(split, errors)
         end, is_validation = self.validation_fraction * 2**64, split == "validation"
@@ -128,7 +126,9 @@ class FileSource(Source):
             raw = key(example).encode("utf-8", "surrogatepass")
             return int.from_bytes(hashlib.blake2b(raw, digest_size=8).digest(), "big") < end
 
-        if all(map(is_held_out, self.read_named("train", errors))):  # reads to the first other one
+        with counted_bytes():  # apart from those of the split
+            holds_out_all = all(map(is_held_out, self.read_named("train", errors)))
+        if holds_out_all:  # all may have the same prompt
             return iter(()) if is_validation else self.read_named("train", errors)
         return (x for x in self.read_named("train", errors) if is_held_out(x) == is_validation)
 
