@@ -86,6 +86,7 @@ def test_no_layout_changes_what_a_student_learns(name: str) -> None:
         np.testing.assert_allclose(computed[path], gradient, atol=ROUND_OFF, rtol=0, err_msg=path)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("rows", "devices", "group_tokens"), [(8, 8, 2 * LENGTH), (6, 2, 12)])
 def test_the_groups_of_a_teacher_pad_the_rows_of_both(
     rows: int, devices: int, group_tokens: int

@@ -211,7 +211,7 @@ def test_training_is_that_of_one_device(name: str) -> None:
         np.testing.assert_allclose(computed.saved[path], array, rtol=0, atol=limit, err_msg=path)
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", CASES)
 def test_what_is_held_is_padded_split_and_zero_behind(name: str) -> None:
     computed, padded_sizes = trained(name, padded=True), CASES[name].padded_sizes
@@ -253,6 +253,7 @@ def test_checkpoints_have_true_sizes_and_are_restored_under_any_layout(tmp_path:
         np.testing.assert_array_equal(array, computed.saved[path], err_msg=path)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["dense", "length"])
 def test_scores_and_samples_are_those_of_one_device(name: str) -> None:
     """Of the weights that one device trained, under either layout."""

@@ -76,7 +76,7 @@ def test_new_adapters_change_no_bit_of_the_loss(products: Any) -> None:
         np.testing.assert_array_equal(flat(params)[path], weight)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("name", MODELS)
 def test_gradients_are_those_through_the_merged_weights(name: str) -> None:

@@ -183,6 +183,7 @@ def gradient_of(spec: Transformer, layout: Layout) -> tuple[int, Any]:
         return sum(calls), jax.device_get(gradient)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("saves", [(), ("context",)])
 def test_flash_trains_as_plain_does(saves: tuple[SavedProduct, ...]) -> None:
     """Encoder, decoder and cross-attention of a whole model, in a scan and rematerialized."""

@@ -111,6 +111,7 @@ def test_a_profile_names_the_steps_and_the_parts_of_the_model(
     assert f"{rows[0]['part']} {seconds_of(rows[0]) / measured['all']:.1%}" in line
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("last", "settings"),
     [(2, {}), (5, {"batch_stages": ((2, 8),)}), (5, {"replay_every": 3})],

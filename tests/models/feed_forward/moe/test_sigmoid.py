@@ -118,6 +118,7 @@ def of_one_device(spec: Transformer) -> dict[str, np.ndarray]:
 BIAS = "decoder/layers_N/block1/mlp/bias_E"
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("store", ["float32", "bfloat16"])
 def test_a_step_moves_each_bias_towards_an_even_load(store: FloatType) -> None:
     spec = dataclasses.replace(SPEC, precision=Precision(store=store))
