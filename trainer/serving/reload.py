@@ -45,8 +45,7 @@ class CheckpointWatcher:
     def __post_init__(self) -> None:
         self._last = self.service.checkpoint
         self._seen: tuple[int, object] | None = None
-        self._tries = 0  # of what was seen last
-        self._problem = ""
+        self._tries, self._problem = 0, ""  # of what was seen last
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="meshloom-reload", daemon=True)
 
