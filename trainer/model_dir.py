@@ -147,7 +147,7 @@ class ModelDir:
 
     def changes_since(self, step: int, run: Run) -> list[Change]:
         """Returns the settings that differ from those in a checkpoint, if it has some."""
-        saved = dict(saved_starts(self.model_dir)).get(step)
+        saved = next((start for n, start in saved_starts(self.model_dir) if n == step), None)
         settings = saved and saved.settings
         return [Change(*x) for x in diff(load((), [settings]).make(Run), run)] if settings else []
 

@@ -31,7 +31,7 @@ class Clean:
     drops_control_characters: bool = False
     """Drops a pair with a control character on either side, other than tabs and line breaks."""
     drops_duplicates: bool = False
-    """Drops a pair that occurred before in the same part of a mixture; needs 100 bytes per pair."""
+    """Drops a pair that occurred before in the same part of a mixture; about 100 bytes per pair."""
     min_characters: Count | None = None
     """Minimum number of characters on either side."""
     max_characters: Count | None = None

@@ -120,7 +120,7 @@ LENGTH = EXPERTS._replace(
 PAIRS = Case(
     TrainStepSpec(
         TransformerModel(
-            toy(layers=1, encoder_layers=1, length=10, vocab=23, dropout=0.1, loss_chunks=3,
+            toy(layers=1, encoder_layers=2, length=10, vocab=23, dropout=0.1, loss_chunks=3,
                 attention=MultiHead(dropout=0.2), precision=FLOAT64,
                 feed_forward=Moe(experts=4, d_ff=12, router=ROUTER)),
             WHOLE,

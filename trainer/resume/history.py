@@ -64,7 +64,7 @@ class Start:
 
     @property
     def moment(self) -> float:
-        """Returns the time in seconds, in which the starts have an order in any time zone."""
+        """Returns the time in seconds since the epoch, which orders starts of any time zone."""
         return datetime.fromisoformat(self.time).timestamp()
 
     def is_of_other_run(self, other: "Start") -> bool:
@@ -149,18 +149,13 @@ def not_of_run(model_dir: Path, step: int, difference: str) -> UserError:
     )
 
 
-def _steps(model_dir: Path) -> list[int]:
-    """Returns the steps of the checkpoints, newest first."""
-    folder = model_dir / CHECKPOINTS
-    names = [path.name for path in folder.iterdir()] if folder.exists() else []
-    return sorted((int(name) for name in names if name.isdecimal()), reverse=True)
-
-
 def saved_starts(model_dir: Path) -> Iterator[tuple[int, Start]]:
     """Yields the steps of the checkpoints that have a record, newest first, and their records."""
-    for step in _steps(model_dir):
+    folder = model_dir / CHECKPOINTS
+    names = [path.name for path in folder.iterdir()] if folder.exists() else []
+    for step in sorted((int(name) for name in names if name.isdecimal()), reverse=True):
         with contextlib.suppress(OSError, ValueError, TypeError, KeyError, RecursionError):
-            text = (model_dir / CHECKPOINTS / str(step) / ITEM / MANIFEST).read_text()
+            text = (folder / str(step) / ITEM / MANIFEST).read_text()
             yield step, Start.parse(json.loads(text)["run"])
 
 

@@ -14,7 +14,7 @@ from data.tokenizers.tokenizer_json import TOKENIZER, TokenizerJsonVocab
 from data.vocab import Vocab
 
 LONGEST, DIGITS = 50_000, 4
-"""Limits of a schema, as it compiles quickly: its characters, the digits of all its multipleOf."""
+"""Limits of a schema, so that it compiles quickly: characters, and digits of all its multipleOf."""
 
 
 class Grammar:

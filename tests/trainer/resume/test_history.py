@@ -100,9 +100,8 @@ def test_checkpoints_of_another_run_are_refused(tmp_path: Path, field: str) -> N
     assert not [*unknown_starts(tmp_path)]  # the history is lost
     record_start(tmp_path, Start(0, THEN, **mine, settings="x"))
     record_start(tmp_path, Start(4, NOW, **{**mine, "content_hash": "more"}, settings="x"))
-    assert not [
-        *unknown_starts(tmp_path)
-    ]  # the first start saved it: then the mixture had fewer parts
+    # The first start saved it: then the mixture had fewer parts.
+    assert not [*unknown_starts(tmp_path)]
     save(tmp_path, 4, Start(0, THEN, **{**mine, field: other}))
     with pytest.raises(UserError, match=r"checkpoint 4 and history.jsonl are of different runs"):
         next(unknown_starts(tmp_path))
@@ -182,7 +181,7 @@ def test_a_copy_of_the_run_that_trained_on_has_the_record(tmp_path: Path) -> Non
 
 
 def test_starts_have_an_order_in_any_time_zone(tmp_path: Path) -> None:
-    zones = ("2026-01-01T10:00:00+00:00", "2026-01-01T20:00:00+09:00", "2026-01-01T04:00:00-08:00")
+    zones = ("2026-01-01T10:00:00+00:00", "2026-01-01T04:00:00-08:00", "2026-01-01T22:00:00+09:00")
     first, lost, last = (Start(n, time) for n, time in enumerate(zones))
     record_start(tmp_path, first)
     save(tmp_path, 1, lost)
