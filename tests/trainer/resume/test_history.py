@@ -178,6 +178,9 @@ def test_a_copy_of_the_run_that_trained_on_has_the_record(tmp_path: Path) -> Non
     assert record_of(tmp_path) == others[0] and [*unknown_starts(tmp_path)] == [(6, others[0])]
     record_start(tmp_path, later := dataclasses.replace(others[1], step=6))
     assert record_of(tmp_path) == later  # it resumed from that checkpoint
+    whole = (tmp_path / FILE).read_text().splitlines(keepends=True)
+    (tmp_path / FILE).write_text(whole[0] + whole[2])
+    assert record_of(tmp_path) == later
 
 
 def test_starts_have_an_order_in_any_time_zone(tmp_path: Path) -> None:
