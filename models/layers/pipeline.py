@@ -82,10 +82,10 @@ def inside_stages(layout: Layout) -> Layout:
 def with_nested_maps(layout: Layout, x: Array, blocks: int) -> Array:
     """Returns x unchanged, after enough nested `shard_map`s that those inside stages compile.
 
-    In jax 0.10.2 XLA keeps the mesh axes around nested maps in a hash table.  If the table grows
-    when it inserts the first map inside another one, it loses the axes of that map, and XLA aborts
-    ("IsManualSubgroup").  The table grows at 48, 96, 192, ... entries.  These maps make it grow
-    here, and not again before the program ends.  jax 0.12 does not need them.
+    In jax 0.10.2 XLA (`ShardMapExportPass`) keeps the mesh axes around nested maps in a hash table.
+    If the table grows when it inserts the first map inside another one, XLA reads freed memory, and
+    loses axes ("PartitionId", "IsManualSubgroup") or aborts.  The table grows at 48, 96, 192, ...
+    entries.  These maps make it grow here, and not again before the program ends.
     """
     axes, entries = stage_axes(layout), FIRST_GROWTH
     if not axes or jax.__version_info__ >= (0, 12):

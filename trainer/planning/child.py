@@ -19,7 +19,7 @@ from data.workers import end_with_parent
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
-FATAL = re.compile(r"^F\d{4} [^\]\n]*\] (.*)", re.M)  # as the compiler logs why it aborts
+FATAL = re.compile(r"^(?:F\d{4} [^\]\n]*\] |(?=\w+\(\): ))(.*)", re.M)  # of XLA, or malloc(): ...
 
 
 class CompilerAborted(UserError):

@@ -181,8 +181,8 @@ def compile_two_stacks(maps: int, blocks: int) -> None:
 
 
 def test_any_number_of_nested_maps_compiles() -> None:
-    """Without maps before the stages, XLA fails at some numbers (jax 0.10.2)."""
+    """Without maps before the stages, XLA reads freed memory at some numbers (jax 0.10.2)."""
     in_child(compile_two_stacks, 44, blocks=2)
-    if jax.__version_info__ < (0, 12):
-        with pytest.raises(RuntimeError, match="PartitionId"):
+    if jax.__version_info__ < (0, 12):  # what it reads there varies, and so does how it fails
+        with pytest.raises((RuntimeError, CompilerAborted), match=r"PartitionId|realloc\(\)"):
             in_child(compile_two_stacks, 44, blocks=0)

@@ -44,6 +44,8 @@ def test_a_line_gives_the_reason() -> None:
     text = describe_abort(-11, log)
     assert text.startswith("the compiler aborts (SIGSEGV): Check failed: x > 0  ")
     assert "\n" not in text
+    freed = describe_abort(-6, "WARNING: All log messages\nrealloc(): invalid pointer\n")
+    assert freed.startswith("the compiler aborts (SIGABRT): realloc(): invalid pointer  ")
     assert describe_abort(-9, "").startswith("the compiler aborts (SIGKILL, as where memory")
 
 
