@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 Finish = Literal["stop", "length"]
 GREEDY = Sampling(temperature=0)
+TOGETHER_S = 0.004
+"""How long an idle service waits after each job for the next one: they share a prefill pass."""
 MAX_CANDIDATES = 20  # the limit of OpenAI-compatible servers for completions
 Ranked = list[tuple[int, float]]
 """The likeliest tokens at one position, with their log-probabilities at temperature 1."""
@@ -252,6 +254,8 @@ class Service(abc.ABC):
                 if self._is_stopping and not self._waiting:
                     return None
                 self._changed.wait()
+                while 0 < len(self._waiting) < self.slots and self._changed.wait(TOGETHER_S):
+                    pass
 
     def _fail(self, error: BaseException) -> None:
         with self._changed:

@@ -34,8 +34,8 @@ from trainer.serving.prefix_cache import SHORTEST_CACHED, CachedPrompt, PrefixCa
 from trainer.serving.service import MAX_CANDIDATES, NO_PENALTIES, Job
 
 logger = logging.getLogger(__name__)
-JOINING_TOKENS = 256
-"""Maximum number of padded tokens of one prefill pass; a longer prompt has its own pass."""
+JOINING_TOKENS = 512
+"""Maximum number of padded tokens of the prompts that share a prefill pass."""
 CALL_S, MAX_STEPS = 0.02, 4
 """Maximum seconds of the steps in one call, and their maximum number.
 
@@ -120,11 +120,13 @@ class SlotEngine:
         return -(-rows // self.shards) * self.shards
 
     def joining_rows(self, length: int) -> list[int]:
-        """Returns the numbers of prompts of a padded length that one pass may read."""
-        largest = max(JOINING_TOKENS // length, 1)
-        powers = (4**exponent for exponent in range(largest.bit_length()))
-        rows = {min(self.rounded(count), self.slots) for count in powers if count <= largest}
-        return sorted(rows)
+        """Returns the numbers of prompts of a padded length that one pass may read.
+
+        A prompt that can be cached has its own pass.
+        """
+        largest = JOINING_TOKENS // length if length < SHORTEST_CACHED else 1
+        counts = (count for count in (1, 4, 8, 16) if count <= max(largest, 1))
+        return sorted({min(self.rounded(count), self.slots) for count in counts})
 
     def set_weights(self, params: Any) -> None:
         """Sets the weights for all tokens from now on."""

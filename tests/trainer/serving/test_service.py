@@ -1,5 +1,6 @@
-"""A service: what its jobs hear when it fails."""
+"""A service: which jobs begin together, and what they hear when it fails."""
 
+import time
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 from layouts.mesh import make_mesh
 from tests.toys import WHOLE
 from trainer.decoding.decoder import Request
+from trainer.serving import service as service_module
 from trainer.serving.service import Job, Service, Stopped
 
 
@@ -47,3 +49,30 @@ def test_every_job_without_an_answer_hears_of_a_failure() -> None:
     assert {*heard} == {*jobs} - {jobs[1]}
     with pytest.raises(Stopped):
         service.submit([Job(Request([4], 9))])
+
+
+class Recording(Failing):
+    """Completes at once all jobs that begin."""
+
+    def next_jobs(self) -> list[Job]:
+        jobs = [*self._waiting]
+        self._waiting.clear()
+        return jobs
+
+    def advance(self, jobs: Sequence[Job]) -> None:
+        self.began = [*getattr(self, "began", []), len(jobs)]
+
+
+def test_jobs_that_come_one_after_another_begin_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    service = Recording(make_mesh(WHOLE), 0, queue=9, slots=3)
+    service.start()
+    monkeypatch.setattr(service_module, "TOGETHER_S", 60)
+    start_s = time.monotonic()
+    for _ in range(service.slots):  # no more fit, so the last one waits for no other
+        service.submit([Job(Request([4], 9))])
+        time.sleep(0.05)
+    monkeypatch.setattr(service_module, "TOGETHER_S", 0.001)
+    service.submit([Job(Request([4], 9))])
+    service.stop()
+    assert service.began == [3, 1]
+    assert time.monotonic() - start_s < 30
