@@ -21,6 +21,7 @@ _UTF16_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 LONE_SURROGATE = re.compile("[\ud800-\udfff]")  # bytes that are not UTF-8 become these
 MAX_LINE_BYTES = 1 << 26
 """Limit of one line; longer ones are not text, or would fill the memory."""
+POINTER = b"version https://git-lfs"
 PARQUET_MARK = b"PAR1"
 ARROW_MARKS = (b"ARROW1", b"\xff\xff\xff\xff")  # of a file, and of a stream
 PLACE = contextvars.ContextVar[tuple[str, int] | None]("place", default=None)
@@ -111,6 +112,8 @@ def decoded_lines(file: IO[bytes], name: str, errors: str = "strict") -> Iterato
                 f"{name}, line {number}: is longer than {MAX_LINE_BYTES:,} bytes, the limit of a "
                 "line.  Split it into several lines."
             )
+        if number == 1 and raw.startswith(POINTER):
+            raise UserError(f"{name}: a pointer of Git LFS.  `git lfs pull` fetches the file.")
         try:
             line = raw.decode("utf-8-sig" if number == 1 else "utf-8", errors)
         except UnicodeDecodeError as error:

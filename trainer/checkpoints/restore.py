@@ -240,8 +240,7 @@ class ModelRestorer(contextlib.AbstractContextManager["ModelRestorer"]):
 
 
 def restore_adapters(model_dir: Path, trained: TrainedModel) -> tuple[Run, Params, int]:
-    """Returns a run with its newest adapters and their step.  The adapters must have been trained
-    with these weights."""
+    """Returns a run, its newest adapters, which were trained with these weights, and their step."""
     directory = ModelDir(model_dir)
     run = directory.load().make(Run)
     directory.vocabs(run.task)  # raises if the vocabulary, or the checkpoints, are of another run

@@ -198,6 +198,15 @@ def test_a_line_has_a_largest_length():
         list(decoded_lines(too_long, "a"))
 
 
+def test_a_pointer_of_git_lfs_is_no_text(tmp_path):
+    pointer, quoted = tmp_path / "a.txt", tmp_path / "b.txt"
+    pointer.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 9\n")
+    quoted.write_text("A pointer begins so:\nversion https://git-lfs.github.com/spec/v1\n")
+    with pytest.raises(UserError, match=r"a\.txt: a pointer of Git LFS\.  `git lfs pull`"):
+        list(read_lines(str(pointer)))
+    assert len(list(read_lines(str(quoted)))) == 2
+
+
 def test_devices_and_pipes_are_no_text_of_a_task(tmp_path):
     with pytest.raises(UserError, match=r"/dev/zero: is a device"):
         next(TextFiles(train="/dev/zero").lines("train"))

@@ -14,6 +14,7 @@ from safetensors import SafetensorError, safe_open
 
 from configs import json_reader
 from configs.errors import UserError, brief
+from data.sources.text_files import POINTER
 from data.storage.files import atomic_path, atomic_write
 from trainer.checkpoints.huggingface import mxfp4
 from trainer.checkpoints.huggingface.families import Settings
@@ -22,7 +23,6 @@ from trainer.checkpoints.huggingface.weights import Infos, Place, TensorInfo
 logger = logging.getLogger(__name__)
 
 SETTINGS, TENSORS = "config.json", "model.safetensors"
-POINTER = b"version https://git-lfs"
 INDEX = f"{TENSORS}.index.json"
 """Maps tensors to files, if there are several files."""
 DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16", "F64": "float64"}
