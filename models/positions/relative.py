@@ -10,7 +10,7 @@ from jax import Array
 from pydantic import Field
 
 from configs.errors import UserError
-from configs.spec import Count, spec
+from configs.spec import spec
 from layouts.axes import Axis
 from layouts.layout import Layout
 from layouts.padding import with_axes
@@ -30,7 +30,7 @@ class Relative(Positions):
 
     buckets: Annotated[int, Field(ge=2)] = 32
     """Buckets of distance: at least 2, at least 4 with an encoder."""
-    max_distance: Count = 128
+    max_distance: Annotated[int, Field(ge=2)] = 128
     """Distance from which all positions share a bucket; must be more than half of `buckets`."""
     shared: bool = False
     """One bias for all layers of a stack, as in T5; otherwise each layer has its own."""
@@ -40,7 +40,7 @@ class Relative(Positions):
             raise UserError(
                 f"Relative.max_distance = {self.max_distance}: {self.buckets} buckets hold the "
                 f"distances below {self.buckets // 2} exactly.  Legal: max_distance of at least "
-                f"{self.buckets // 2 + 1}, or fewer buckets."
+                f"{self.buckets // 2 + 1}, or at most {2 * self.max_distance - 1} buckets."
             )
 
     def check(self, sizes: Sizes, block: BlockParts, *, causal: bool) -> None:

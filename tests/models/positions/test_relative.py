@@ -45,7 +45,7 @@ def test_some_distances_are_beyond_the_exact_ones() -> None:
         Relative(buckets=32, max_distance=16)
     assert (
         "Relative.max_distance = 16: 32 buckets hold the distances below 16 exactly.  Legal: "
-        "max_distance of at least 17, or fewer buckets"
+        "max_distance of at least 17, or at most 31 buckets."
     ) in str(error.value)
 
 

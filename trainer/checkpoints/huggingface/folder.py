@@ -61,6 +61,8 @@ def existing(folder: Path, name: str) -> Path:
             legal += "  `meshloom import hf` reads whole models."
         elif name == SETTINGS and (folder / "adapter_config.json").is_file():
             legal = "`meshloom import peft` reads adapters."
+        elif any(folder.glob("*.gguf")):
+            legal += "  GGUF files are not read: download the model that they were made from."
         raise UserError(f"--input={folder}: {name} is missing.  {legal}")
     return folder / name
 

@@ -580,6 +580,14 @@ def miss_a_shard(folder: Path) -> None:
             lambda folder: (folder / "config.json").rename(folder / "adapter_config.json"),
             ["config.json is missing.  `meshloom import peft` reads adapters."],
         ),
+        (
+            "llama",
+            lambda folder: (folder / "config.json").rename(folder / "model.gguf"),
+            [
+                "config.json is missing.  Legal: a folder with config.json",
+                "GGUF files are not read",
+            ],
+        ),
         ("llama", only_tiktoken, ["tokenizer.json is missing, and tokenizer.model is not a"]),
         (
             "llama",
