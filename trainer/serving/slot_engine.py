@@ -125,7 +125,7 @@ class SlotEngine:
         A prompt that can be cached has its own pass.
         """
         largest = JOINING_TOKENS // length if length < SHORTEST_CACHED else 1
-        counts = (count for count in (1, 4, 8, 16) if count <= max(largest, 1))
+        counts = (count for count in (1, 4, 8, 16) if count <= largest)
         return sorted({min(self.rounded(count), self.slots) for count in counts})
 
     def set_weights(self, params: Any) -> None:

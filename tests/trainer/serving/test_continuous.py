@@ -288,11 +288,11 @@ def test_a_prompt_that_begins_as_an_earlier_one_has_the_same_text(
     together = [Job(Request(prompt, 1)) for prompt in (numbers[:21], numbers[1:21])]
     longer = [Job(Request(numbers[:45], 6, seed=3, min_new_tokens=6), Sampling())]
     with jax.set_mesh(engine.mesh):
-        for arriving in (together, longer):  # prompts that share a pass are not cached
+        for arriving in (together, longer):  # each of those together has its pass, and is cached
             service.submit(arriving)
             while not all(job.is_done for job in arriving):
                 service.advance(service.next_jobs())
-    assert longer[0].cached_tokens == 19 and longer[0].tokens == expected[1].tokens
+    assert longer[0].cached_tokens == 20 and longer[0].tokens == expected[1].tokens
 
 
 @pytest.mark.long
@@ -327,7 +327,6 @@ def test_adapters_are_served_together_as_each_alone(
 ) -> None:
     """Texts are those of a model whose weights have the adapter added; prompts are cached apart."""
     monkeypatch.setattr(slot_engine, "SHORTEST_CACHED", 32)
-    monkeypatch.setattr(slot_engine, "JOINING_TOKENS", 32)  # a prompt that is cached has its pass
     layout = Layout(mesh="x:2,y:2" if "y" in rules else "x:2", rules=rules) if rules else WHOLE
     rng = np.random.default_rng(5)
     long = rng.integers(2, 64, 30).tolist()
