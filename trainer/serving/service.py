@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 Finish = Literal["stop", "length"]
 GREEDY = Sampling(temperature=0)
 TOGETHER_S = 0.004
-"""How long an idle service waits after each job for the next one: they share a prefill pass."""
+"""How long an idle service waits, after its first job, for others to share a prefill pass."""
 MAX_CANDIDATES = 20  # the limit of OpenAI-compatible servers for completions
 Ranked = list[tuple[int, float]]
 """The likeliest tokens at one position, with their log-probabilities at temperature 1."""
@@ -254,8 +254,8 @@ class Service(abc.ABC):
                 if self._is_stopping and not self._waiting:
                     return None
                 self._changed.wait()
-                while 0 < len(self._waiting) < self.slots and self._changed.wait(TOGETHER_S):
-                    pass
+                if self._waiting:
+                    self._changed.wait_for(lambda: len(self._waiting) >= self.slots, TOGETHER_S)
 
     def _fail(self, error: BaseException) -> None:
         with self._changed:
