@@ -69,7 +69,7 @@ class TransformerSpec(Sizes):
     first_blocks: tuple[Block, ...] = ()
     """Blocks of the decoder's first layers, before the pattern; DeepSeek-V3 has 3 dense ones."""
     pattern: tuple[Block, ...] = (Block(),)
-    """Blocks, repeated through each stack: (@Block(), @experts/Block()) alternates two kinds."""
+    """Blocks, repeated: (@Block(), @experts/Block()) can put experts in every second layer."""
     encoder_pattern: tuple[Block, ...] | None = None
     """Pattern of the encoder. None: the same as the decoder's."""
     tied: bool = True
@@ -96,7 +96,7 @@ class TransformerSpec(Sizes):
     """What remat = "full" saves in host memory, on TPUs and GPUs: these matmuls, and the input of
     each layer, which otherwise stays in device memory."""
     adapter: Lora | None = None
-    """Trains adapters, @Lora(), not the weights, which come from Run.start_from. None: weights."""
+    """@Lora() trains adapters of the weights in Run.start_from. None: trains all weights."""
     loss_chunks: Count = 1
     """Computes the logits in this many slices of a row, so that they are never all in memory."""
 

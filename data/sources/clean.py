@@ -37,7 +37,7 @@ class Clean:
     max_characters: Count | None = None
     """Maximum number of characters on either side."""
     max_ratio: Annotated[float, Field(ge=1)] | None = None
-    """Maximum ratio of characters, longer to shorter side. Moses's clean-corpus-n.perl: words."""
+    """Maximum ratio of characters, longer side to shorter; clean-corpus-n.perl counts words."""
 
     def __post_init__(self) -> None:
         if (self.min_characters or 0) > (self.max_characters or float("inf")):

@@ -21,7 +21,7 @@ _UTF16_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 LONE_SURROGATE = re.compile("[\ud800-\udfff]")  # bytes that are not UTF-8 become these
 MAX_LINE_BYTES = 1 << 26
 """Limit of one line; longer ones are not text, or would fill the memory."""
-POINTER = b"version https://git-lfs"
+POINTER = b"version https://git-lfs"  # what Git LFS leaves in place of a file
 PARQUET_MARK = b"PAR1"
 ARROW_MARKS = (b"ARROW1", b"\xff\xff\xff\xff")  # of a file, and of a stream
 PLACE = contextvars.ContextVar[tuple[str, int] | None]("place", default=None)

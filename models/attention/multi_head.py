@@ -46,7 +46,7 @@ class SoftmaxAttention(Attention):
     dropout: Fraction = 0.0
     """Dropout rate of attention probabilities."""
     window: Count | None = None
-    """Number of tokens that a decoder token attends to: itself and those before it. None: all."""
+    """Number of tokens that a decoder token attends to, up to and including itself. None: all."""
     logit_cap: Positive | None = None
     """Bounds logits softly: cap * tanh(logits / cap), as in Gemma 2. None: no bound."""
     query_scale: Positive | None = None

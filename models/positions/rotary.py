@@ -171,7 +171,7 @@ class LongRopeScaling(RopeScaling):
     attention_factor: Positive
     """Multiplies rotated queries and keys."""
     long: bool = False
-    """Uses `long_factor`. Otherwise, uses `short_factor`, for rows of up to `original_length`."""
+    """Uses `long_factor`, for rows of any length; else `short_factor`, up to `original_length`."""
 
     @property
     def magnitude(self) -> float:

@@ -411,7 +411,7 @@ def models_with_experts() -> dict[str, Transformer]:
 MODELS = models_with_experts()
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(3)
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("name", FOR_EXPERTS)
 def test_experts_are_equal_too(name: str, model: str) -> None:
